@@ -1,1 +1,1 @@
-"""Input for one instance, from the user's terminal or another standard input, and Ctrl-Z."""
+"""Keyboard and standard input of the launcher, which are sent to one instance, and Ctrl-Z."""

@@ -1,9 +1,9 @@
-"""Input for one instance at a time, from the user's terminal or another standard input, and Ctrl-Z.
+"""Standard input of the launcher, which is sent to one instance at a time, and Ctrl-Z.
 
 The owner of the keyboard is the instance that reads standard input, or an instance in a debugger.
-The user's terminal is set to the modes that the owner's program asks for. Standard input that is
-not a terminal goes to an instance on this host as a file descriptor, and to an instance on another
-host in messages.
+The user's terminal is set to the modes that the owner's program asks for. If standard input is not
+a terminal, an instance on the launcher's host gets its file descriptor, and an instance on another
+host gets its bytes in messages.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
 _CHUNK = 4096
-# While the launcher is in the background, it checks each time after this many seconds whether it
-# has come to the foreground.
+# While the launcher is in the background, it checks at this interval, in seconds, whether it has
+# come to the foreground.
 _CHECK_SECONDS = 0.2
-# After Ctrl-Z, the launcher suspends itself after this many seconds even if a host does not answer,
-# so that the user gets the shell prompt.
+# If a host does not answer after Ctrl-Z, the launcher suspends itself after this many seconds, so
+# that the user gets the shell prompt.
 _ANSWER_SECONDS = 1.0
 
 
-# The next two classes are interfaces of objects in running.supervise. The package running.supervise
-# cannot be imported here, because running.supervise imports this module.
+# The next two classes describe objects of the package running.supervise, which cannot be imported
+# here, because it imports this module.
 
 
 class _Connections(Protocol):
@@ -55,10 +55,10 @@ class _Output(Protocol):
 
 
 def open_terminal() -> UserTerminal | None:
-    """Return standard input as a terminal; None if it does not control the launcher."""
+    """Return the user's terminal; None if standard input is not the controlling terminal."""
     if not os.isatty(0):
         return None
-    # The module is imported here, so that jobs without a terminal start without importing it.
+    # A module for terminals is imported here, so that jobs without a terminal do not import it.
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
     try:
@@ -73,13 +73,14 @@ class KeyboardInput:
     Args:
         instance: The instance that reads standard input.
         on_debugger: A function that is called with the instance whose debugger gets the keyboard,
-            or with None if the last debugger has ended.
-        terminal: The user's terminal, if standard input is the terminal that controls the launcher.
-        is_passed_on: Whether a standard input that is not a terminal is passed on to an instance on
-            another host.
-        is_shown: Whether the launcher's stdout and its stderr are terminals. The same streams of
-            the program are then terminals as well.
-        tag_width: A function that returns the columns of the tag before each line of an instance.
+            or with None after the last debugger has ended.
+        terminal: The user's terminal; None if standard input is not the controlling terminal.
+        is_passed_on: Whether standard input is not a terminal and its bytes are sent to an instance
+            on another host.
+        is_shown: Whether the launcher's stdout and its stderr are terminals. If one of them is a
+            terminal, the same stream of the program is a terminal, too.
+        tag_width: A function that returns the width of the tag before each output line of an
+            instance.
     """
 
     def __init__(
@@ -104,27 +105,27 @@ class KeyboardInput:
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
-        self._unconfirmed: set[int] = set()  # Instances that have not read all their input.
-        self._modes: dict[int, list[Any]] = {}  # The terminal modes that programs have set.
+        self._unconfirmed: set[int] = set()  # instances with unread input
+        self._modes: dict[int, list[Any]] = {}  # the terminal modes of each program
         self._ended: set[int] = set()
-        # The instances in a debugger, in the order in which they called it, each with the number of
-        # its last breakpoint() call. The first instance has the keyboard.
+        # The instances in a debugger, in the order in which they entered it, each with the number
+        # of its last breakpoint() call. The first of these instances has the keyboard.
         self._debuggers: dict[int, int] = {}
-        # The keys are instances whose debugger other instances wait for. The values are the numbers
-        # of the breakpoint() calls in which the other instances wait.
+        # Other instances may wait until an instance leaves its debugger. Each such instance is
+        # mapped to the number of the breakpoint() call in which the other instances wait.
         self._awaited_calls: dict[int, int] = {}
-        self._is_watched = False  # Whether the selector watches standard input.
-        self._is_always_ready = False  # Whether standard input is a file.
+        self._is_watched = False  # whether the selector watches standard input
+        self._is_always_ready = False  # whether standard input is a regular file
 
     @property
     def is_debugging(self) -> bool:
-        """Whether an instance is in the debugger."""
+        """Whether an instance is in a debugger."""
         return bool(self._debuggers)
 
     # --- start and end of the input -------------------------------------------------------
 
     def start_of(self, instance: int) -> dict[str, Any]:
-        """Return the keyboard settings that a wrapper receives before its program starts."""
+        """Return the keyboard settings to send to a wrapper before its program starts."""
         if not self.is_there:
             return {}
         setup: dict[str, Any] = {}
@@ -135,20 +136,20 @@ class KeyboardInput:
         return {"keyboard": setup}
 
     def begin(self, selector: selectors.BaseSelector) -> None:
-        """Start to pass on input, when all programs start."""
+        """Start to send input to the reader of standard input, when all programs start."""
         self._selector = selector
         if self.is_there:
             self._give_to(self._reader)
 
     def close(self) -> None:
-        """Stop reading standard input, and restore the terminal's modes."""
+        """Stop reading standard input, and restore the modes of the user's terminal."""
         self._watch(False)
         if self._terminal is not None:
             self._terminal.close()
         self.is_there, self._terminal = False, None
 
     def let_go(self) -> None:
-        """Restore the terminal's modes, because the launcher is suspended or ends."""
+        """Restore the modes of the user's terminal before the launcher is suspended or ends."""
         if self._terminal is not None:
             self._watch(False)
             self._terminal.restore()
@@ -161,8 +162,9 @@ class KeyboardInput:
             self._unconfirmed.discard(instance)
             self._read_or_wait()
         elif kind == control_protocol.UNREAD:
-            # The program has not read the last ``value`` bytes. The next reader of a file finds
-            # them; those of a pipe are lost.
+            # The program has not read the last ``value`` bytes of its input. If standard input is
+            # a file, move back, so that the next reader finds these bytes. In a pipe, they are
+            # lost.
             with contextlib.suppress(OSError):
                 os.lseek(0, -value, os.SEEK_CUR)
         elif kind == control_protocol.TERMINAL_MODES:
@@ -185,13 +187,13 @@ class KeyboardInput:
             self._give_to(None)
 
     def resized(self) -> None:
-        """Send the size of the terminal to the owner of the keyboard."""
+        """Send the size of the user's terminal to the owner of the keyboard."""
         if self._terminal is not None and self._owner is not None:
             window = self._terminal.window(self._tag_width(self._owner))
             self._connections.send_to(self._owner, control_protocol.WINDOW_SIZE, window)
 
     def on_time(self, _now: float) -> None:
-        """Check whether the launcher may use its terminal now, and if so, read from it."""
+        """Read from the terminal or another standard input if the launcher may read it now."""
         terminal = self._terminal
         if terminal and self._selector is not None and terminal.has_come_to_foreground():
             self.resized()
@@ -309,7 +311,7 @@ class KeyboardInput:
             except BlockingIOError:
                 keys = None
             except OSError:
-                keys = b""  # treat an input that cannot be read as ended
+                keys = b""  # if standard input cannot be read, treat it as ended
         if keys is None:
             self._read_or_wait()
             return
@@ -326,11 +328,11 @@ class KeyboardInput:
 
 
 def pass_on_stdin(channel: socket.socket) -> None:
-    """Send the file descriptor of standard input to an instance, over a Unix socket.
+    """Send the file descriptor of standard input over a Unix socket to an instance.
 
-    The next reader of a file or pipe finds everything that the program has not read, and the
-    program can read sockets and pipes of other users. If standard input cannot be read, as under
-    ``nohup``, send a descriptor of /dev/null.
+    The program then reads the file, pipe or socket itself, even if it belongs to another user. A
+    later reader finds all bytes that the program has not read. If standard input cannot be read, as
+    under ``nohup``, a descriptor of /dev/null is sent instead.
     """
     try:
         is_readable = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
@@ -338,7 +340,7 @@ def pass_on_stdin(channel: socket.socket) -> None:
         is_readable = False
     descriptor = 0 if is_readable else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Sending fails if the instance has ended.
+        # If the instance has ended, sending fails.
         with contextlib.suppress(OSError):
             socket.send_fds(channel, [b"\0"], [descriptor])
     finally:
@@ -347,7 +349,7 @@ def pass_on_stdin(channel: socket.socket) -> None:
 
 
 def stdin_position() -> int | None:
-    """Return the position in the file that is standard input; None if it is not a file."""
+    """Return the position in standard input; None if standard input is not a regular file."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
     except OSError:
@@ -381,12 +383,12 @@ class Suspension:
         return self._stop_at != float("inf")
 
     def begin(self, instances: Iterable[int], now: float) -> None:
-        """Start to wait for instances that were asked to suspend their programs."""
+        """Start to wait until the wrappers of ``instances`` have suspended their programs."""
         self._awaited = set(instances)
         self._stop_at = now + _ANSWER_SECONDS
 
     def stopped(self, instance: int) -> None:
-        """Handle the message that the program of an instance is suspended or has ended."""
+        """Handle a message that the program of an instance is suspended or has ended."""
         self._awaited.discard(instance)
 
     def next_deadline(self) -> float:
@@ -396,14 +398,14 @@ class Suspension:
         return 0.0 if self.is_asked else float("inf")
 
     def on_time(self, now: float) -> None:
-        """Suspend the launcher, if all instances have answered or the time-out is over."""
+        """Suspend the launcher if all wrappers have answered or the time-out has passed."""
         if self.is_asked and (not self._awaited or now >= self._stop_at):
             self._stop_at = float("inf")
             self._stop()
 
 
 def take_signal(number: int) -> None:
-    """Let a signal have its default effect on this process, such as suspending or ending it."""
+    """Send a signal to this process with its default effect, such as suspending or ending it."""
     caught = signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     signal.signal(number, caught)

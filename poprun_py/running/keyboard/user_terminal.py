@@ -1,8 +1,9 @@
 """The user's terminal, and the modes (flags and control characters) of terminals.
 
 The kernel suspends a background process that reads or sets its terminal, so the launcher reads and
-sets the terminal only in the foreground. If another program in the foreground, such as the pager of
-``poprun-py ... | less``, has set the terminal's modes, that program reads the terminal.
+sets the terminal only in the foreground. If another foreground program, such as the pager in
+``poprun-py ... | less``, has set the terminal's modes, the launcher leaves the terminal to that
+program.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Modes:
         return cls(attributes[_IFLAG], attributes[_OFLAG], attributes[_LFLAG], tuple(codes))
 
     def put_into(self, attributes: list[Any]) -> list[Any]:
-        """Return a copy of the attributes with these modes, for ``termios.tcsetattr``."""
+        """Return a copy of terminal attributes with these modes, for ``termios.tcsetattr``."""
         changed = list(attributes)
         changed[_IFLAG], changed[_OFLAG], changed[_LFLAG] = self.iflag, self.oflag, self.lflag
         changed[_CC] = [bytes([code]) for code in self.codes]
@@ -49,26 +50,26 @@ class Modes:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether programs receive whole lines, not single keys."""
+        """Whether programs that read the terminal receive whole lines, not single keys."""
         return bool(self.lflag & termios.ICANON)
 
     @property
     def is_plain(self) -> bool:
-        """Whether programs receive whole lines and typed text is echoed, as in the usual mode."""
+        """Whether programs receive whole lines and typed text is echoed, as is usual."""
         return self.is_canonical and bool(self.lflag & termios.ECHO)
 
     @property
     def echoes_newline(self) -> bool:
-        """Whether the Enter key moves the cursor to the next line."""
+        """Whether the terminal moves the cursor to the next line after the Enter key."""
         return self.is_canonical and bool(self.lflag & (termios.ECHO | termios.ECHONL))
 
     @property
     def maps_newlines(self) -> bool:
-        """Whether a newline also moves the cursor to the first column."""
+        """Whether a newline in output also moves the cursor to the first column."""
         return bool(self.oflag & termios.OPOST and self.oflag & termios.ONLCR)
 
     def sane(self) -> Modes:
-        """Return the modes that a shell sets before it starts a program."""
+        """Return the terminal modes that a shell sets before it starts a program."""
         return replace(
             self,
             iflag=self.iflag | _SANE_IFLAG,
@@ -77,9 +78,9 @@ class Modes:
         )
 
     def with_changes(self, before: Modes, after: Modes) -> Modes:
-        """Return these modes with the changes that lead from ``before`` to ``after``.
+        """Return these modes, changed where ``after`` differs from ``before``.
 
-        A program that has restored its terminal therefore leaves the user's terminal unchanged.
+        If a program has restored its own terminal, the user's terminal therefore stays unchanged.
         """
         codes = [
             theirs if theirs != first else own
@@ -102,20 +103,20 @@ def _with_changed_bits(own: int, before: int, after: int) -> int:
 
 
 def window(size: tuple[int, int], tag_width: int) -> list[int]:
-    """Return a terminal's rows, and its columns without the tag before each line."""
+    """Return a terminal's rows, and its columns less the tag before each output line."""
     rows, columns = size
-    # If the size is unknown, rows and columns are 0.
+    # If the terminal's size is unknown, rows and columns are 0.
     left = max(columns - tag_width, min(columns, _FEWEST_COLUMNS))
     return [rows, left]
 
 
 class UserTerminal:
-    """The user's terminal as standard input.
+    """The user's terminal, if the launcher's standard input is this terminal.
 
     Attributes:
-        own_modes: The terminal's modes without the changes that programs of the job asked for.
+        own_modes: The terminal's modes without the changes that the job's programs have made.
         modes: The current modes of the terminal.
-        first_modes: The modes with which programs start.
+        first_modes: The terminal modes with which the job's programs start.
 
     Raises:
         OSError: Standard input is not the controlling terminal of this process.
@@ -123,8 +124,8 @@ class UserTerminal:
 
     def __init__(self) -> None:
         os.tcgetpgrp(0)
-        # A read must not block if another process has read the typed keys first. A new descriptor
-        # can be non-blocking without changing the descriptors of other processes.
+        # If another process has read the typed keys first, a read must not block. A newly opened
+        # descriptor can be non-blocking without effect on the descriptors of other processes.
         self._descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         self._attributes = termios.tcgetattr(self._descriptor)
         now = Modes.of(self._attributes)
@@ -133,7 +134,7 @@ class UserTerminal:
         self.own_modes = self.modes = self.first_modes = now.sane() if is_changed else now
 
     def may_use(self) -> bool:
-        """Return whether the launcher is in the foreground and no other program set the modes."""
+        """Return whether the launcher may read the terminal and set its modes now."""
         if not self._has_foreground():
             return False
         try:
@@ -143,34 +144,34 @@ class UserTerminal:
         if now == self.modes:
             return True
         if now.is_plain and self.modes == self.own_modes:
-            # Another program has restored the modes, or the user has changed them.
+            # Another program has restored the terminal's modes, or the user has changed them.
             self.own_modes = self.modes = now
             return True
         return False
 
     def fileno(self) -> int:
-        """Return the terminal's descriptor, which becomes readable when the user types."""
+        """Return the terminal's file descriptor, which becomes readable when the user types."""
         return self._descriptor
 
     def close(self) -> None:
-        """Restore the terminal's modes and close its descriptor."""
+        """Restore the terminal's modes and close its file descriptor."""
         self.restore()
         os.close(self._descriptor)
 
     def has_come_to_foreground(self) -> bool:
-        """Return whether the launcher has come to the foreground since the last call."""
+        """Return whether the launcher came to the foreground since the last call of this method."""
         was_in_foreground, self._is_in_foreground = self._is_in_foreground, self._has_foreground()
         if was_in_foreground or not self._is_in_foreground:
             return False
         with contextlib.suppress(termios.error):
-            # The shell may have changed the modes while the launcher was in the background.
+            # While the launcher was in the background, the shell may have changed the modes.
             self._attributes = termios.tcgetattr(self._descriptor)
             now = Modes.of(self._attributes)
             self.own_modes = self.modes = now if now.is_plain else self.own_modes
         return True
 
     def window(self, tag_width: int) -> list[int]:
-        """Return the rows, and the columns without a tag before each line; 0 if unknown."""
+        """Return the terminal's rows, and its columns less the width of a tag; 0 if unknown."""
         try:
             size: tuple[int, int] = termios.tcgetwinsize(self._descriptor)
         except (OSError, termios.error):
@@ -178,7 +179,7 @@ class UserTerminal:
         return window(size, tag_width)
 
     def read(self) -> bytes | None:
-        """Return typed keys; b"" at the end of input, None if the launcher must not read now."""
+        """Return typed keys; b"" at the end of input, None if nothing can be read now."""
         if not self.may_use():
             return None
         try:
@@ -187,7 +188,7 @@ class UserTerminal:
             return None
 
     def follow(self, modes: list[Any] | None, *, drop_input: bool = False) -> None:
-        """Set the terminal to the modes that a program has set; None for the terminal's own."""
+        """Set the terminal to the modes of a program, or to its original modes if None is given."""
         wanted = self.own_modes
         if modes is not None:
             iflag, oflag, lflag, codes = modes
@@ -196,7 +197,7 @@ class UserTerminal:
         self.set(wanted, drop_input=drop_input)
 
     def set(self, modes: Modes, *, drop_input: bool = False) -> None:
-        """Set the terminal's modes, if the launcher may use the terminal now."""
+        """Set the terminal's modes if the launcher may use the terminal now."""
         if not self.may_use():
             return
         with contextlib.suppress(termios.error):
@@ -209,7 +210,7 @@ class UserTerminal:
                 self.modes = Modes.of(termios.tcgetattr(self._descriptor))
 
     def restore(self) -> None:
-        """Restore the terminal's own modes, before the launcher is suspended or ends."""
+        """Restore the terminal's original modes before the launcher is suspended or ends."""
         self.set(self.own_modes)
         self._is_in_foreground = False
 
@@ -221,7 +222,7 @@ class UserTerminal:
 
 
 def _has_other_group_members() -> bool:
-    """Return whether the process group contains more than this process and its ancestors."""
+    """Return whether other processes than this one and its ancestors are in its process group."""
     group = os.getpgrp()
     parents, members = {}, []
     for pid, stat in all_stats():

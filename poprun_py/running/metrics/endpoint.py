@@ -1,8 +1,8 @@
 """The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
-The process reads JSON documents of ``EndpointRecorder`` from standard input, and serves the values
-of the last document. The names of the metrics follow https://prometheus.io/docs/practices/naming
-(base units, ``_total``, ``_info``).
+The process reads the JSON documents that ``EndpointRecorder`` sends to its standard input, and
+serves the values in the last of these documents. The names of the metrics follow
+https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 # The time-out in seconds for receiving a request, and for sending its answer.
 _SECONDS: Final = 5.0
-# The largest number of scrapers (clients that collect metrics) that are served at a time, and the
-# largest number of bytes of a request that are read.
+# The largest number of scrapers (clients that collect metrics) to serve at a time, and the largest
+# number of bytes to read from a request.
 _MOST_SCRAPERS: Final = 256
 _MOST_BYTES: Final = 16 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -47,7 +47,8 @@ _PATH: Final = "/metrics"
 
 _LABELS: Final = ("instance", "host")
 _ENDED: Final = "ended"
-# The name of each gauge, its key in the JSON state of an instance, and its help text.
+# The name of each gauge (current value of a metric), its key in an instance's JSON state, and its
+# help text.
 _GAUGES: Final = (
     ("poprun_step", "step", "Training steps done, including steps before a loaded checkpoint."),
     ("poprun_loss", "loss", "Loss of the last training step."),
@@ -68,7 +69,7 @@ _GAUGES: Final = (
         "Memory of the instance's processes that is swapped to disk.",
     ),
 )
-# Gauges that are still served for an instance that has ended.
+# The gauges that are still served after an instance has ended.
 _LASTING: Final = ("poprun_step", "poprun_loss")
 _HISTOGRAMS: Final = (
     (
@@ -85,9 +86,9 @@ _HISTOGRAMS: Final = (
 
 
 def main() -> None:
-    """Serve metrics until standard input ends.
+    """Serve the metrics of a job until standard input ends.
 
-    The first document in standard input contains the descriptor of the listening socket.
+    The first document in standard input contains the file descriptor of the listening socket.
     """
     first = json.loads(sys.stdin.buffer.readline())
     collector = _Collector(first)
@@ -96,14 +97,14 @@ def main() -> None:
     server = _Server(socket.socket(fileno=first["descriptor"]), registry)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for line in sys.stdin.buffer:
-        if line.endswith(b"\n"):  # a launcher that was killed may leave half a line
+        if line.endswith(b"\n"):  # a killed launcher may have sent an incomplete line
             collector.last = line
     # Exit without waiting for the threads that serve scrapers.
     os._exit(0)
 
 
 def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield all metrics of the job, from the first and the last document of the launcher.
+    """Yield all metrics of a job, from the first and the last document that the launcher sent.
 
     ``first`` contains ``run_id``, ``program``, ``began`` (seconds since the epoch) and
     ``num_instances``.
@@ -207,8 +208,8 @@ def _labels(state: Mapping[str, Any]) -> list[str]:
 class _Collector(Collector):
     def __init__(self, first: Mapping[str, Any]) -> None:
         self._first = first
-        # The main thread replaces the whole document and other threads only read it, so a lock is
-        # not needed.
+        # No lock is needed, because the main thread replaces the whole document, and other threads
+        # only read the document.
         self.last = b"{}"
 
     def collect(self) -> Iterator[Metric]:
@@ -216,7 +217,7 @@ class _Collector(Collector):
 
 
 def _request_head(connection: socket.socket, seconds: float) -> bytes:
-    """Return the head of an HTTP request; b"" if the head is too long or arrives too late."""
+    """Return the head of an HTTP request; b"" if it is too long or not complete in time."""
     head, deadline = b"", time.monotonic() + seconds
     while _HEAD_END not in head:
         left = deadline - time.monotonic()
@@ -247,11 +248,11 @@ class _Handler(WSGIRequestHandler):
         self.request.settimeout(self.timeout)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Do not log requests, because standard error belongs to the job."""
+        """Do not log requests, because this process has no log."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves each scraper in its own thread."""
+    """An HTTP server that serves each scraper (client that collects metrics) in its own thread."""
 
     daemon_threads = True
 
@@ -270,15 +271,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         if environ["PATH_INFO"] != _PATH:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return _body(environ, b"the metrics are at /metrics\n")
-        # This process may end while it sends an answer. The answer is one piece, so the server sets
-        # the header Content-Length. A scraper then notices that an answer is incomplete, and does
-        # not read 12 instead of 123.
+        # This process may end while it sends an answer. The answer is returned as one piece, so the
+        # server sets the header Content-Length, and a scraper detects an incomplete answer.
         return _body(environ, b"".join(self._metrics(environ, start_response)))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free_places.acquire(blocking=False):
-            # Close the oldest connection, which belongs to a slow scraper. A scraper that reads
-            # quickly would already have received its answer.
+            # Close the oldest connection, because its scraper is slow. A quick scraper would
+            # already have received its answer.
             for connection in list(self._connections)[:1]:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -296,4 +296,4 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free_places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of a connection, for example if a scraper closes the connection early."""
+        """Ignore errors of a connection. For example, a scraper may close a connection early."""

@@ -27,33 +27,33 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-# The code that the child process runs. The code appends the folder of the launcher's packages to
-# the end of sys.path, so that other modules in that folder do not hide the standard library.
+# The code that the child process runs. It appends the folder of the launcher's packages to the end
+# of sys.path, so that other modules in this folder do not hide modules of the standard library.
 # Python's option -P keeps the working folder out of sys.path.
 _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-# The size in bytes of the pipe to the child process, which holds some hundred documents while the
-# process is busy. This size is the kernel's limit for unprivileged processes.
+# The size in bytes of the pipe to the child process. While the child process is busy, the pipe
+# holds some hundred documents. A larger pipe needs privileges.
 _PIPE_BYTES: Final = 1 << 20
-# The seconds from the end of the job until the user is told to wait for the child process, and
-# until the child process is killed.
+# If the child process still runs _SAID_SECONDS after the end of the job, the user is told to wait.
+# If it still runs after _END_SECONDS, it is killed.
 _SAID_SECONDS, _END_SECONDS = 2.0, 30.0
 _READ_BYTES: Final = 1 << 16
-# The upper bounds of the histogram buckets in seconds: 1, 2.5 and 5 times each power of ten, as is
-# usual with Prometheus.
+# The upper bounds of histogram buckets, in seconds. As is usual with Prometheus, they are 1, 2.5
+# and 5 times each power of ten.
 BOUNDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
 _HOST: Final = "127.0.0.1"
 _WAITING_CONNECTIONS: Final = 128
-# The smallest number of seconds between two documents. Periodic views are at least one second
-# apart, so each of them is sent.
+# The smallest number of seconds between two documents. It is below one second, the shortest time
+# between two periodic views, so each of these views is sent.
 _APART_SECONDS: Final = 0.9
-# With more instances than this, charts show the least, the median and the greatest value of all
-# instances, not one value for each.
+# If a job has more instances than this, charts show only the smallest, the median and the largest
+# value of all instances.
 _MOST_INSTANCES: Final = 32
 _INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] = {
     "loss": lambda state: state.loss,
@@ -68,17 +68,17 @@ _INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] =
 
 
 class MetricsProcess:
-    """A child process that receives JSON documents, and serves or writes them.
+    """A child process that receives metrics as JSON documents, and serves or writes them.
 
-    The process ends when its pipe is closed, so it also ends when the launcher is killed. Before
-    the process ends, it prints its problems, one sentence per line.
+    The process ends when the launcher closes the pipe to it or is killed. Before the process ends,
+    it prints sentences about its problems, one per line.
 
     Args:
-        module: The name of a module whose function ``main`` reads documents from standard input.
+        module: The name of the module whose function ``main`` runs in the child process.
         what: The name of the process in messages, such as ``the metrics for TensorBoard``.
 
     Raises:
-        StartError: The process cannot be started.
+        StartError: The child process cannot be started.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class MetricsProcess:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._what = what
-        self._rest = memoryview(b"")  # the part of a document that is still to be sent
+        self._rest = memoryview(b"")  # the unsent part of a document
         self._num_sent = self._num_dropped = 0
         self._is_open = True
         try:
@@ -119,9 +119,10 @@ class MetricsProcess:
         self.send(first)
 
     def send(self, document: Mapping[str, Any] | str) -> bool:
-        """Send a document, or drop it if the process is too slow; return whether it was sent.
+        """Send a document to the child process; return whether it was sent.
 
-        A document given as text must be JSON without line breaks.
+        If the child process is too slow, the document is dropped. A document that is a string must
+        be JSON without line breaks.
         """
         self._num_sent += 1
         self._write()
@@ -135,17 +136,17 @@ class MetricsProcess:
         return True
 
     def continue_sending(self) -> None:
-        """Send more of the last document, if it did not fit into the pipe."""
+        """Send more of the last document if the whole document did not fit into the pipe."""
         if self._rest:
             self._write()
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait until the process has ended; return sentences that describe its problems.
+        """Wait until the child process has ended; return sentences about its problems.
 
-        The function ``tell`` tells the user to wait for the process.
+        The function ``tell`` shows the user a message that the launcher waits.
         """
         began, said, was_told = time.monotonic(), b"", False
-        is_killed = True  # set to False if the process ends in time
+        is_killed = True  # set to False if the child process ends in time
         try:
             while (seconds := time.monotonic() - began) < _END_SECONDS:
                 self._write()
@@ -166,12 +167,12 @@ class MetricsProcess:
         return [*said.decode(errors="replace").splitlines(), *self._end(is_killed)]
 
     def close(self) -> None:
-        """Kill the process if it has not ended."""
+        """Kill the child process if it has not ended."""
         if self._process.returncode is None:
             self._end(True)
 
     def _end(self, is_killed: bool) -> list[str]:
-        """Close the pipe, wait for the process or kill it, and return sentences about problems."""
+        """Close the pipe and end the child process; return sentences about its problems."""
         self._close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not is_killed:
@@ -219,7 +220,7 @@ def listen(port: int, option: str) -> socket.socket:
     """Return a socket that listens on ``port`` of the loopback address; 0 picks a free port.
 
     Raises:
-        UsageError: The port cannot be used. The message names ``option``.
+        UsageError: The port cannot be used. The message contains ``option``.
     """
     listener = socket.socket()
     try:
@@ -239,10 +240,10 @@ def listen(port: int, option: str) -> socket.socket:
 class EndpointRecorder:
     """Counts the steps of one attempt, and sends the counts with each view to the endpoint process.
 
-    All counts are cumulative, so a document that a busy endpoint misses does no harm. The JSON text
-    of an instance's step counts is updated when steps arrive, so that a view of thousands of
-    instances is sent quickly. The function ``continue_sending`` sends more of a document that has
-    been sent only in part.
+    All counts are cumulative, so a busy endpoint may miss a document without harm. The JSON text of
+    an instance's counts is updated when steps arrive, so that a view of thousands of instances is
+    sent quickly. If a document has been sent only in part, the function ``continue_sending`` sends
+    more of it.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ class EndpointRecorder:
         send(json.dumps({"restarts": restart_count}))
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Add new steps of one instance to the counts and to the histograms of durations."""
+        """Add new training steps to the step counts and to the histograms of step durations."""
         for record in records:
             self._steps.setdefault(record.instance, _StepCounts()).add(record)
         for instance in {record.instance for record in records}:
@@ -265,17 +266,17 @@ class EndpointRecorder:
         self._continue_sending()
 
     def view(self, view: JobView, at: float, /) -> None:
-        """Send a view, with the counts of all steps so far."""
-        # Joining the cached JSON texts is quicker than encoding all values again.
+        """Send a view of the job, with the counts of all training steps so far."""
+        # Joining cached JSON texts is quicker than encoding all values again.
         steps = ", ".join([f'"{index}": {each.text}' for index, each in self._steps.items()])
         restarts, text = self._restart_count, view.json_text()
         self._send(f'{{"restarts": {restarts}, "view": {text}, "steps": {{{steps}}}}}')
 
 
 class _StepCounts:
-    """The number of steps of one instance, and histograms of their durations.
+    """The number of training steps of one instance, and histograms of the step durations.
 
-    A histogram has the (not cumulative) number of durations in each bucket, and their sum.
+    A histogram consists of the number of steps in each bucket and the sum of all durations.
     """
 
     def __init__(self) -> None:
@@ -295,7 +296,7 @@ class _StepCounts:
                 histogram["sum"] += seconds * record.every
 
     def update_text(self) -> None:
-        """Set ``text`` to the current counts and histograms as JSON."""
+        """Set ``text`` to the current step count and histograms as JSON."""
         self.text = json.dumps({"count": self._count, **self._histograms})
 
 
@@ -303,10 +304,10 @@ class _StepCounts:
 
 
 class ChartRecorder:
-    """Sends the metrics of one attempt after new training steps, at most once per second.
+    """Sends metrics for charts after new training steps of an attempt, at most once per second.
 
     Each metric has a name such as ``loss/instance-0``, so one section of charts compares the
-    instances. The training step is the axis of all charts.
+    instances. The x axis of all charts is the training step.
     """
 
     def __init__(self, send: Callable[[Mapping[str, Any]], object]) -> None:
@@ -316,10 +317,10 @@ class ChartRecorder:
         send({"begins": True})
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Do nothing with single steps, because views include the medians of the last steps."""
+        """Ignore single training steps, because views contain the medians of the last steps."""
 
     def view(self, view: JobView, at: float, /) -> None:
-        """Send the metrics of a view, unless metrics were sent less than a second ago.
+        """Send the metrics of a job view, unless metrics were sent less than a second ago.
 
         After the end of the job, the metrics of the last view are always sent.
         """
@@ -334,13 +335,13 @@ class ChartRecorder:
 
 
 def training_step(view: JobView) -> int | None:
-    """Return the last training step that all instances have completed; None before step 1."""
+    """Return the last training step that all instances have completed; None if there is none."""
     steps = [state.step for state in view.instances if state.step is not None]
     return min(steps, default=0) or None
 
 
 def chart_values(view: JobView) -> dict[str, float]:
-    """Return the metrics of a view, keyed by their names, without unknown values."""
+    """Return the known metrics of a job view, keyed by the names of the metrics."""
     states = view.instances
     values: dict[str, float] = {}
     if view.samples_per_second:
@@ -361,7 +362,7 @@ def chart_values(view: JobView) -> dict[str, float]:
 
 
 def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
-    """Return a metric of each instance, or its range and median if there are many instances."""
+    """Return a metric of each instance; for many instances, only its range and median."""
     if num_instances <= _MOST_INSTANCES:
         return {f"{name}/instance-{index}": number for index, number in numbers.items()}
     if not numbers:

@@ -26,10 +26,10 @@ class ProgressLines:
     """
 
     def __init__(self) -> None:
-        self._out = bytearray()  # the output to return from the current call
+        self._out = bytearray()  # the output that ``feed`` will return
         self._carried = b""  # a carriage return after which a newline may arrive
         self.is_redrawn = False
-        self._has_text = False  # whether the beginning of a line has been passed on
+        self._has_text = False  # whether the beginning of a line has been returned
         self._rows_up = 0  # the rows by which the cursor has moved up
         self._has_just_moved_down = False
         self._line = b""  # the beginning of a progress bar's current state
@@ -127,7 +127,7 @@ class ProgressLines:
             self._shown = dict(self._states)
 
     def _end_bar(self, now: float) -> None:
-        """Show the last state of all progress bars, even if less than 10 s have passed."""
+        """Show the last state of all progress bars, even if 10 s have not passed yet."""
         self._end_state(now)
         self._show(now)
         self.is_redrawn = self._has_text = self._has_just_moved_down = False

@@ -111,7 +111,7 @@ class RepeatedTracebacks:
         self._pass(index, data[start:])
 
     def on_time(self, now: float) -> None:
-        """Decide about tracebacks that have been held for a second: show them or count them."""
+        """Show tracebacks that were held for a second, except repetitions of shown tracebacks."""
         for held in list(self._held.values()):
             if now >= held.began + _HELD_SECONDS:
                 self._decide(held)

@@ -308,7 +308,7 @@ class Screen:
         return data
 
     def insert(self, line: bytes) -> None:
-        """Write a message of the launcher, and on a terminal, show the open line again after it."""
+        """Write a message of the launcher; a terminal shows an unfinished line again after it."""
         redraw = self._close_open_line()
         self._write(line + self._end_of_row + redraw)
 
@@ -361,7 +361,7 @@ class Screen:
         self._write(start + _retag(data, tag))
 
     def _shorten_held(self, stream: OutputStream) -> None:
-        """If a very long line is held, drop the part that is overwritten, or write the line."""
+        """Drop the part of a long held line that will be overwritten, or write the line."""
         last = stream.held.rfind(b"\r")
         if self.is_terminal and last > 0:
             del stream.held[:last]
