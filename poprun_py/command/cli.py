@@ -1,7 +1,6 @@
 """The command ``poprun-py``, from its command line to its exit code.
 
-Of this package, only this module ends the process. Each function imports the modules that it
-needs, so that ``--help`` answers at once.
+Each function imports the modules that it needs, so that ``poprun-py --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ if TYPE_CHECKING:
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
-# The values of --print-topology that show CPUs. With ``tree`` and ``cores``, the launch prints the
-# CPUs that the kernel reports for each instance, after the topology.
+# The values of --print-topology that show CPUs. If --print-topology has one of these values, the
+# launcher also prints the CPUs that the kernel reports for each instance.
 _READ_BACK = ("tree", "cores")
-# The least training steps, and the least seconds, of a job that gets a summary of its time.
+# The numbers of training steps and seconds from which a summary of a job's time is printed.
 _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 
 
 def main() -> NoReturn:
-    """Run the command with the arguments of this process, and exit with its exit code."""
+    """Run ``poprun-py`` with this process's arguments, and exit with the command's exit code."""
     name = command_name()
-    # The shell sets the environment variable of click to ask for completions.
+    # The shell asks for completions by setting an environment variable that click defines.
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         _complete(name)
     prepare_streams()
-    # Objects made before the job starts live until the job ends, so collecting garbage is useless.
+    # Collecting garbage before the job starts is useless: all objects live until the job ends.
     gc.disable()
     exit_with(run(sys.argv[1:]))
 
@@ -62,7 +61,7 @@ def _complete(name: str) -> NoReturn:
     """Print the completions of a command line for the shell."""
     from poprun_py.options.help_pages import COMMAND
 
-    # The words typed so far, as click's shell scripts pass them.
+    # click's completion scripts pass the words that the user has typed in COMP_WORDS.
     typed = os.environ.get("COMP_WORDS", "").split()[1:2]
     if typed and typed[0] in COMMANDS:
         import click
@@ -110,17 +109,17 @@ def _run(values: dict[str, Any]) -> int:
 
 
 def _check_plan_alone(values: dict[str, Any]) -> None:
-    """Refuse options that contradict a saved plan."""
+    """Raise UsageError for an option that the plan of --from-plan already decides."""
     decided = [name for name in OPTIONS if name in values and is_decided_by_plan(name)]
     if values.get("from_plan") is not None and decided:
         raise UsageError(
-            f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides it; "
-            "make a new one"
+            f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides "
+            "the option; make a new plan"
         )
 
 
 def _configuration(values: dict[str, Any]) -> LaunchConfig:
-    """Merge the options of files, environment variables and command line; log their sources."""
+    """Merge the options from files, environment variables and the command line; log the sources."""
     from poprun_py.options.gathered_options import gather_options
 
     gathered = gather_options(values, os.environ)
@@ -172,11 +171,11 @@ def _launch(config: LaunchConfig) -> int:
     planned = saved or plan(config)
     if config.export_config is not None:
         return 0
-    return _run_job(config, planned)  # raises a UsageError, because no program was given
+    return _run_job(config, planned)  # UsageError, because no program was given
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
-    """Show or export a plan without running it. A dry run may plan for other machines."""
+    """Show or export a plan without running it. A dry run does not contact the plan's hosts."""
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch_planning import plan
     from poprun_py.planning.plan_warnings import plan_warnings
@@ -196,7 +195,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
 
 
 def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
-    """Launch a job and print its result; if the options ask for the plan, show it first."""
+    """Launch a job and print how it ended; if the options ask for the plan, first show the plan."""
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch import Request, launch
 
@@ -206,8 +205,8 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
         nonlocal label
         label = planned.instance_label
         if show_and_export.is_inspected(config):
-            # With --export-plan -, other programs read the plan from stdout: if it cannot be
-            # written, the job does not start.
+            # If --export-plan is -, another program reads the plan from stdout. If the plan cannot
+            # be written, the job does not start.
             is_result = config.export_plan == "-"
             with contextlib.nullcontext() if is_result else may_be_lost():
                 show_and_export.show_plan(config, planned)
@@ -218,14 +217,14 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
     if result.exit_code != 0:
         from poprun_py.launching.failure_report import report_text
 
-        # The report of a job that the user ended is empty.
+        # If the user ended the job, the failure report is empty.
         if report := report_text(result, label):
             print_error(report.removesuffix("\n"))
     return result.exit_code
 
 
 def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
-    """Print how a training spent its time, if the user asked for this or the job was long."""
+    """Print how a training job spent its time, if an option asks for this or the job took long."""
     view = result.view
     is_asked = config.live or config.verbosity >= 1
     is_long = result.seconds >= _TOLD_SECONDS and sys.stderr.isatty()
@@ -256,6 +255,6 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
         raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
     planned = plan_from_json(data, os.environ)
     given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
-    # Messages name these options as they were written for this launch.
+    # Error messages name the options of this launch in the form in which the user gave them.
     given["origins"] = {name: each for name, each in config.origins.items() if name in given}
     return replace(planned, config=replace(planned.config, **given))

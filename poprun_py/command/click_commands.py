@@ -1,4 +1,4 @@
-"""Parsing, help and errors of all commands that use click, which are all except the launch."""
+"""Parsing, help and errors of the commands that use click, such as ``poprun-py report``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 
 _HELP_WIDTH = 100
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": _HELP_WIDTH}
-# Options of several subcommands of poprun-py.
+# Options that several subcommands of poprun-py share.
 HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
 OUTPUT_DIR = click.Option(
     ["--output-dir", "parent"],
@@ -33,8 +33,9 @@ OUTPUT_DIR = click.Option(
 class PrintedHelp(click.Command):
     """A base class for click commands that print their help with ``print_out``.
 
-    A command lists this class before the click class among its bases. If stdout cannot be written,
-    ``print_out`` raises UnwritableError, but click's own ``echo`` would raise a plain OSError.
+    A subclass must list this class before click's class among its base classes. If stdout cannot be
+    written, ``print_out`` raises UnwritableError, but click's own ``echo`` would raise a plain
+    OSError.
     """
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -52,7 +53,7 @@ def _print_help(context: click.Context, _: click.Parameter, value: Any) -> None:
 
 
 def version_option(*names: str) -> Callable[[Decorated], Decorated]:
-    """Return a decorator that adds an option, which prints the version and ends the command."""
+    """Return a decorator that adds an option such as --version to a click command."""
     return click.option(
         *names,
         is_flag=True,
@@ -70,15 +71,15 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
 
 
 def run_process(command: click.Command) -> NoReturn:
-    """Run a command with the arguments of this process, and exit with its exit code."""
+    """Run a click command with this process's arguments, and exit with the command's exit code."""
     prepare_streams()
     exit_with(run(command, sys.argv[1:]))
 
 
 def run(command: click.Command, words: Sequence[str]) -> int:
-    """Run a command with the arguments ``words``, and return its exit code.
+    """Run a click command with the arguments ``words``, and return the command's exit code.
 
-    The callback of the command returns an exit code, or None for 0.
+    The command's callback must return an exit code, or None for exit code 0.
     """
 
     def answer() -> int:
@@ -90,7 +91,9 @@ def run(command: click.Command, words: Sequence[str]) -> int:
 
 
 def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values of a subcommand's parameters. With --help, print the help and return None.
+    """Return the values of a subcommand's parameters.
+
+    If ``words`` contain --help, print the help and return None.
 
     Raises:
         UsageError: An option is unknown, or a value is missing or not accepted.
@@ -107,7 +110,7 @@ def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] 
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Convert the errors of a click command that runs inside ``with`` to UsageErrors of one line.
+    """Convert click's errors in the ``with`` block to UsageErrors with messages of one line.
 
     Raises:
         UsageError: The command line is wrong. The message suggests a similar option, or the command

@@ -1,6 +1,6 @@
-"""The subcommand ``poprun-py compare``, which compares runs of ``--output-dir``.
+"""The subcommand ``poprun-py compare``, which compares runs in the folder ``--output-dir``.
 
-The subcommand ``scale`` shows and saves its comparison in the same way.
+The subcommand ``scale`` prints and saves its comparison with functions of this module.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ COMPARE: Final = click.Command(
 
 
 def main(words: Sequence[str]) -> int:
-    """Compare runs and return the exit code.
+    """Run ``poprun-py compare`` with the arguments ``words`` and return the exit code.
 
     Raises:
         UsageError: An argument is not accepted, or a run does not exist.
@@ -127,9 +127,9 @@ def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
 
 
 def _with_unique_names(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
-    """Return the runs with unique names.
+    """Return the runs, renamed so that their names are unique.
 
-    Runs with the same name, such as copied folders, get the names that the user has typed.
+    If runs have the same name, such as copied folders, they get the names that the user has typed.
     """
     many = {name for name, times in Counter(run.run_id for run in runs).items() if times > 1}
     return [
@@ -151,7 +151,7 @@ def _compare(
     )
 
 
-# --- output, also of scale ----------------------------------------------------------------------
+# --- printing and saving a comparison -----------------------------------------------------------
 
 
 def print_comparison(
@@ -161,17 +161,17 @@ def print_comparison(
     if form == "json":
         print_out(json.dumps(comparison.to_json(), indent=2))
         return
-    # Tables for a pipe may be wider than a terminal.
+    # If stdout is a pipe, tables may be wider than a terminal.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     lines = text_lines(comparison, width=width, colour=wants_colour(), blocks=can_print("█▏"))
     print_out("\n".join(lines))
 
 
 def check_page_name(path: str | None, option: str = "--output") -> None:
-    """Check the path of a page; None is accepted.
+    """Check the path that the user gave for an HTML page; None is accepted.
 
     Raises:
-        UsageError: The name does not end in .html, or the folder does not exist.
+        UsageError: The path does not end in .html, or its folder does not exist.
     """
     if path is None:
         return
@@ -184,7 +184,7 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
 
 
 def save_page(path: Path, text: str, option: str = "--output") -> None:
-    """Write a page atomically, which replaces an existing file, and print its path.
+    """Write an HTML page atomically, and print its path. An existing file is replaced.
 
     Raises:
         UsageError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""The subcommand ``poprun-py report``, which writes the page of a run."""
+"""The subcommand ``poprun-py report``, which writes an HTML page about a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ REPORT: Final = click.Command(
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the page of a run and return the exit code.
+    """Run ``poprun-py report`` with the arguments ``words`` and return the exit code.
 
     Raises:
         UsageError: An argument is not accepted, the run does not exist, or the page cannot be
@@ -78,7 +78,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _path(output: str) -> Path:
-    """Return the path for the page, after checking it."""
+    """Check the value of --output, and return it as a path."""
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--output {output!r}: expected the path of a file in an existing folder")

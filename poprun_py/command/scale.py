@@ -1,8 +1,8 @@
 """The subcommand ``poprun-py scale``, which measures a program with several numbers of instances.
 
-All runs are planned and checked before the first one starts. Each run is launched in this process,
-like any other job. The standard input of the instances is empty, and their output is only written
-to the files of the run.
+All runs are planned and checked before the first run starts. The process of ``scale`` itself
+launches the runs. The standard input of the instances is empty, and their output is only written to
+the files of the run.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ SCALE: Final = click.Command(
     ],
 )
 _OWN_OPTIONS: Final = {name for param in SCALE.params if param is not HELP for name in param.opts}
-# Options of a launch that scale does not accept.
+# Options of poprun-py that the subcommand scale does not accept.
 _ONE_RUN_ONLY: Final = (
     *("num_instances", "nproc_per_node", "check", "live", "stdin_instance"),
     *(field for field, opt in OPTIONS.items() if opt.group == "Inspection"),
@@ -101,7 +101,7 @@ _MOST_COUNTS: Final = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Arguments:
-    """The parsed command line; ``values`` holds the options of the launch and the program."""
+    """The parsed command line of ``scale``; ``values`` holds the launch options and the program."""
 
     counts: tuple[int, ...]
     repeats: int
@@ -157,7 +157,7 @@ def _close_input() -> None:
 
 
 def _parse(words: Sequence[str]) -> _Arguments | None:
-    """Return the parsed command line. With --help, print the help and return None."""
+    """Return the parsed command line. If it contains --help, print the help and return None."""
     ends = list(words).index("--") if "--" in words else len(words)
     own, others = _split_words(words[:ends])
     values = parse(others)
@@ -191,7 +191,7 @@ def _parse(words: Sequence[str]) -> _Arguments | None:
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of scale with their values, and all other words."""
+    """Split a command line into the options of ``scale`` with their values, and all other words."""
     own: list[str] = []
     others: list[str] = []
     rest = iter(words)
@@ -207,10 +207,10 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse numbers of instances such as ``1,2,4`` or ``1-4``; the first is the base of comparison.
+    """Parse numbers of instances, such as ``1,2,4`` or ``1-4``.
 
     Raises:
-        UsageError: The text has another form, or contains a number twice.
+        UsageError: The text does not list numbers, or contains a number twice.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -234,8 +234,8 @@ def parse_counts(text: str) -> tuple[int, ...]:
 def scaling_runs(prefix: str, counts: Sequence[int], repeats: int) -> list[tuple[str, int]]:
     """Return the name and the number of instances of each run, in the order 1, 2, 4, 1, 2, 4.
 
-    The numbers alternate, so that a machine that is slow for some minutes slows down runs of every
-    number, not only of one.
+    The numbers of instances alternate. If the machine is slow for some minutes, this affects all
+    numbers of instances, not only one.
     """
     repetitions = range(1, repeats + 1)
     return [(f"{prefix}-n{count}-{repeat}", count) for repeat in repetitions for count in counts]
@@ -267,7 +267,7 @@ def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
 
 
 def _with_folder(config: LaunchConfig) -> LaunchConfig:
-    """Set the output folder if it is not given, because runs are measured from their files."""
+    """Return the configuration with an output folder, because runs are measured from files."""
     return config if config.output_dir else replace(config, output_dir=DEFAULT_PARENT)
 
 
@@ -334,7 +334,7 @@ class _MeasuredRuns:
             os.close(nowhere)
 
     def _tell_end(self, planned: LaunchPlan, result: LaunchResult, title: str) -> None:
-        """Print the reason why a run failed; no further runs are measured."""
+        """Print the reason why a run failed or was stopped, and keep its exit code."""
         from poprun_py.launching.failure_report import report_text
 
         self.exit_code = result.exit_code

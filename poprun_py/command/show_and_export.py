@@ -93,7 +93,7 @@ def print_leases(config: LaunchConfig) -> None:
 
 
 def print_check(config: LaunchConfig) -> int:
-    """Print the table of --check, and return 0 if all hosts have passed."""
+    """Check the hosts for --check, print a table, and return 0 if every host passed."""
     from poprun_py.machines.host_checks import check_hosts
     from poprun_py.planning.hosts_and_mpi import check_subnet, hosts_of
     from poprun_py.planning.installed_mpi import find_mpi
@@ -112,7 +112,7 @@ def print_check(config: LaunchConfig) -> int:
 
 
 def print_hardware(config: LaunchConfig) -> None:
-    """Print the hardware of the machines."""
+    """Print the table or the JSON document of --print-hardware."""
     from poprun_py.planning.hosts_and_mpi import hosts_of, shown_machines
     from poprun_py.planning.views.host_tables import hardware_table
 
@@ -147,7 +147,7 @@ def _topology_form(config: LaunchConfig) -> str:
 def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
     """Print or export a plan in the forms that the options ask for."""
     if config.export_plan == "-":
-        # With --export-plan -, standard output is one JSON document without other text.
+        # If --export-plan is -, standard output is one JSON document without other text.
         _export_plan("-", "", planned)
         return
     form = _topology_form(config)
@@ -163,7 +163,7 @@ def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
 
 
 def _topology(form: str, planned: LaunchPlan) -> str:
-    """Return the topology as text in the form ``form``, a value of --print-topology."""
+    """Return a plan's topology in the form ``form``, a value of --print-topology."""
     if form == "svg":
         from poprun_py.planning.views.plan_pictures import plan_svg
 
@@ -217,7 +217,7 @@ def _export_plan(path: str, option: str, planned: LaunchPlan) -> None:
 
 
 def export_config(config: LaunchConfig) -> None:
-    """Write the options into a file.
+    """Write the options of a launch into the file that --export-config names.
 
     Raises:
         UsageError: The file exists, or cannot be written.

@@ -54,5 +54,5 @@ def faint_colour(index: int) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the dash pattern of series ``index``; it differs between series of the same colour."""
+    """Return the dash pattern of series ``index``. Series of the same colour differ in pattern."""
     return _DASHES[index // NUM_COLOURS % len(_DASHES)]

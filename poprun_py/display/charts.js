@@ -37,7 +37,7 @@ const draw = async (dark) => {
       displayModeBar: hovers ? 'hover' : false,
       modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
     });
-    // Let the page be shown and scrolled between two charts.
+    // Let the browser show and scroll the page between two charts.
     await new Promise((next) => setTimeout(next));
   }
 };

@@ -1,8 +1,8 @@
 """Line, point and bar charts and histograms, as figures for plotly's JavaScript.
 
-A figure is a dictionary in plotly's format (``{"data": [...], "layout": {...}}``). It is made here
-without the Python package plotly, whose import takes half a second. Figures have the colours of a
-light page. NaN, infinity and None are drawn as gaps.
+A figure is a dictionary in plotly's format (``{"data": [...], "layout": {...}}``). This module
+does not import the Python package plotly, because the import takes half a second. Figures have the
+colours for light pages. NaN, infinity and None are drawn as gaps.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LEAST_BINS, _MOST_BINS = 8, 60
 # In the leftmost fifth of a histogram, the name of a mark is printed on the right of the mark's
 # line, because there is no room on the left.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
-# A time axis of at least 3 hours shows hours. A shorter axis of at least 300 seconds shows minutes.
+# A time axis is in hours from 3 hours on, in minutes from 300 seconds on, and else in seconds.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
-# A line is drawn with at most 1000 points, because a chart is hardly wider in pixels.
+# A line is drawn with at most 1000 points, because few charts are wider than 1000 pixels.
 MOST_POINTS = 1000
 _KEPT_OF_A_BUCKET = 3
 # A histogram ends at the 99 % quantile, or a little beyond, so that a few outliers do not squeeze
@@ -50,8 +50,8 @@ class Line:
         name: The name in the legend.
         xs: The position of each point on the horizontal axis: numbers or names.
         ys: The position of each point on the vertical axis. NaN, infinity and None are gaps.
-        index: The number that selects the colour and dash pattern. A line about an instance has the
-            index of the instance.
+        index: The number that selects the line's colour and dash pattern. The line of an instance
+            has the instance's index.
         errors: A pair for each point: the lengths of its error bar below and above the point.
         is_reference: Whether the line is thin, dashed and grey, as a reference for the other lines.
     """
@@ -68,8 +68,8 @@ class Line:
 class Mark:
     """A line across the whole chart at the value ``at`` of an axis, with its name beside the line.
 
-    The line is vertical; with ``of_y`` it is horizontal. The name of a vertical line is on the
-    right of the line, or on the left if ``is_left``.
+    If ``of_y`` is true, the line is horizontal, else vertical. The name of a vertical line is on
+    the right of the line, or on the left if ``is_left``.
     """
 
     at: float
@@ -112,8 +112,8 @@ def lines(
 ) -> Chart:
     """Return a line chart; a line with very many points is thinned.
 
-    ``summary`` is a sentence with the important numbers. ``x`` and ``y`` are the titles of the
-    axes.
+    ``summary`` is a sentence with the important numbers of the chart. ``x`` and ``y`` are the
+    titles of the axes.
     """
     traces = []
     for line in series:
@@ -134,7 +134,7 @@ def over_time(
 ) -> Chart:
     """Return a line chart over the time since a run began.
 
-    The times of the points are in seconds. The axis is in seconds, minutes or hours.
+    The times of the points are in seconds. The time axis is in seconds, minutes or hours.
     """
     longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
     size, unit = next((size, unit) for least, size, unit in _TIME_UNITS if longest >= least)
@@ -185,7 +185,7 @@ def bars(
     unit: str,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return a chart with one horizontal bar for each name, in which all series are stacked."""
+    """Return a chart with one horizontal bar for each name, which stacks all series."""
     data = [
         {
             "type": "bar",
@@ -271,9 +271,9 @@ def _usual_range(known: Sequence[float]) -> tuple[float, float]:
 def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
     """Choose at most ``most`` points of a line to draw; return their indices in order.
 
-    The points between the first and the last are put into buckets of neighbours. Each bucket keeps
-    its least value and its greatest value, so that no peak is lost. Each bucket also keeps its
-    first gap (NaN, infinity or None). ``most`` must be at least 5.
+    The points between the first and the last are put into buckets of neighbouring points. Of each
+    bucket, the points with the least and the greatest value are chosen, so that no peak is lost,
+    and the first gap (NaN, infinity or None). ``most`` must be at least 5.
     """
     count = len(ys)
     if count <= most:

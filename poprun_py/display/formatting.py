@@ -15,8 +15,8 @@ from typing import Any
 def read_json(text: str | bytes) -> Any:
     """Return the parsed value of a JSON text.
 
-    An object with a repeated name is rejected: a person might read the first value of the name
-    while a program uses the last one.
+    A JSON object that repeats a name is rejected, because a person might read the first value
+    while a program uses the last value.
 
     Raises:
         ValueError: The text is not JSON, nests too deeply, or repeats a name. The error message is
@@ -27,8 +27,7 @@ def read_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     except UnicodeDecodeError as error:
-        # The repr of a UnicodeDecodeError contains the whole input, so it is replaced by a short
-        # error.
+        # Raise a short error instead, because the repr of a UnicodeDecodeError contains all input.
         raise ValueError(f"byte {error.start} is not UTF-8") from None
 
 

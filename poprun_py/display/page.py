@@ -1,11 +1,11 @@
 """Whole HTML pages and fragments for notebooks, rendered from parts with Jinja2.
 
 A page is one file that works without a network. The content security policy of a page blocks every
-request, and every script except the one that draws the charts. All text in the parts of a page is
-escaped.
+request, and every script except the script that draws the charts. All text in the parts of a page
+is escaped.
 
-Jinja2 is imported when the first page is rendered. The parts of a page are named tuples. Defining
-dataclasses instead of named tuples would take up half of the time for the page of a short job.
+Jinja2 is imported when the first page is rendered. The parts of a page are named tuples, because
+defining dataclasses would take half of the time in which the page of a short job is written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import jinja2
 
 _FOLDER: Final = Path(__file__).parent
-# A cell counts as a number if it contains a number (with or without a unit) or a hyphen, or is
-# empty.
+# A table cell counts as a number if it is empty, or contains a hyphen or a number (with or without
+# a unit).
 _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
 # Characters that XML forbids or browsers do not show. A regular expression of the allowed
 # characters would take ten times as long to compile.
@@ -85,7 +85,7 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """A table; ``name`` is for screen readers, and the rows with the indices ``marked`` stand out.
 
-    The last cell of a short row spans the remaining columns.
+    If a row has fewer cells than columns, its last cell spans the remaining columns.
     """
 
     name: str
@@ -118,7 +118,7 @@ class InlineSvgs(NamedTuple):
 
 
 class SvgImage(NamedTuple):
-    """An SVG picture from elsewhere, embedded as an image so that its scripts cannot run."""
+    """An SVG picture not made by this package, embedded so that its scripts cannot run."""
 
     svg: str
     name: str
@@ -132,7 +132,7 @@ class SvgImage(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart that plotly draws in the browser; ``charts.py`` makes it.
+    """A chart made by ``charts.py``, which plotly draws in the browser.
 
     ``summary`` is a sentence with the most important numbers, shown below the title. ``figure`` is
     plotly's ``data`` and ``layout``, without NaN or infinities. ``height`` is in pixels.
@@ -174,7 +174,7 @@ class Badge(NamedTuple):
     """The state of a run in a coloured label."""
 
     text: str
-    kind: Literal["good", "bad", "half", "going"]  # half: it can be continued; going: it runs
+    kind: Literal["good", "bad", "half", "going"]  # half: resumable; going: running
 
 
 def _is_number(cell: str | Links | Cell) -> bool:
@@ -218,7 +218,7 @@ def page(
 
 
 def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
-    """Return HTML for a notebook, in ASCII; its style rules do not affect the rest of the page.
+    """Return an HTML fragment for a notebook, in ASCII, without effect on the notebook's style.
 
     The parts may not contain charts. ``kind`` selects the colour of the heading, as for a Sentence.
     """
@@ -227,7 +227,7 @@ def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
 
 
 def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Return the values of the ``script`` elements for charts, and the drawing script's hash."""
+    """Return the contents of a page's ``script`` elements, and the hash of the drawing script."""
     import base64
     import hashlib
 
@@ -248,7 +248,7 @@ def packed_plotly() -> str:
     """Return plotly's JavaScript, compressed and in base64; empty if plotly is not installed.
 
     The JavaScript is one file without dependencies, in the folder of the Python package plotly. The
-    package is not imported, because its import would take half a second.
+    package plotly is not imported, because the import would take half a second.
     """
     import base64
     import gzip

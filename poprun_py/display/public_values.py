@@ -1,8 +1,8 @@
 """The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
-The functions that draw a value are in ``poprun_py.python_api.value_views``. That module imports the
-classes of the values, so the values cannot import it. The root package, which is always loaded,
-imports it when a value is drawn.
+The functions that show a value are in ``poprun_py.python_api.value_views``. ``value_views`` imports
+the classes of the values, so these classes cannot import ``value_views``. The root package, which
+is always loaded, imports ``value_views`` when a value is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _views() -> Any:
 
 
 class Displayed:
-    """The base class of values whose text (``str``) and HTML (in notebooks) come from the views."""
+    """The base class of values that ``value_views`` shows as text and, in notebooks, as HTML."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Tables as lines of text, plain or drawn by rich, which is imported only to draw a table."""
+"""Tables as lines of text, either plain or drawn by the package rich."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-# A width in characters that no table reaches, so that rich breaks no cell into two lines.
+# A width in characters that is wider than any table, so that rich breaks no cell.
 _ANY_WIDTH = 1 << 20
 
 

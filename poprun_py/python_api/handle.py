@@ -38,12 +38,12 @@ StreamName = Literal["stdout", "stderr"]
 # The file in a job's folder with the output of all instances, as ``poprun-py`` shows it.
 SHOWN = "shown"
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-# The most bytes that are read from one output file, which bounds the memory of this program.
+# To limit memory, at most this number of bytes is read from one output file.
 _MOST_BYTES = 8 << 20
 
 
 class JobHandle(Generic[T]):
-    """A job that ``poprun_py.start`` has started. Any thread may use it.
+    """The handle of a job that ``poprun_py.start`` has started. Any thread may use the handle.
 
     The job continues when its handle is dropped, and is stopped when the calling program ends.
     At the end of a ``with`` or ``async with`` block, the job is stopped and its files are removed.
@@ -122,7 +122,7 @@ class JobHandle(Generic[T]):
         return self._launcher.outcome.done()
 
     def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
-        """Return the output of the instances so far; of a long output, the last 8 MiB.
+        """Return the output of the instances so far, at most the last 8 MiB of each output file.
 
         Args:
             instance: The index of an instance; None for the output of all instances with tags, as
@@ -131,8 +131,8 @@ class JobHandle(Generic[T]):
                 stderr. If only ``stream`` is given, this stream of every instance is returned.
 
         Raises:
-            UsageError: The instance or stream does not exist, or the end of ``with`` has removed
-                the files.
+            UsageError: The instance or stream does not exist, or the end of the ``with`` block has
+                removed the job's files.
         """
         if stream is not None and not (isinstance(stream, str) and stream in _STREAMS):
             raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
@@ -174,7 +174,7 @@ class JobHandle(Generic[T]):
     # --- waiting for the end of the job ---------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> LaunchResult:
-        """Wait for the end of the job and return its result, which may be a failure.
+        """Wait for the end of the job and return the job's LaunchResult, even if the job failed.
 
         Args:
             timeout: The most seconds to wait; None for no limit.
@@ -195,14 +195,14 @@ class JobHandle(Generic[T]):
             raise error.with_traceback(None) from error.__cause__
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the end of the job and return its value.
+        """Wait for the end of the job; return the function's values or the program's LaunchResult.
 
         Args:
             timeout: The most seconds to wait; None for no limit.
 
         Returns:
-            For a function, the list of its return values, ordered by the index of the instance;
-            for a program, the LaunchResult.
+            The list of the function's return values, ordered by the index of the instance, or the
+            LaunchResult of the program.
 
         Raises:
             JobFailedError: The job failed without an exception of the function.
@@ -211,7 +211,7 @@ class JobHandle(Generic[T]):
         """
         try:
             ended = self.wait(timeout)
-            # Reading a large result takes long. It has its own lock, so that `stop` is not blocked.
+            # Reading has a separate lock, because reading may take long and must not block `stop`.
             with self._reading_lock:
                 if self._value is None:
                     self._value = (self._read(ended),)
@@ -235,8 +235,8 @@ class JobHandle(Generic[T]):
         try:
             return self.result()
         except StopIteration as error:
-            # An asyncio future rejects StopIteration, and `await` would never return.
-            # RuntimeError is raised instead of StopIteration.
+            # Raise RuntimeError instead of StopIteration. An asyncio future rejects
+            # StopIteration, so `await` would never return.
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def _async_wait(self) -> None:
@@ -253,9 +253,9 @@ class JobHandle(Generic[T]):
         """Ask the job to end by sending SIGTERM to its launcher, at most once.
 
         Args:
-            grace: The seconds from this call until the remaining processes are killed. If None, the
-                job's option ``grace`` applies, which counts from the time when the programs have
-                saved their state.
+            grace: The seconds from this call until the remaining processes are killed. None means
+                the job's option ``grace``, which counts from the time when the programs have saved
+                their state.
         """
         self._require_owner()
         grace = _checked_seconds("grace", grace, least=0)
@@ -278,8 +278,8 @@ class JobHandle(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        # The launcher may have received the same Ctrl-C as this process. A second interrupt would
-        # make the launcher kill the job, so the launcher counts both interrupts as one.
+        # The launcher may have received the same Ctrl-C as this process. The launcher counts Ctrl-C
+        # and INTERRUPT_ONCE as one interrupt, because a second interrupt would kill the job.
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._end(INTERRUPT_ONCE if is_interrupt else signal.SIGTERM)
 
@@ -320,7 +320,7 @@ class JobHandle(Generic[T]):
             raise interrupt
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the launcher the signal ``number``. A second signal makes it kill the job."""
+        """Send the launcher the signal ``number``. A second signal would kill the job."""
         with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):
@@ -363,7 +363,7 @@ def _read_end(path: Path) -> str:
 
 
 def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:
-    """Return ``value`` in seconds, at most the longest wait of a thread; None for no limit.
+    """Return a checked time in seconds, at most ``threading.TIMEOUT_MAX``; None for no limit.
 
     Raises:
         UsageError: The value is not a number, or is below ``least``.
@@ -377,8 +377,8 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
 
 # --- the end of the calling program -------------------------------------------------------
 
-# The running jobs, keyed by the futures of their outcomes. The dict also keeps the jobs whose
-# handles the calling program has dropped.
+# The running jobs, keyed by the futures of their outcomes. This dictionary keeps a handle alive
+# after the calling program has dropped it.
 _running: dict[futures.Future[LaunchResult], JobHandle[Any]] = {}
 _running_lock = threading.Lock()
 
@@ -395,8 +395,8 @@ def _remove(folder: JobFolder | None, owner: int) -> None:
 
 @functools.cache
 def _stop_jobs_at_exit() -> None:
-    # weakref.finalize, which removes the folders of jobs, has already registered its exit function.
-    # Exit functions run in reverse order, so the jobs are stopped before their folders are removed.
+    # Exit functions run in reverse order. weakref.finalize has already registered the removal of
+    # job folders, so the jobs are stopped before their folders are removed.
     atexit.register(_stop_all)
     os.register_at_fork(after_in_child=_disconnect_all)
 
@@ -404,7 +404,7 @@ def _stop_jobs_at_exit() -> None:
 def _stop_all() -> None:
     with _running_lock:
         jobs = list(_running.values())
-    for job in jobs:  # Ask all jobs to end before waiting for one: they end in parallel.
+    for job in jobs:  # Ask all jobs to end before waiting, so that the jobs end in parallel.
         job.stop()
     for job in jobs:
         job.close()
@@ -413,8 +413,8 @@ def _stop_all() -> None:
 def _disconnect_all() -> None:
     """Close the channels to the launchers in a forked process.
 
-    While a forked process has a channel open, the launcher does not notice that the process that
-    started it has ended.
+    If a forked process kept a channel open, the launcher would not notice the end of the process
+    that started the job.
     """
     global _running_lock
     for job in _running.values():

@@ -28,7 +28,7 @@ Program = Sequence[Word] | LaunchConfig | LaunchPlan
 
 
 class _JobKeywords(LaunchOptions, total=False):
-    """The keyword arguments that ``launch`` and ``start`` share; ``launch`` describes them."""
+    """The keyword arguments that ``launch`` and ``start`` share."""
 
     log: Log | None
     warn: Log | None
@@ -86,8 +86,9 @@ def launch(
         options: Options of the command line, named like the fields of LaunchConfig.
 
     Returns:
-        For a function, the list of its return values, ordered by the index of the instance. For a
-        program, its LaunchResult, whose ``raise_for_failure`` raises an error if the job failed.
+        The list of the function's return values, ordered by the index of the instance, or the
+        LaunchResult of the program. If the program failed, ``LaunchResult.raise_for_failure``
+        raises an error.
 
     Raises:
         UsageError: An option is wrong, or does not fit the hosts and machines. No program started.
@@ -150,8 +151,8 @@ def start(
         target: A function, a program, a configuration or a plan, as for ``launch``.
         args: The positional arguments of the function, the same for every instance.
         kwargs: The keyword arguments of the function.
-        show: Whether the output of the instances is shown as it is written. The handle's
-            ``output`` returns the output even if it is not shown.
+        show: Whether the output of the instances is shown as it is written. ``JobHandle.output``
+            returns the output even if the output is not shown.
         log: A function that gets each line of the launcher's log, as for ``launch``.
         warn: A function that gets each warning.
         tell_binding: A function that gets each instance's CPU binding.
@@ -200,9 +201,9 @@ def _started(
     outputs: tuple[Stream, Stream] | None,
     in_background: bool,
 ) -> JobHandle[Any]:
-    """Start a job whose output goes to ``outputs``, or only to a file in its folder if None.
+    """Start a job whose output goes to ``outputs``; None stores it only in the job's folder.
 
-    The output of a job in the background is always stored in its folder.
+    The output of a job in the background is always stored in the job's folder.
     """
     with contextlib.ExitStack() as after_errors:
         folder = _job_folder() if in_background or callable(target) else None
@@ -260,7 +261,7 @@ def _checked_listeners(**given: Log | None) -> dict[str, Log]:
 
 
 def _checked_environ(environ: object) -> dict[str, str] | None:
-    """Return a checked copy of an environment. Errors omit the variables' values (secrets)."""
+    """Return a checked copy of an environment. Errors omit the values, which may be secret."""
     if environ is None:
         return None
     if not isinstance(environ, Mapping):
@@ -303,7 +304,7 @@ def _resolved(
     options: Mapping[str, object],
     folder: JobFolder | None,
 ) -> tuple[str, LaunchConfig | LaunchPlan, Callable[[LaunchResult], Any]]:
-    """Return the name of a target, its configuration or plan, and the function to read its value.
+    """Return a target's name, configuration or plan, and a function that reads the job's value.
 
     The function converts the job's LaunchResult to the value that ``launch`` returns, or raises the
     job's error. ``folder`` is the private folder of the job.

@@ -39,8 +39,8 @@ class LauncherChild:
     Args:
         name: The name of the job in errors and thread names.
         request: The request to send to the process.
-        streams: The standard input, output and error of the process. Output that goes to pipes is
-            written to ``sys.stdout`` and ``sys.stderr``.
+        streams: The standard input, output and error of the process. The output of a stream that
+            is a pipe is written to ``sys.stdout`` or ``sys.stderr``.
         is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
         output_file: A file that also gets the output that the process writes to pipes.
         listeners: The functions that take log lines, warnings and bindings, keyed by the kind of
@@ -49,8 +49,8 @@ class LauncherChild:
     Attributes:
         outcome: A future with the job's result or LaunchError, set when the launcher process has
             ended.
-        began_at: The start of the launcher process, in seconds of ``time.monotonic()``.
-        ended_at: The end of the launcher process, in the same way.
+        began_at: The time when the launcher process started, in seconds of ``time.monotonic()``.
+        ended_at: The time when the launcher process ended, in seconds of ``time.monotonic()``.
         attempts: The attempts of the job that have begun; a restart begins a new attempt.
         waits_for: The resources that the job waits for, as text; empty if the job does not wait.
 
@@ -98,11 +98,11 @@ class LauncherChild:
             # A limit of open files or threads is reached, or Python is shutting down.
             self.disconnect()
             for pipe in pipes.values():
-                if pipe is not None:  # perhaps no copier has it yet
+                if pipe is not None:  # perhaps no OutputCopier has closed it
                     pipe.close()
             self._finish()
             raise StartError(f"{name} cannot be watched: {error}") from None
-        except BaseException:  # Ctrl-C: the thread may run already
+        except BaseException:  # Ctrl-C: the thread may already run
             self.abandon()
             raise
 
@@ -116,14 +116,14 @@ class LauncherChild:
         self._process.send_signal(number)
 
     def abandon(self) -> None:
-        """Make the launcher process end its job. The thread that reads its messages then ends."""
+        """Shut down the channel: the launcher process ends its job, and the reading thread ends."""
         self._channel.shut_down()
 
     def disconnect(self) -> None:
         """Close the channel and the pipes; the launcher process then ends its job.
 
-        A forked process closes only its own copies of these descriptors. The process that started
-        the job stays connected.
+        If a forked process calls this method, it closes only its own copies of the descriptors. The
+        process that started the job stays connected.
         """
         self._channel.close()
         for copier in self._copiers:
@@ -131,7 +131,7 @@ class LauncherChild:
 
     def _listen(self) -> None:
         try:
-            # Unpickling a result imports job_view. The module is imported here, because an import
+            # Unpickling a result imports the module job_view. Import it here, because an import
             # while Python shuts down after Ctrl-C would keep the signal from ending this process.
             import poprun_py.running.watch.job_view  # noqa: F401
 
@@ -152,7 +152,7 @@ class LauncherChild:
             self._finish()
 
     def _take_message(self) -> bool:
-        """Process one message of the launcher process; return whether more messages can come."""
+        """Handle one message of the launcher process; return False if the channel is closed."""
         message = self._channel.receive()
         if message is None:
             return False
@@ -174,9 +174,10 @@ class LauncherChild:
 
     def _wait(self) -> int:
         """Wait for the end of the launcher process; return its exit code, or -N for signal N."""
-        # The calling program's handler of SIGCHLD may have collected the process already.
+        # The calling program's handler of SIGCHLD may have waited for the launcher process already.
         with contextlib.suppress(ChildProcessError):
-            # WNOWAIT leaves the process uncollected, so its id is not yet free for another process.
+            # With WNOWAIT, the ended launcher process keeps its id, so no other process gets the
+            # id.
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:
                 remove_launcher_folders(self.pid)
@@ -213,8 +214,8 @@ def _start_process(
     descriptor: int, streams: tuple[Stream, Stream, Stream], *, is_in_front: bool
 ) -> subprocess.Popen[bytes]:
     """Start a launcher process that inherits ``descriptor``, its end of the channel."""
-    # The launcher process inherits these signals blocked, and unblocks them when it has installed
-    # its signal handlers.
+    # The launcher process starts with the ending signals blocked, and unblocks them when it has
+    # installed its signal handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, *ONCE))
     try:
         with (

@@ -1,7 +1,7 @@
 """The program of a launcher process: ``python -P launcher_process.py DESCRIPTOR``.
 
 The program receives the request for a job from the descriptor, runs the job, and sends messages
-about it and its result. Python is given the path of this file, because a module in the user's
+about the job and its result. Python runs this file by its path, because a module in the user's
 folder could hide the package.
 """
 
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # Objects made before the job starts live until the job ends, so collecting garbage is useless.
+    # Collecting garbage before the job starts is useless: all objects live until the job ends.
     gc.disable()
     _ROOT = str(Path(__file__).parents[2])
     if _ROOT not in sys.path:
@@ -37,7 +37,7 @@ _ENDING_SIGNALS = (*ENDING, *ONCE)
 
 
 def main() -> NoReturn:
-    """Run one job and send its result."""
+    """Run the requested job, and send its result to the calling program."""
     channel = Channel.inherited(int(sys.argv[1]))
     folder: JobFolder | None = None
     try:
@@ -49,13 +49,13 @@ def main() -> NoReturn:
         if request.folder is not None:
             folder = JobFolder.join(request.folder)
         channel.signal_end(HANGUP_ONCE)
-        # The kernel sends no signal if the other end was closed before signal_end was called.
+        # If the calling program had closed its end before signal_end, the kernel sends no signal.
         if channel.is_closed:
             raise _Stopped(HANGUP_ONCE)
         kind, value = _last_message(request, channel)
     except _Stopped as stopped:
         kind, value = "result", stopped.result
-    _ignore_signals()  # A signal after the end of the job must not change its result.
+    _ignore_signals()  # A signal after the job's end must not change the job's result.
     channel.send(kind, value)
     if folder is not None and channel.is_closed:
         folder.remove()
@@ -110,12 +110,12 @@ def _attempt(job: Job) -> Attempt:
 
 
 class _Console(Console):
-    """A console that sends the requested kinds of lines to the program, and prints the rest."""
+    """A console that sends the requested kinds of lines to the program, and prints all others."""
 
     def __init__(self, listeners: frozenset[str], channel: Channel, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)
         self._channel = channel
-        for kind in listeners:  # The kinds are named like the methods of Console.
+        for kind in listeners:  # Each kind of line is named like a method of Console.
             setattr(self, kind, partial(channel.send, kind))
 
     def waiting(self, seconds: float, reason: str) -> None:
@@ -143,9 +143,9 @@ class _Stopped(KeyboardInterrupt):
 
 
 def _catch_signals() -> None:
-    """Make signals that end a job raise _Stopped, and unblock them.
+    """Make signals that end a job raise _Stopped, and unblock these signals.
 
-    The parent process has started this process with these signals blocked.
+    The calling program has started this process with the signals blocked.
     """
     for number in _ENDING_SIGNALS:
         if number in ONCE or signal.getsignal(number) != signal.SIG_IGN:
@@ -159,7 +159,7 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _ignore_signals() -> None:
-    # The signals get an empty handler. With SIG_IGN, Python would print an error for a signal that
+    # Set an empty handler, because with SIG_IGN Python would print an error for a signal that
     # arrived just before this call.
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda *_: None)

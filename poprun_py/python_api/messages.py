@@ -35,13 +35,13 @@ _FIRST_USUAL_DESCRIPTOR = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRequest:
-    """The job that a launcher process is to run.
+    """The request that makes a launcher process run a job.
 
     Attributes:
         job: A plan, or a configuration that the launcher process plans first.
         environ: The environment of the job; None for the environment of the launcher process.
-        folder: The job's private folder; None for a job without such a folder. The program or the
-            launcher process removes the folder, whichever ends last.
+        folder: The job's private folder; None for a job without such a folder. When the program
+            and the launcher process have both ended, the folder is removed.
         keeps_output: Whether the output of the instances is stored in the folder.
         listeners: The kinds of lines (log, warn, binding) that the launcher process sends as
             messages instead of printing them.
@@ -84,12 +84,12 @@ class Channel:
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
-        """Return the end whose descriptor this process has inherited."""
+        """Return the end of a channel whose descriptor this process has inherited."""
         os.set_inheritable(descriptor, False)
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
-        """Return the descriptor, readable when a message arrives or the other end is closed."""
+        """Return the socket's descriptor; messages and the end of the channel make it readable."""
         return self._socket.fileno()
 
     def send(self, kind: str, value: object) -> None:
@@ -99,12 +99,12 @@ class Channel:
             self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     def receive(self) -> tuple[str, Any] | None:
-        """Return the next message's kind and value; None if the other end is closed."""
+        """Return the next message's kind and value; None if the channel's other end is closed."""
         data = self._read(int.from_bytes(self._read(_LENGTH_BYTES), "big"))
         return pickle.loads(data) if data else None
 
     def _read(self, size: int) -> bytes:
-        """Return ``size`` bytes, or no bytes if the other end is closed before they arrive."""
+        """Return the next ``size`` bytes; empty if the channel's other end is closed before."""
         data = b""
         with contextlib.suppress(ConnectionError):
             while len(data) < size:
@@ -116,7 +116,7 @@ class Channel:
         return b""
 
     def signal_end(self, number: int) -> None:
-        """Make the kernel send this process a signal when the other end closes or sends data."""
+        """Make the kernel signal this process when the channel's other end closes or sends data."""
         fcntl.fcntl(self._socket, fcntl.F_SETSIG, number)
         fcntl.fcntl(self._socket, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(self._socket, fcntl.F_GETFL)
@@ -124,7 +124,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other end is closed; valid only after all its messages were received."""
+        """Whether the channel's other end is closed; valid only after receiving all messages."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -133,7 +133,7 @@ class Channel:
             return True
 
     def shut_down(self) -> None:
-        """End the connection for both processes; a thread that receives at this end returns."""
+        """End the connection for both processes. A thread that waits in ``receive`` returns."""
         with contextlib.suppress(OSError):  # the other process has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -146,7 +146,8 @@ def _above_standard_streams(end: socket.socket) -> socket.socket:
     """Return the socket with a descriptor above 2.
 
     In a daemon that has closed descriptors 0 to 2, a new socket gets one of these descriptors. The
-    launcher process could not inherit it, because it needs them for its own standard streams.
+    launcher process could not inherit such a socket, because it needs the descriptors 0 to 2 for
+    its own standard streams.
     """
     with end:
         descriptor = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_USUAL_DESCRIPTOR)

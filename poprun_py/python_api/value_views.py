@@ -1,7 +1,7 @@
 """Text and HTML of the values of the Python API.
 
 display/public_values.py calls ``text_of``, ``html_of`` and ``summary_of`` to show a value. A
-JobHandle calls ``job_html`` and ``show_cell``.
+JobHandle calls ``job_html`` and ``show_cell`` to show a job in a notebook.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResu
 from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
 
 _DEFAULT_WIDTH = 100
-# The most rows of a table.
+# The greatest number of rows in a table of instances.
 _MOST_ROWS = 64
 _RESULT_COLUMNS = ("instance", "host", "PID", "how it ended", "steps", "peak memory")
-# The time between two updates of a notebook cell.
+# The time between two updates of a notebook cell, in seconds.
 _UPDATE_SECONDS = 0.5
 
 _Outcome = futures.Future[LaunchResult]
@@ -60,7 +60,7 @@ def html_of(value: object) -> str:
 
 
 def _config_html(config: LaunchConfig) -> str:
-    """Return HTML with the command, and a table of the given options and their sources."""
+    """Return a configuration as HTML: the command, and a table of the given options."""
     rows = [
         (option_name(name), ", ".join(typed_values(config, name)), config.origin(name).label)
         for name, opt in OPTIONS.items()
@@ -77,7 +77,7 @@ def _config_html(config: LaunchConfig) -> str:
 
 
 def _plan_text(plan: LaunchPlan) -> str:
-    """Return the number of instances and replicas, the tree of hosts, and the warnings."""
+    """Return a plan as text: the numbers of instances and replicas, the hosts, and the warnings."""
     columns = shutil.get_terminal_size((0, 0)).columns
     warnings = [f"warning: {sentence}" for sentence in plan_warnings(plan)]
     tree = plan_tree(plan)
@@ -86,7 +86,7 @@ def _plan_text(plan: LaunchPlan) -> str:
 
 
 def _plan_html(plan: LaunchPlan) -> str:
-    """Return HTML with a picture of each host, a table of the instances, and the command."""
+    """Return a plan as HTML: pictures of the hosts, a table of the instances, and the command."""
     tree = plan_tree(plan)
     return fragment(
         tree.headline,
@@ -104,7 +104,7 @@ def _plan_html(plan: LaunchPlan) -> str:
 
 
 def _result_text(result: LaunchResult) -> str:
-    """Return the report that ``poprun-py`` prints about a failed job; else one sentence."""
+    """Return one sentence, or the report that ``poprun-py`` prints if the job failed."""
     if result.exit_code == 0:
         return summary_of(result)
     # A user who prints the result may not have seen stderr, so the report repeats its last lines.
@@ -161,7 +161,7 @@ def _instances_table(
     marked: Sequence[int],
     num_instances: int,
 ) -> list[Part]:
-    """Return a table, and a sentence about the instances that are not in the table."""
+    """Return a table of instances, and a sentence about the instances that the table omits."""
     parts: list[Part] = [Table("Instances", columns, rows, frozenset(marked))]
     if hidden := num_instances - len(rows):
         parts.append(Sentence(f"and {counted(hidden, 'more instance')}"))
@@ -228,7 +228,7 @@ def _status_parts(status: JobStatus) -> list[Part]:
 
 
 def _view_parts(view: JobView) -> list[Part]:
-    """Return the table of the instances, and a note about the slowest instance.
+    """Return the table of a running job's instances, and a note about the slowest instance.
 
     The table of a large job shows the instances with the longest steps. Bars in the table compare
     the instances' numbers of steps. The row of a slow instance is marked.

@@ -1,7 +1,7 @@
 """Command-line grammar of ``poprun-py-pod``, as in V-IPU: ``VERB OBJECT [NAME] [options]``.
 
-The name of an object may be singular or plural. Global options may stand before the verb or after
-the object.
+OBJECT may be singular or plural, such as ``partition`` or ``partitions``. Global options may stand
+before the verb or after the object.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import click
 from poprun_py.command.click_commands import CONTEXT, PrintedHelp
 from poprun_py.errors import nearest
 
-# The dictionary ``meta`` of click's context has the given global options under this key.
+# The key of the given global options in the dictionary ``meta`` of click's context.
 GLOBAL_OPTIONS = "poprun_py.command.pods"
 _COMMAND_NAME = "poprun-py-pod"
 _OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}
 
 
 class _GlobalOption(click.Option):
-    """An option that may stand before the verb or after the object."""
+    """An option of ``poprun-py-pod`` that may stand before the verb or after the object."""
 
     def __init__(self, *names: str, **settings: Any) -> None:
         super().__init__(list(names), expose_value=False, callback=_keep, **settings)
 
 
 def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:
-    # A global option after the object is parsed last, so it replaces the same option before the
-    # verb.
+    # If a global option is given twice, before the verb and after the object, the last value
+    # counts.
     if value is not None and value is not False:
         context.meta.setdefault(GLOBAL_OPTIONS, {})[param.name] = value
     return value
@@ -53,8 +53,8 @@ _GLOBAL_OPTIONS = (
 def _write_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Write the help's sections for the command's own options and for the global options."""
-    # Arguments are left out, because the usage line shows them.
+    """Write two sections of a command's help: the command's own options, and the global options."""
+    # The help omits positional arguments here, because its usage line shows the arguments.
     options = [each for each in command.get_params(ctx) if isinstance(each, click.Option)]
     for title, is_global in (("Options", False), ("Global options", True)):
         shown = [each for each in options if isinstance(each, _GlobalOption) is is_global]
@@ -67,7 +67,7 @@ def _write_options(
 class ObjectCommand(PrintedHelp):
     """A command that applies a verb to one kind of object, such as ``create partition``.
 
-    The command also takes the global options. Its help lists them in a separate section.
+    The command also takes the global options, which its help lists in a separate section.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
@@ -76,7 +76,7 @@ class ObjectCommand(PrintedHelp):
         self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help's sections: examples, the command's own options, and global options."""
+        """Write these sections of the help: examples, the command's own options, global options."""
         if self._examples:
             with formatter.section("Examples"):
                 for example in self._examples:
@@ -87,7 +87,7 @@ class ObjectCommand(PrintedHelp):
 def object_command(
     name: str, *examples: str, text: str | None = None
 ) -> Callable[[Callable[..., int | None]], ObjectCommand]:
-    """Return a decorator that turns a function into a command for the objects ``name``.
+    """Return a decorator that turns a function into a command for one kind of object.
 
     Args:
         name: The name of the kind of object, such as ``partition``.
@@ -100,7 +100,7 @@ def object_command(
 
 
 class _CommandGroup(PrintedHelp, click.Group):
-    """A click group that suggests the most similar subcommand for an unknown name."""
+    """A click group that suggests a similar subcommand if the given subcommand is unknown."""
 
     member = "command"
 
@@ -112,7 +112,7 @@ class _CommandGroup(PrintedHelp, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand that the first argument names, and the other arguments."""
+        """Return the subcommand that the first argument names, and the remaining arguments."""
         found = self.get_command(ctx, args[0])
         if found is None and not ctx.resilient_parsing:
             hint = self.hint(ctx, args[0])
@@ -144,7 +144,7 @@ class VerbGroup(_CommandGroup):
         self.params += _GLOBAL_OPTIONS
 
     def hint(self, ctx: click.Context, word: str) -> str:
-        """Return a suggestion, also for a synonym of a verb or an object without a verb."""
+        """Return the suggestion for an unknown verb, such as ``remove`` for ``delete``."""
         if word in _OTHER_VERBS:
             return f"; did you mean {_OTHER_VERBS[word]}?"
         groups = (each for each in self.commands.values() if isinstance(each, ObjectGroup))
@@ -153,13 +153,13 @@ class VerbGroup(_CommandGroup):
         return super().hint(ctx, word)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help's sections: verbs, options, and global options."""
+        """Write these sections of the help: verbs, options, and global options."""
         self.format_commands(ctx, formatter)
         _write_options(self, ctx, formatter)
 
 
 class ObjectGroup(_CommandGroup):
-    """The click group of one verb. Its subcommands are kinds of objects, such as ``partition``."""
+    """The click group of one verb, with a subcommand for each kind of object."""
 
     member = "object"
 
@@ -174,7 +174,7 @@ class ObjectGroup(_CommandGroup):
         )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the subcommand for the name of an object in the singular or plural."""
+        """Return the subcommand for a kind of object, named in the singular or plural."""
         is_plural = cmd_name.endswith("s")
         other = cmd_name[:-1] if is_plural else f"{cmd_name}s"
         return self.commands.get(cmd_name) or self.commands.get(other)

@@ -1,7 +1,4 @@
-"""The commands ``gc-info`` and ``gc-monitor``, in the form of Graphcore's tools.
-
-They have some of the options of Graphcore's tools.
-"""
+"""The commands ``gc-info`` and ``gc-monitor``, with some options of Graphcore's tools."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ from poprun_py.command.pods.partitions_in_use import (
 from poprun_py.errors import UsageError
 from poprun_py.terminal import print_out, print_warning
 
-# The environment variable with the name of the partition to show. Graphcore's tools also use this
-# variable.
+# An environment variable of Graphcore's tools, which names the partition to show.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
-# The properties of Mk2 IPUs. ``poptorch.ipuHardwareVersion()`` returns ``_ARCHITECTURE``.
+# Properties of Graphcore's Mk2 IPUs. The architecture is the value that
+# ``poptorch.ipuHardwareVersion()`` returns.
 _ARCHITECTURE = "ipu2"
 _CLOCK_MHZ = 1330
 _TILES_PER_IPU = 1472
@@ -64,7 +61,7 @@ def GC_INFO(
     names, or else of the partition "emulated".
 
     If a pod is configured (poprun-py-pod --help), the IPUs of your partitions are listed. If
-    IPUOF_VIPU_API_PARTITION_ID names a partition, only its IPUs are listed.
+    IPUOF_VIPU_API_PARTITION_ID names a partition, only the IPUs of that partition are listed.
     """
     asks_device = shows_info or ipu_arch or ipu_count or tile_clock_speed
     if not (list_devices or asks_device):
@@ -91,7 +88,7 @@ def GC_INFO(
 
 
 def _selected_partitions(found: FoundPartitions, *, all_users: bool) -> list[PartitionInUse]:
-    """Return the partitions to show: of all users of the pod, or only of this user."""
+    """Return the partitions to show; from a pod, only the user's, unless ``all_users`` is set."""
     for launcher in found.silent:
         print_warning(
             f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? The IPUs of its job "
@@ -106,7 +103,7 @@ def _selected_partitions(found: FoundPartitions, *, all_users: bool) -> list[Par
         raise UsageError(f"{_PARTITION}={wanted}: the pod {found.where} has {_names(partitions)}")
     if all_users:
         return [*named, *(each for each in partitions if each not in named)]
-    # The partitions that show jobs have no owner.
+    # A partition that stands for a job outside the pod has no owner.
     shown = named or [each for each in partitions if each.owner in ("", found.user)]
     if not shown:
         print_warning(
@@ -131,7 +128,7 @@ def _only_partition(partitions: Sequence[PartitionInUse], *, is_pod: bool) -> Pa
 
 
 def _device(partition: PartitionInUse, wanted: int | None) -> Device | None:
-    """Return the device with the id ``wanted``; None if ``wanted`` is None."""
+    """Return the partition's device with the id ``wanted``; None if ``wanted`` is None."""
     if wanted is None:
         return None
     devices = {device.id: device for device in partition.devices()}
@@ -211,10 +208,10 @@ def GC_MONITOR(*, no_card_info: bool, as_json: bool, all_partitions: bool) -> No
     """Show the emulated IPUs of this machine, and the processes that hold them now.
 
     The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
-    has its own partition. If IPUOF_VIPU_API_PARTITION_ID names a partition, only that one is shown.
-    The command "watch gc-monitor" shows the IPUs repeatedly.
+    has its own partition. If IPUOF_VIPU_API_PARTITION_ID names a partition, only that partition is
+    shown. The command "watch gc-monitor" shows the IPUs repeatedly.
 
-    If a pod is configured (poprun-py-pod --help), your partitions in it are shown.
+    If a pod is configured (poprun-py-pod --help), your partitions in the pod are shown.
     """
     partitions = _selected_partitions(find_partitions(os.environ), all_users=all_partitions)
     named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]
@@ -322,10 +319,10 @@ def _partition_json(partition: PartitionInUse) -> dict[str, Any]:
 
 
 def gc_info() -> NoReturn:
-    """Run ``gc-info`` with the arguments of this process and exit with its exit code."""
+    """Run ``gc-info`` with this process's arguments, and exit with the command's exit code."""
     run_process(GC_INFO)
 
 
 def gc_monitor() -> NoReturn:
-    """Run ``gc-monitor`` with the arguments of this process and exit with its exit code."""
+    """Run ``gc-monitor`` with this process's arguments, and exit with the command's exit code."""
     run_process(GC_MONITOR)

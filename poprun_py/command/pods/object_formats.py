@@ -1,7 +1,7 @@
 """The output formats of ``poprun-py-pod``: tables, texts and JSON of each kind of object of a pod.
 
-An ``ObjectKind`` declares how one kind of object is read and shown. The module show_verbs makes the
-verbs ``list`` and ``get`` from these declarations.
+An ``ObjectKind`` declares how one kind of object of a pod is read and shown. The module show_verbs
+makes the commands of the verbs ``list`` and ``get`` from the ObjectKinds.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from poprun_py.display.tables import aligned_rows
 from poprun_py.errors import nearest
 
 T = TypeVar("T")
-# Maps each table heading, text label or JSON key to the name of the value to show under it. The
-# layout of a JSON document may be nested.
+# Maps each table heading, text label or JSON key to the name of the value that is shown there. In
+# the layout of a JSON document, a key may also map to another layout.
 Layout = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectKind(Generic[T]):
-    """The declaration of a kind of object, such as partitions: how it is read and shown.
+    """Declares how one kind of object of a pod, such as partitions, is read and shown.
 
     Attributes:
         name: The name of the kind on the command line, in the singular.
         find_all: Returns all objects of this kind in a pod.
-        values: Functions that compute the values that are not attributes of the object, keyed by
-            the name of the value.
+        values: Functions that compute a value of an object, keyed by the name of the value. A
+            value without a function is an attribute of the object.
         columns: The columns of the table that ``list`` prints.
-        totals: Returns the line below that table; None for no line.
+        totals: Returns the line that ``list`` prints below the table; None for no line.
         facts: The lines of the text that ``get`` prints.
-        details: Returns the table below that text; None for no table.
+        details: Returns the table that ``get`` prints below the text; None for no table.
         document: The layout of the JSON document that ``--showjson`` prints.
     """
 
@@ -61,9 +61,10 @@ class ObjectKind(Generic[T]):
     document: Layout
 
     def value(self, snapshot: PodSnapshot, item: T, name: str) -> Any:
-        """Return the value ``name`` of an object.
+        """Return the value of an object with the given name.
 
-        ``a.b`` is the attribute ``b`` of the attribute ``a``; None if ``a`` is None.
+        The name ``a.b`` means the attribute ``b`` of the object's attribute ``a``. The value is
+        None if ``a`` is None.
         """
         if read := self.values.get(name):
             return read(snapshot, item)
@@ -73,7 +74,7 @@ class ObjectKind(Generic[T]):
         return found
 
     def find(self, snapshot: PodSnapshot, name: str) -> T:
-        """Return the object with this name.
+        """Return the object of this kind with the given name.
 
         Raises:
             UnknownNameError: The object does not exist; the message suggests a similar name.
@@ -85,14 +86,14 @@ class ObjectKind(Generic[T]):
         return named[name]
 
     def list_text(self, snapshot: PodSnapshot, items: Sequence[T], *, as_json: bool) -> str:
-        """Return the output of ``list`` for ``items``."""
+        """Return the text that the verb ``list`` prints for the objects ``items``."""
         if as_json:
             return json_text([self.to_json(snapshot, each) for each in items])
         table = self.table(snapshot, items, self.columns)
         return table if self.totals is None else f"{table}\n{self.totals(items)}"
 
     def get_text(self, snapshot: PodSnapshot, item: T, *, as_json: bool) -> str:
-        """Return the output of ``get``. Its text has a line for each value that is not empty."""
+        """Return the text that the verb ``get`` prints for an object, without empty values."""
         if as_json:
             return json_text(self.to_json(snapshot, item))
         lines = [f"{self.name.capitalize()} {attrgetter('name')(item)}:"]
@@ -104,7 +105,7 @@ class ObjectKind(Generic[T]):
         return "\n".join(lines)
 
     def table(self, snapshot: PodSnapshot, items: Iterable[T], columns: Layout) -> str:
-        """Return a table of ``items`` with the given columns."""
+        """Return a table with the given columns and a row for each object of ``items``."""
         names = columns.values()
         rows = [[_text(self.value(snapshot, each, name), ",") for name in names] for each in items]
         return ruled_table(tuple(columns), rows)
@@ -112,7 +113,7 @@ class ObjectKind(Generic[T]):
     def to_json(
         self, snapshot: PodSnapshot, item: T, document: Layout | None = None
     ) -> dict[str, Any]:
-        """Return an object's JSON document in a layout, by default the layout of the kind."""
+        """Return an object's JSON document in a layout, by default in ``self.document``."""
         return {
             key: self.to_json(snapshot, item, name)
             if isinstance(name, Mapping)
@@ -179,7 +180,7 @@ def _attachment_json(attachment: Attachment) -> dict[str, Any]:
     }
 
 
-# Layouts of an IPU, which are parts of longer layouts.
+# Layouts of an IPU, which the layouts of devices and partitions contain.
 _HOLDER_COLUMNS = {
     "User": "attachment.holder.user", "Program": "attachment.holder.program", "PID": "process",
     "Since": "since",
@@ -281,7 +282,7 @@ PARTITION: ObjectKind[Partition] = ObjectKind(
 
 
 def _values_of_agents(kind: str) -> dict[str, Callable[[PodSnapshot, Any], Any]]:
-    """Return the values that clusters and allocations have, because they consist of agents."""
+    """Return functions that compute values of clusters and allocations from their agents."""
 
     def partitions(snapshot: PodSnapshot, item: Any) -> list[Partition]:
         return [each for each in snapshot.partitions if getattr(each, kind) == item.name]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # The values of --routing, in all of V-IPU's spellings.
 _ROUTINGS = ("default", "dnc", "swnc", "btnc", "ringswnc", "ring-swnc")
-# The pause between two queries of a partition's state grows from the first pause to the longest.
+# The first and the longest pause between two queries of a partition's state.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _KNOWN_NAME = click.argument("name", shell_complete=known_names(PARTITION))
 _WAIT = click.option(
@@ -35,7 +35,7 @@ _WAIT = click.option(
 def _sync_type(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> SyncType | None:
-    """Return the sync type with a name of V-IPU's command line or protocol, in any letter case."""
+    """Return the sync type that V-IPU's command line or protocol calls ``value``, in any case."""
     if value is None:
         return None
     wanted = value.lower().replace("_", "-")
@@ -96,7 +96,7 @@ def create_partition(
     *, name: str, routing: str | None, wait: float | None, **requirements: Any
 ) -> None:
     """Make a partition of free IPUs."""
-    # The other options have the names of the fields of a request.
+    # The options in ``requirements`` are named like the fields of PartitionRequest.
     request = PartitionRequest(name=name, **requirements)
     with changed_pod("create", "partition", name) as store:
         partition = store.create_partition(request)
@@ -117,7 +117,7 @@ def create_partition(
 @_KNOWN_NAME
 @_WAIT
 def reset_partition(*, name: str, wait: float | None) -> None:
-    """Bring a partition into its initial state. Its IPUs must not be in use."""
+    """Bring a partition into its initial state. The partition's IPUs must not be in use."""
     with changed_pod("reset", "partition", name) as store:
         partition = store.reset_partition(name)
         if wait is not None:

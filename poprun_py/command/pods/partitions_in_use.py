@@ -1,8 +1,8 @@
 """The partitions that ``gc-info`` and ``gc-monitor`` show, with the processes that hold their IPUs.
 
 If no pod is configured, the partition ``emulated`` shows the IPUs for programs without a launcher,
-and each running job is another partition. If a pod is configured, its partitions are shown,
-followed by the jobs of this machine that do not use the pod.
+and each running job is shown as another partition. If a pod is configured, its partitions are
+shown, followed by the jobs of this machine that do not use the pod.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from poprun_py.machines.leases import user_name
 from poprun_py.running.supervise.launcher_queries import running_jobs
 
 _REQUEST_SECONDS = 10.0
-# The errors of an answer that does not have the form of a launcher's answer.
+# Exceptions that are raised if a launcher's answer does not have the expected form.
 _INVALID = (LookupError, TypeError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpuProcess:
-    """A process that holds IPUs. It is an instance of a job, or a program without a launcher.
+    """A process that holds IPUs: an instance of a job, or a program without a launcher.
 
     ``command`` (the start of the command line), ``user`` and ``seconds`` are None for an instance
     on another host.
@@ -56,12 +56,13 @@ class IpuProcess:
 class PartitionInUse(Partition):
     """A partition with the processes that hold its IPUs.
 
-    Outside a pod, it has no owner. Its name is ``emulated``, the name of a partition that a job
-    uses, or ``job-PID``.
+    Outside a pod, the partition has no owner, and its name is ``emulated``, ``job-PID``, or the
+    name that a job gives to its partition.
 
     Attributes:
         processes: The processes that hold IPUs of the partition.
-        launcher: The process id of a job's launcher; None if the partition does not show a job.
+        launcher: The process id of the launcher of the job that the partition stands for; None for
+            other partitions.
     """
 
     processes: tuple[IpuProcess, ...] = ()
@@ -77,8 +78,9 @@ class FoundPartitions:
     """The partitions of the configured pod and of this machine.
 
     Attributes:
-        partitions: The partitions of the pod, sorted by name, and then one partition for each job
-            that does not use the pod; without a pod, the partition ``emulated`` and then the jobs.
+        partitions: If a pod is configured, its partitions sorted by name, then a partition for each
+            job outside the pod. Otherwise, the partition ``emulated``, then a partition for each
+            job.
         silent: The process ids of the launchers that do not answer.
         where: The folder or URL of the pod; None if no pod is configured.
         user: The user who runs the command.
@@ -104,7 +106,7 @@ def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
             return machine_partitions(running_jobs())
         with contextlib.closing(store):
             found, attachments = store.partitions(), store.attachments()
-        # The launchers are asked once, because one that does not answer takes until a time-out.
+        # Each launcher is asked only once, because a launcher without an answer costs a time-out.
         jobs = running_jobs()
         machine = machine_partitions(jobs)
     except PodError as error:
@@ -112,7 +114,7 @@ def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
     launchers = {each.holder.pid for each in attachments if _is_here(each)}
     partitions = [
         *(_pod_partition(each, attachments, jobs) for each in found),
-        # The first partition is ``emulated``, which does not exist while a pod is configured.
+        # Skip the first partition, ``emulated``: it does not exist while a pod is configured.
         *(each for each in machine.partitions[1:] if each.launcher not in launchers),
     ]
     return FoundPartitions(partitions, machine.silent, store.where, store.user)
@@ -122,13 +124,13 @@ def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
 
 
 def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
-    """Return the partition ``emulated``, and a partition for each of the ``running_jobs``.
+    """Return the partition ``emulated``, and a partition for each running job in ``jobs``.
 
     Raises:
         PodError: The list of this machine's IPUs in use cannot be read.
     """
     host = os.uname().nodename
-    # The number of emulated IPUs is unlimited. The partition shows 16 IPUs, like a Pod16 system.
+    # Programs can emulate any number of IPUs. The partition shows 16 IPUs, like a Pod16 system.
     emulated = partition_of_machine(MACHINE_PARTITION, MACHINE_IPUS, host, _programs_of_machine())
     partitions, silent = [emulated], []
     for launcher, holdings in jobs.items():
@@ -136,7 +138,7 @@ def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
             if holdings is None or holdings["num_ipus"]:
                 partitions.append(_job_partition(launcher, holdings, host))
         except _INVALID:
-            # The launcher did not answer, or its answer has the form of another version.
+            # The launcher did not answer, or is another version that answers in another form.
             silent.append(launcher)
     return FoundPartitions(partitions, silent)
 
@@ -144,7 +146,7 @@ def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
 def partition_of_machine(
     name: str, num_ipus: int, host: str, processes: tuple[IpuProcess, ...] = ()
 ) -> PartitionInUse:
-    """Return a partition outside a pod. A free IPU is shown on ``host``."""
+    """Return a partition outside a pod. IPUs that no process holds get the host ``host``."""
     hosts = {ipu: process.host for process in processes for ipu in process.ipus}
     ipus = tuple(
         Ipu(
@@ -201,7 +203,7 @@ def _attached_process(attachment: Attachment) -> IpuProcess:
 def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
     from poprun_py.options.declared_options import MAX_IPUS
 
-    # Another user's process could make root's command list IPUs without end.
+    # If root runs the command, a process of another user could report a huge number of IPUs.
     if not 0 < int(holdings["num_ipus"]) <= MAX_IPUS:
         raise ValueError("no launcher accepts such a job")
     name = printable(str(holdings["partition"] or f"job-{launcher}"))
@@ -226,7 +228,7 @@ def _instances(holdings: Any, host: str) -> tuple[IpuProcess, ...]:
 
 
 def _with_details(process: IpuProcess) -> IpuProcess:
-    """Add the command, user and age to a process of this host, unless it has ended."""
+    """Return a process of this host with its command, user and age; unchanged if it has ended."""
     words = process_info.read_file(process.pid, "cmdline")
     stat, uid = process_info.read_stat(process.pid), process_info.owner(process.pid)
     if words is None or stat is None or uid is None:
@@ -266,15 +268,15 @@ def _pod_partition(
 def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[IpuProcess]:
     """Return the processes that hold the IPUs of an attachment.
 
-    For a job, the pod knows only the launcher. If ``jobs`` contains that launcher's answer, the
-    job's instances are returned. If not, the process that attached the IPUs is returned.
+    If a job's launcher attached the IPUs, and ``jobs`` contains the launcher's answer, return the
+    job's instances. Otherwise, return the process that attached the IPUs.
     """
     if _is_here(attachment) and (holdings := jobs.get(attachment.holder.pid)) is not None:
         # A launcher of another version may give an answer in another form.
         with contextlib.suppress(*_INVALID):
             instances = _instances(holdings, os.uname().nodename)
-            # A launcher numbers its job's IPUs from 0. The attachment lists, in the same order,
-            # their numbers in the partition.
+            # A launcher numbers its job's IPUs from 0. ``attachment.ipus`` lists the numbers of the
+            # same IPUs within the partition.
             return [
                 replace(each, ipus=tuple(attachment.ipus[ipu] for ipu in each.ipus))
                 for each in instances

@@ -1,7 +1,8 @@
-"""Access to the pod that the command line selects, and output about done and refused requests.
+"""Access to the pod that the command line selects, and messages about the results of requests.
 
-RefusedError (exit code 1) means that the pod refused a request. Its message has V-IPU's form ``VERB
-OBJECT (NAME): failed: ...``. StartError (exit code 3) means that the pod cannot be reached or read.
+RefusedError (exit code 1) means that the pod refused a request. The message of a
+RefusedError has V-IPU's form ``VERB OBJECT (NAME): failed: ...``. StartError (exit code 3) means
+that the pod cannot be reached or read.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 class RefusedError(LaunchError):
-    """The pod refused a request. The message is the complete line to print."""
+    """The pod refused a request. The error's message is the complete line to print."""
 
 
 # --- the selected pod ---------------------------------------------------------------------------
 
 
 def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Return the name, folder or URL of the pod for ``find_pod``; None if no pod is named.
+    """Return the pod's name, folder or URL for ``find_pod``; None if the user names no pod.
 
     The command line takes precedence over POPRUN_POD, and POPRUN_POD over V-IPU's variables
     VIPU_CLI_API_HOST and VIPU_CLI_API_PORT.
@@ -84,7 +85,7 @@ def wants_json() -> bool:
 
 @contextlib.contextmanager
 def opened_pod(name: str | None = None) -> Iterator[PodStore]:
-    """Open the pod ``name``; for None, the pod that the global options select.
+    """Open the pod with the given name, by default the pod that the global options select.
 
     Raises:
         UsageError: The global options contradict one another.
@@ -109,9 +110,9 @@ def _find(given: Mapping[str, Any], seconds: float) -> PodStore | None:
 
 
 def completion(names: Callable[[click.Context], Iterable[str]]) -> Completion:
-    """Return a function for ``shell_complete``, which offers the names that fit.
+    """Return a function for click's ``shell_complete`` that offers ``names`` to the shell.
 
-    If the names cannot be read, none are offered and no error is printed.
+    If the names cannot be read, the function offers no names and prints no error.
     """
 
     def complete(context: click.Context, _: click.Parameter, start: str) -> list[str]:
@@ -123,7 +124,7 @@ def completion(names: Callable[[click.Context], Iterable[str]]) -> Completion:
 
 
 def known_names(kind: ObjectKind[Any]) -> Completion:
-    """Return the completion of the names of a kind of object."""
+    """Return the shell completion function for the names of the pod's objects of one kind."""
 
     def names(context: click.Context) -> list[str]:
         store = _find(_global_options(context), _COMPLETION_SECONDS)
@@ -144,7 +145,7 @@ def _pods_of_machine(_: click.Context) -> Iterable[str]:
 known_pods = completion(_pods_of_machine)
 
 
-# --- done and refused requests ------------------------------------------------------------------
+# --- results of requests ------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -152,13 +153,14 @@ def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
     """Convert the pod's errors in the ``with`` block into errors of the command.
 
     Raises:
-        RefusedError: The pod refused the request. The message is V-IPU's line about it.
+        RefusedError: The pod refused the request. The error's message is the line that V-IPU
+            prints about a refusal.
         StartError: The pod cannot be reached or read, or its storage failed.
     """
     try:
         yield
     except PodError as error:
-        # Refusals are subclasses of PodError. PodError itself means that the storage failed.
+        # Refusals are subclasses of PodError, but PodError itself means that the storage failed.
         if type(error) in (PodError, UnreachableError, DamagedError):
             raise StartError(str(error)) from None
         raise RefusedError(f"{_request(verb, kind, name)}: failed: {error}") from None
@@ -166,7 +168,7 @@ def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def requested(verb: str, kind: str, name: str) -> Iterator[None]:
-    """Act as ``refusals``. Then print V-IPU's line: ``create pod (lab): success.``."""
+    """Convert errors like ``refusals``; print a line such as ``create pod (lab): success.``."""
     with refusals(verb, kind, name):
         yield
     print_out(f"{_request(verb, kind, name)}: success.")
@@ -174,10 +176,11 @@ def requested(verb: str, kind: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changed_pod(verb: str, kind: str, name: str) -> Iterator[PodStore]:
-    """Open the pod for a change in the ``with`` block, which is reported as in ``requested``.
+    """Open the pod for a change in the ``with`` block; report the result like ``requested``.
 
     Raises:
-        UsageError, StartError, RefusedError: As in ``opened_pod`` and ``refusals``.
+        UsageError, StartError, RefusedError: For the reasons that ``opened_pod`` and ``refusals``
+            list.
     """
     with requested(verb, kind, name), opened_pod() as store:
         yield store

@@ -1,6 +1,7 @@
 """The command ``poprun-py-pod``, which shows and changes pods of emulated IPUs and their parts.
 
-Exit codes: 0 done; 1 the pod refused; 2 wrong usage; 3 the pod cannot be reached or read.
+Exit codes: 0 done; 1 the pod refused the request; 2 wrong usage; 3 the pod cannot be reached or
+read.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ COMMAND = version_option("--version")(
 
 
 def main() -> NoReturn:
-    """Run ``poprun-py-pod`` with the arguments of this process and exit with its exit code."""
+    """Run ``poprun-py-pod`` with this process's arguments; exit with the command's exit code."""
     name = command_name()
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         COMMAND.main(prog_name=name)

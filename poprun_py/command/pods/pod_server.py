@@ -30,8 +30,8 @@ from poprun_py.command.pods.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
 
 HOST: Final = "127.0.0.1"
-# The duration of a lease in seconds. An attachment ends when its lease ends. A holder renews its
-# lease six times within this duration.
+# The duration of a lease in seconds. An attachment ends when its lease ends. A process that holds
+# IPUs renews its lease six times within this duration.
 SECONDS: Final = 30.0
 
 _NETWORK_ADVICE: Final = (
@@ -43,7 +43,7 @@ _NETWORK_ADVICE: Final = (
 _COULD_NOT_START: Final = 3
 _THREADS: Final = 4
 _MAX_CONNECTIONS: Final = 512
-# The server begins to close connections when it can accept fewer than this number of new ones.
+# If the server can accept fewer new connections than this number, it closes old connections.
 _SPARE_CONNECTIONS: Final = 64
 _MAX_HEADER_BYTES: Final = 16 << 10
 # The time-out of idle connections and of incomplete requests. A client that renews leases sends
@@ -62,9 +62,9 @@ def serve(
 ) -> int:
     """Serve the pod in ``folder`` until SIGTERM or SIGINT, and return the exit code.
 
-    This function must run in the main thread. Port 0 chooses a free port. A lease ends after
-    ``seconds`` unless its holder renews it. The exit code is 3 if the server could not start; the
-    reason is then printed.
+    Call ``serve`` only in the main thread. Port 0 chooses a free port. A lease ends after
+    ``seconds`` unless its holder renews it. If the server cannot start, print the reason and
+    return 3.
     """
     try:
         with (
@@ -84,8 +84,8 @@ def serve(
             name = store.pod().name
             extender = LeaseExtender(store.renew_all, seconds, note_run=store.note_run)
             server = PodServer(application, listener, extender)
-            # Until the handlers are set, a signal ends the process at once. The handlers only set a
-            # flag, because waitress would catch an exception that a handler raises.
+            # Until the signal handlers are set, a signal ends the process at once. The signal
+            # handlers only set a flag, because waitress would catch their exceptions.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.end())
             _announce(name, folder, listener)
@@ -100,18 +100,18 @@ def serve(
 def _only_server(folder: Path) -> Iterator[None]:
     """During the ``with`` block, hold a lock that allows only one server for the pod.
 
-    Two servers of one pod would end each other's leases, and a client that repeats a request at the
-    other server would change the pod twice.
+    Two servers of one pod would end leases of each other's clients. A client that repeats a request
+    at the second server would change the pod twice.
     """
-    # The lock is on the inner folder ``holders``, which only its owner can open. Any user could
-    # lock the pod's folder itself.
+    # The lock is on the folder ``holders``, which only its owner can open. Other users could lock
+    # the pod's folder.
     descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUseError(
-                f"{folder} has a server already: use that one, or end it first"
+                f"{folder} has a server already: use that server, or end it first"
             ) from None
         yield
     finally:
@@ -173,20 +173,20 @@ def listen(host: str, port: int) -> socket.socket:
         reason = reason.partition(" (while")[0]
         raise OSError(
             f"cannot listen on {host}:{port} ({reason}): choose another address with --host and "
-            "--port, or end what listens there"
+            "--port, or end the program that listens there"
         ) from None
 
 
 class LeaseExtender:
-    """Extends all leases after the server has not run for a third of the lease duration.
+    """Extends all leases if the server did not run for more than a third of the lease duration.
 
     A client renews its lease several times per lease duration. While the server is suspended or
-    gets no CPU time, it cannot receive renewals. No lease may end for that reason.
+    gets no CPU time, it cannot receive renewals, so the leases must not end.
 
     Args:
         renew_all: Renews all leases for the given number of seconds, counted from now.
         seconds: The duration of a lease.
-        note_run: Is given each time when the server runs and the leases have been extended.
+        note_run: A function that is called with the current time at each successful ``tick``.
         now: Returns the current time in seconds.
     """
 
@@ -206,14 +206,14 @@ class LeaseExtender:
         self.period = min(1.0, seconds / 12)
 
     def tick(self) -> None:
-        """Record that the server runs now, and extend all leases if it did not run before."""
+        """Record that the server runs now. If it was suspended before, extend all leases."""
         now = self._now()
-        # After a shorter pause, the client's later renewals arrive in time.
+        # After a shorter pause of the server, the next renewals of clients arrive in time.
         if now - self._last > self._seconds / 3:
             try:
                 self._renew_all(self._seconds)
             except PodError:
-                return  # No lease ends before a later call succeeds.
+                return  # Leases end only after a later ``tick`` succeeds.
         self._last = now
         self._note_run(now)
 
@@ -224,7 +224,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     begun = 0.0
 
     def received(self, data: bytes) -> bool:
-        # A request that ends leases must not be executed before they have been extended.
+        # Extend leases before executing a request that could end expired leases.
         self.server.extender.tick()
         if self.request is None:
             self.begun = time.time()
@@ -275,9 +275,9 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         )
 
     def readable(self) -> bool:
-        """Return whether new connections are accepted. If many are open, close old ones first.
+        """Return whether the server accepts new connections; close old ones if too many are open.
 
-        The server calls this method before it waits for data.
+        waitress calls this method before it waits for data.
         """
         self.extender.tick()
         self._close_excess()
@@ -285,7 +285,7 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         return accepts
 
     def _close_excess(self) -> None:
-        """Close the oldest connections of the addresses that have the most connections."""
+        """Close the oldest connections of the client addresses that have the most connections."""
         over = len(self._map) + _SPARE_CONNECTIONS - self.adj.connection_limit
         if over <= 0:
             return
@@ -315,10 +315,9 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         self.asyncore.close_all(self._map, ignore_all=True)
 
     def end(self) -> None:
-        """Make ``run`` return. A second call has no effect.
+        """Make ``run`` return. A second call of ``end`` has no effect.
 
-        Call ``end`` in the thread that executes ``run``, from a signal handler or the server's
-        trigger.
+        Call ``end`` only in the thread of ``run``, from a signal handler or the server's trigger.
         """
         if not self._is_ending:
             self._is_ending = True

@@ -17,10 +17,10 @@ from popdist_py.pods.pod_store import PodStore
 
 
 class PlacedIpu(NamedTuple):
-    """An IPU with its place in a partition and its holder, each None if it has none.
+    """An IPU, with its place in a partition and its attachment if it has these.
 
-    In the partition, the IPU has the ``number``, and lies in a graph compilation domain (``gcd``)
-    and an IPU-Link domain (``segment``).
+    ``number`` is the IPU's number in the partition. ``gcd`` and ``segment`` are the numbers of the
+    IPU's graph compilation domain and IPU-Link domain.
     """
 
     ipu: Ipu
@@ -45,7 +45,7 @@ class PodSnapshot:
         return sum(each.num_ipus for each in self.pod.agents if each.name in agents)
 
     def devices_of(self, partition: Partition) -> list[PlacedIpu]:
-        """Return the IPUs of a partition and their holders, in the order of their numbers."""
+        """Return a partition's IPUs with their holders, in the order of the IPUs' numbers."""
         holders = {
             number: attachment
             for attachment in self.attachments
@@ -65,7 +65,7 @@ class PodSnapshot:
         ]
 
     def devices(self) -> list[PlacedIpu]:
-        """Return all IPUs of the pod, each with its partition and its holder, if it has any."""
+        """Return all IPUs of the pod, each with its partition and holder, if any."""
         taken = {
             each.ipu.index: each
             for partition in self.partitions
@@ -77,8 +77,9 @@ class PodSnapshot:
 def ild_routing(partition: Partition, pod: Pod) -> str:
     """Return the routing that V-IPU would choose within each IPU-Link domain of a partition.
 
-    The routing is DNC within one IPU-Machine, where each IPU is connected to every other. It is
-    RINGSWNC for whole IPU-Link domains of a torus, and SWNC (sliding window) for all others.
+    The routing is DNC within one IPU-Machine, where each IPU is connected to every other IPU.
+    The routing is RINGSWNC for whole IPU-Link domains of a torus, and SWNC (sliding window) for all
+    other domains.
     """
     num_ipus = partition.size // partition.num_ilds
     if num_ipus <= IPUS_PER_MACHINE:

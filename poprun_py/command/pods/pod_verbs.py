@@ -83,7 +83,7 @@ def create_cluster(
 @object_command("cluster")
 @click.argument("name", shell_complete=known_names(CLUSTER))
 def remove_cluster(*, name: str) -> None:
-    """Remove a cluster. Its allocations must be removed first."""
+    """Remove a cluster. The cluster's allocations must be removed first."""
     with changed_pod("remove", "cluster", name) as store:
         store.remove_cluster(name)
 
@@ -105,7 +105,7 @@ def remove_cluster(*, name: str) -> None:
     help="The allocation's agents. Unset: all agents of the cluster.",
 )  # fmt: skip
 def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> None:
-    """Make an allocation. Users make partitions from its agents, which belong to one cluster."""
+    """Make an allocation of agents of one cluster. Users make partitions from an allocation."""
     with changed_pod("create", "allocation", name) as store:
         snapshot = PodSnapshot(store)
         clusters = snapshot.pod.clusters
@@ -120,7 +120,7 @@ def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> 
 @object_command("allocation")
 @click.argument("name", shell_complete=known_names(ALLOCATION))
 def remove_allocation(*, name: str) -> None:
-    """Remove an allocation. Its partitions must be removed first."""
+    """Remove an allocation. The allocation's partitions must be removed first."""
     with changed_pod("remove", "allocation", name) as store:
         store.remove_allocation(name)
 
@@ -149,9 +149,9 @@ def remove_allocation(*, name: str) -> None:
 def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path | None) -> None:
     """Make a pod of emulated IPUs on this machine.
 
-    The pod has its own folder below POPRUN_PODS (~/.local/state/poprun-py/pods), with its
-    description in pod.toml. The command "poprun-py-pod serve" lets other hosts use
-    the pod.
+    The pod has its own folder below POPRUN_PODS (~/.local/state/poprun-py/pods), with a
+    description of the pod in pod.toml. The command "poprun-py-pod serve" lets other hosts use the
+    pod.
     """
     if (system is None) == (file is None):
         raise UsageError("expected one of --type TYPE and --file POD.TOML")
@@ -208,8 +208,8 @@ def remove_pod(*, name: str, force: bool) -> None:
 def serve_pod(*, host: str, port: int, verbose: bool) -> int:
     """Serve a pod of this machine to several hosts, until Ctrl-C.
 
-    Clients need the token in the file "token" of the pod's folder. They send it over plain HTTP, so
-    other hosts need a trusted network or an SSH tunnel.
+    Clients need the token in the file "token" of the pod's folder. Clients send the token over
+    plain HTTP, so other hosts need a trusted network or an SSH tunnel.
     """
     from popdist_py.pods.folder_store import FolderStore
 

@@ -1,7 +1,7 @@
 """The HTTP API of a pod's server, with a route for each method of a pod store.
 
-Every request except ``GET /v1/version`` needs the server's token. The answer is the method's result
-in JSON, or ``{"error": code, "message": text}``.
+Every request except ``GET /v1/version`` needs the server's token. The answer to a request is the
+result of the store's method in JSON, or ``{"error": code, "message": text}``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 
-# The HTTP status of each error of a pod; 500 for all others.
+# The HTTP status of each kind of PodError. All other errors have the HTTP status 500.
 _STATUS: Final[dict[type[PodError], int]] = {
     InvalidRequestError: 400,
     NotAllowedError: 403,
@@ -51,8 +51,9 @@ _STATUS: Final[dict[type[PodError], int]] = {
 }
 # Maps the HTTP status of falcon's own errors, such as an unknown path, to this API's error codes.
 _CODES: Final = {401: NotAllowedError.code, 404: "unknown-call", 405: "unknown-call"}
-# The seconds for which the server keeps an answer, longer than a client repeats a request; and the
-# greatest number of answers that the server keeps. An answer has at most about 30 kB.
+# The time in seconds for which the server keeps an answer, and the greatest number of answers that
+# the server keeps. Clients repeat a request for less than 300 seconds. An answer has at most about
+# 30 kB.
 _KEPT_SECONDS: Final = 300.0
 _MAX_KEPT: Final = 1024
 
@@ -65,7 +66,7 @@ def make_application(
     log: Log,
     access_log: Log | None = None,
 ) -> falcon.App[Any, Any]:
-    """Return the WSGI application that serves the pod in ``store``, in several threads.
+    """Return a WSGI application, safe for several threads, that serves the pod in ``store``.
 
     Args:
         store: The store of the pod.
@@ -91,7 +92,7 @@ def make_application(
 
 
 class _Middleware:
-    """Refuses requests without the token, reads the name of the user, and logs each request."""
+    """Middleware that refuses requests without the token, reads user names, and logs requests."""
 
     def __init__(self, token: str, access_log: Log | None) -> None:
         self._digest = _digest(token)
@@ -132,7 +133,7 @@ class _Middleware:
 
 
 class _PodApi:
-    """The responders of the calls, which call the methods of a pod store."""
+    """The handlers of HTTP requests, which call the methods of a pod store."""
 
     def __init__(self, store: FolderStore, seconds: float) -> None:
         self._store = store
@@ -140,16 +141,16 @@ class _PodApi:
         self._answers = _RepeatedAnswers()
 
     def query(self, call: Call[Any], request: falcon.Request, response: falcon.Response) -> None:
-        """Answer a call that changes nothing. Its arguments are in the URL's query string."""
+        """Answer a request that reads the pod, with arguments in the URL's query string."""
         arguments = call.read_arguments(dict(request.params))
         result = self._result(call, request.context.user, arguments)
         if call is pod_api.ATTACHMENTS:
-            # A client that knows an attachment's id could release its IPUs.
+            # Remove the ids, because a client that knows an attachment's id could release its IPUs.
             result = tuple(replace(each, id="") for each in result)
         response.data = pod_api.encode(pod_api.to_json(result))
 
     def change(self, call: Call[Any], request: falcon.Request, response: falcon.Response) -> None:
-        """Answer a call that changes the pod. Its arguments are in the request's body.
+        """Answer a request that changes the pod, with arguments in the request's body.
 
         If a client repeats a request, the pod is changed only once.
         """
@@ -195,9 +196,9 @@ class _PodApi:
 class _RepeatedAnswers:
     """The answers to recent requests that changed the pod, keyed by user and request id.
 
-    A client repeats a request if it received no answer. The server then returns the answer or error
-    of the first request, as soon as the first request has been handled. When the server ends, the
-    answers are lost.
+    A client repeats a request if it received no answer. The server answers the repeated request
+    with the answer or error of the first request, as soon as the first request has been handled.
+    When the server ends, the kept answers are lost.
     """
 
     def __init__(self) -> None:
@@ -205,7 +206,7 @@ class _RepeatedAnswers:
         self._requests: dict[tuple[str, str], _KnownRequest] = {}
 
     def once(self, user: str, request_id: str, digest: bytes, act: Callable[[], bytes]) -> bytes:
-        """Call ``act`` and return its result; for a repeated request, return the first result.
+        """Return the result of ``act``; for a repeated request, the result of the first request.
 
         Raises:
             InvalidRequestError: A different request of this user had the same id.
@@ -224,7 +225,7 @@ class _RepeatedAnswers:
         return known.answer.result()
 
     def _forget_old(self, now: float) -> None:
-        # The answers are ordered from the oldest to the newest.
+        # The dictionary is ordered from the oldest answer to the newest.
         for key, known in list(self._requests.items()):
             if now - known.since <= _KEPT_SECONDS and len(self._requests) < _MAX_KEPT:
                 break

@@ -51,14 +51,14 @@ _PODS_COLUMNS = {
 def _show(
     verb: str, kind: str, name: str, text: Callable[[PodSnapshot], str], pod: str | None = None
 ) -> None:
-    """Print the text of the pod ``pod``; for None, of the pod that the global options select."""
+    """Print the result of ``text`` for the pod ``pod``, by default the selected pod."""
     with opened_pod(pod) as store, refusals(verb, kind, name):
         shown = text(PodSnapshot(store))
     print_out(shown)
 
 
 def _list_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
-    """Return the command that lists all objects of a kind; ``text`` is its help."""
+    """Return the command that lists all objects of a kind; ``text`` is the command's help."""
 
     def listing(snapshot: PodSnapshot) -> str:
         return kind.list_text(snapshot, kind.find_all(snapshot), as_json=wants_json())
@@ -69,7 +69,7 @@ def _list_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
 
 
 def _get_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
-    """Return the command that shows one object of a kind; ``text`` is its help."""
+    """Return the command that shows one object of a kind; ``text`` is the command's help."""
 
     @click.argument("name", shell_complete=known_names(kind))
     def show(*, name: str) -> None:
@@ -106,8 +106,8 @@ def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
 def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
     """Return the IPUoF configuration of one GCD, with the field names of V-IPU's protocol.
 
-    Emulated IPUs do not listen on ports. The port numbers only distinguish the IPUs of a host. For
-    GCD 0, the attribute ``GCD Id`` is left out.
+    Emulated IPUs do not listen on ports. The port numbers only distinguish the IPUs of a host. The
+    configuration of GCD 0 omits the attribute ``GCD Id``.
     """
     if gcd >= partition.num_gcds:
         raise UsageError(
@@ -188,7 +188,7 @@ def _summary(root: Path, name: str) -> dict[str, str | int | None]:
     return {"id": name, **counts, "where": str(root / name)}
 
 
-# The commands in the order of the help.
+# The commands of the verbs ``list`` and ``get``, in the order in which the help lists them.
 LIST_VERBS = (
     _list_verb(PARTITION, "List the partitions of the pod, sorted by name."),
     _list_verb(

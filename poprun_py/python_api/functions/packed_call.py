@@ -34,10 +34,10 @@ def write_call(
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> tuple[str, ...]:
-    """Pickle a call into a file, and return the program that every instance runs.
+    """Pickle a function call into a file, and return the program that every instance runs.
 
     Args:
-        folder: The folder for the call, which also receives the results.
+        folder: The folder for the pickled call and for the results of the instances.
         function: A function, which may be a closure, a lambda, or defined in a notebook.
         args: The positional arguments of the function. Large arrays are not copied.
         kwargs: The keyword arguments of the function.
@@ -101,7 +101,7 @@ def _refusal(
 def _parts(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield a description and the value of each argument, and of each variable of the function."""
+    """Yield a description and the value of each argument, and of each variable that is used."""
     for number, value in enumerate(args):
         yield f"argument {number} ({type(value).__name__})", value
     for key, value in kwargs.items():
@@ -116,9 +116,9 @@ def _parts(
 
 
 def _sources(function: object) -> dict[str, list[str]]:
-    """Return the lines of code that is not in a file, such as a notebook's cell, keyed by its name.
+    """Map the name of each notebook cell, or of other code without a file, to its source lines.
 
-    The instances' tracebacks show these lines.
+    The instances' tracebacks show these source lines.
     """
     used = [function]
     if isinstance(function, FunctionType):
@@ -129,10 +129,10 @@ def _sources(function: object) -> dict[str, list[str]]:
 
 
 def _module_path() -> list[str]:
-    """Return the absolute folders of ``sys.path``, where the instances search for modules too."""
+    """Return the absolute folders of ``sys.path``, for the instances' search for modules."""
     paths = []
     for entry in sys.path:
-        # Skip entries that are not strings, and relative paths if the working folder was removed.
+        # Skip an entry that is not a string, or is relative to a removed working folder.
         with suppress(TypeError, OSError):
             paths.append(os.path.abspath(os.fsdecode(entry)))  # noqa: PTH100
     return paths

@@ -2,10 +2,10 @@
 
     index length | JSON index | pickle | buffers of arrays | CRC-32 | mark
 
-Each part up to the buffers begins at a multiple of 64 bytes. Arrays are written directly from their
-memory and read by mapping the file, so neither process copies them. The CRC-32 covers all preceding
-bytes of the file. A file is refused if it is incomplete, changed, or writable by other users. New
-files have mode 0600.
+Every part of a file before the CRC-32 begins at a multiple of 64 bytes. Arrays are written directly
+from memory and read by mapping the file, so the writer and the reader copy no arrays. The CRC-32
+covers all preceding bytes of the file. A file is refused if it is incomplete, changed, or writable
+by other users. New files have mode 0600.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import IO, Any
 from popdist_py.atomic_file import replaced_at_end
 from popdist_py.own_files.owner import NotOwnFileError, check_own
 
-# The alignment of parts in bytes, the same as NumPy and torch use for their own memory.
+# The alignment of a file's parts in bytes, like the memory alignment of NumPy and torch.
 _ALIGNMENT = 64
-# Files below this size are read, not mapped, because each mapping keeps a descriptor open.
+# Files below 1 MiB are read, not mapped, because each mapping keeps a descriptor open.
 _LEAST_MAPPED_BYTES = 1 << 20
 _MARK = b"\x93poprun3"
-# The formats of the index's length, and of the last bytes of a file: the CRC-32 and the mark.
+# The binary formats of the index's length, and of the CRC-32 with the mark.
 _LENGTH = struct.Struct(">Q")
 _END = struct.Struct(f">I{len(_MARK)}s")
 
@@ -54,8 +54,8 @@ class PackedFile:
     def load(self) -> Any:
         """Return the value.
 
-        Arrays in the value are private copy-on-write pages of the file. The arrays can be changed,
-        and stay valid when the file is removed.
+        Changing an array in the value does not change the file, and removing the file does not
+        affect the array.
 
         Raises:
             Exception: Any exception that unpickling raises.
@@ -68,7 +68,8 @@ def write_packed(
 ) -> None:
     """Write a packed file atomically, so that other processes never see an incomplete file.
 
-    ``head`` is metadata of the value, as JSON. ``parts`` is the value, as ``pickled`` returns it.
+    ``head`` is metadata of the value, as JSON. ``parts`` is the return value of
+    ``pickled``.
 
     Raises:
         OSError: The file cannot be written.
@@ -114,7 +115,7 @@ def open_packed(path: Path) -> PackedFile:
 
 
 def _pages(file: IO[bytes]) -> mmap.mmap:
-    """Return the content of a file. A large file is mapped, and a small one is read into memory."""
+    """Return the content of a file. A large file is mapped, and a small file is read."""
     size = os.fstat(file.fileno()).st_size
     if size < _LEAST_MAPPED_BYTES:
         pages = mmap.mmap(-1, max(1, size))

@@ -1,8 +1,9 @@
 """Pickling with large arrays in separate buffers, and the search for unpicklable parts of a value.
 
 cloudpickle pickles by value the functions and classes that are defined in ``__main__`` (a script or
-a notebook) or inside a function. ``with_its_module`` makes it also pickle by value a function of a
-module that a new Python process could not import. Other functions and classes are pickled by name.
+a notebook) or inside a function. ``with_its_module`` makes cloudpickle also pickle by value a
+function of a module that a new Python process could not import. cloudpickle pickles all other
+functions and classes by name.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any
 
 import cloudpickle
 
-# Pickle protocol 5 is the first one that can keep buffers outside of the pickle.
+# Pickle protocol 5 is the first protocol that can keep buffers outside of the pickle.
 _PROTOCOL = 5
 _LRU_CACHE = type(functools.cache(abs))
-# Guards cloudpickle's list of the modules to pickle by value, which all threads share.
+# A lock for cloudpickle's list of modules to pickle by value, which all threads share.
 _module_list_lock = threading.Lock()
 # The most levels of nesting that the search for an unpicklable part visits.
 _MOST_LEVELS = 4
 
 
 def pickled(value: object) -> list[list[bytes | memoryview]]:
-    """Return the parts of a pickle: its stream in chunks, then the bytes of each array.
+    """Pickle a value; return the pickle's stream in chunks, then the bytes of each array.
 
     Arrays and long ``bytes`` are not copied.
 
@@ -44,13 +45,14 @@ def pickled(value: object) -> list[list[bytes | memoryview]]:
 
 
 class _Chunks:
-    """A file for a pickler, which gives long ``bytes`` of the value to ``write`` as they are."""
+    """A file for a pickler, which passes long ``bytes`` objects to ``write`` without a copy."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes | memoryview] = []
 
     def write(self, data: bytes | memoryview) -> None:
-        # Memory that is not ``bytes`` may change or end before the chunks are written.
+        # Copy data that is not ``bytes``, because its memory may change or be freed before the
+        # chunks are written.
         self.chunks.append(data if isinstance(data, bytes) else bytes(data))
 
 
@@ -113,7 +115,7 @@ def _typed_storage(dtype: object, untyped: Any) -> Any:
 
 @contextmanager
 def with_its_module(function: object) -> Iterator[None]:
-    """Pickle a function's module by value inside ``with`` if a new process could not import it."""
+    """If a new process could not import a function's module, pickle it by value inside ``with``."""
     named = function if hasattr(function, "__module__") else type(function)
     module = sys.modules.get(getattr(named, "__module__", None) or "")
     if module is None or module.__name__ == "__main__" or _is_importable(module):

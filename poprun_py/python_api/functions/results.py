@@ -1,8 +1,8 @@
 """Results of a function call, read from the files that the instances have written.
 
-Unpickling can run any code. The user's own function has written the files that are unpickled here,
-and they are in a private folder of this user. Files from other hosts are accepted only from
-instances that know the job's secret.
+Unpickling a file can run any code. The files that are unpickled here are safe, because the user's
+own function has written them into a private folder of this user. Files from other hosts are
+accepted only from instances that know the job's secret.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from poprun_py.python_api.functions.packed_file import (
 from poprun_py.running.supervise.job_description import place_of_call
 from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult, describe
 
-# After the instance that failed first, the notes describe at most this many failed instances.
+# The notes of a raised exception describe at most this number of other failed instances.
 _MOST_OTHERS = 8
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an instance as text, set as the cause of the exception that is raised."""
+    """An instance's traceback as text, set as the cause of an exception in the calling program."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -36,12 +36,13 @@ class RemoteTraceback(Exception):
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
     """Return the values that the function returned, ordered by the index of the instance.
 
-    Arrays in the values stay valid when ``folder``, the folder of the call, is removed.
+    ``folder`` is the call's folder. If the folder is removed later, arrays in the values stay
+    valid.
 
     Raises:
-        Exception: The exception that the function raised in the instance that failed first. Its
-            cause is the traceback of that instance. Its notes name the instance, its host, and the
-            other instances that failed.
+        Exception: The exception that the function raised in the instance that failed first. The
+            exception's cause is the traceback of that instance. The exception's notes name the
+            instance, the host, and the other instances that failed.
         UsageError: The folder has been removed.
         JobFailedError: An instance failed without an exception of the function, or the value or
             exception of an instance cannot be unpickled.
@@ -93,7 +94,7 @@ def _value(path: Path, instance: InstanceResult, result: LaunchResult) -> Any:
 
 
 def _error(failure: PackedFile, instance: InstanceResult, result: LaunchResult) -> Exception:
-    """Return the exception to raise for an instance that has written a failure."""
+    """Return the exception to raise for an instance that has written a failure file."""
     name, head = _named(instance), failure.head
     raised: object = None
     with contextlib.suppress(Exception):

@@ -1,9 +1,9 @@
 """The program of an instance that calls a function: ``run_call.py FOLDER NAME``.
 
-The program reads the call, runs it, and writes its result, or a file that says why the call failed.
-The launcher passes the paths of the files in environment variables. The program unpickles only
-files of this job, which the launcher sends only to instances that know the job's secret. The
-program is a script, so that it also runs where the package is not installed.
+The program reads the pickled call, calls the function, and writes the result or a description of
+the failure. The launcher passes the paths of the files in environment variables. The program
+unpickles only files of its own job. The launcher sends these files only to instances that know the
+job's secret. The program is a script, so that it also runs where the package is not installed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _EXIT_CODE_OF_FAILURE = 1
 
 
 def main() -> int:
-    """Run the pickled call of this job, and return the exit code."""
+    """Run the job's pickled call, and return the exit code of the instance."""
     from popdist_py.environment import CALL, CALL_FILES
 
     if CALL not in os.environ or CALL_FILES not in os.environ:
         name = sys.argv[2] if len(sys.argv) > 2 else "a function"
         print(f"{name} is run by poprun_py.launch only, from Python", file=sys.stderr)  # noqa: T201
         return 2
-    # Jobs that the function launches must not inherit the variables with the paths of this call.
+    # Jobs that the function launches must not inherit the variables CALL and CALL_FILES.
     path, prefix = Path(os.environ.pop(CALL)), os.environ.pop(CALL_FILES)
     try:
         function, args, kwargs = _load(path)
@@ -76,7 +76,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 
 def _write_result(prefix: str, value: object) -> int:
-    """Write the function's result, or the reason why writing fails; return the exit code."""
+    """Write the function's result, or the reason why writing failed; return the exit code."""
     from poprun_py.python_api.functions.packed_file import write_packed
     from poprun_py.python_api.functions.pickling import path_to_problem, pickled
 
@@ -110,8 +110,8 @@ def write_failure(prefix: str, error: BaseException, *, problem: str = "", note:
     Args:
         prefix: The path of the file without its suffix ``.failure``.
         error: The exception.
-        problem: The reason why the function's result cannot be sent, as the end of a sentence. The
-            job then fails with this sentence. Empty if the call raised the exception.
+        problem: The reason why the function's result cannot be sent, as the end of the sentence
+            with which the job fails. Empty if the function itself raised the exception.
         note: A note to add to the exception.
     """
     from poprun_py.python_api.functions.packed_file import write_packed
@@ -128,7 +128,7 @@ def write_failure(prefix: str, error: BaseException, *, problem: str = "", note:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its first frames, which are in this file."""
+    """Return a traceback without its first frames, which are those of this file."""
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return frames
@@ -166,8 +166,8 @@ def _pickled_if_possible(error: BaseException) -> list[list[bytes | memoryview]]
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Python has added the folder of this script to sys.path. Modules in that folder could
-        # hide the user's modules.
+        # Python has added the folder of this script, whose modules could hide the user's modules,
+        # to sys.path.
         sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     sys.exit(main())

@@ -180,7 +180,7 @@ def seen_from_here(folder):
 def test_a_pod_has_one_server_and_attachments_outlive_it(folder, capfd):
     seconds = 0.8
     with ServerProcess(folder, seconds=seconds) as server:
-        assert f"{folder} has a server already: use that one, or end it" in refused(
+        assert f"{folder} has a server already: use that server, or end it" in refused(
             capfd, folder, port=0
         )
         mine, other = client(server, folder), client(server, folder)
