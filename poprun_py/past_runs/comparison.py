@@ -79,7 +79,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Create a spread of the values that are not None; return None if all values are None."""
+        """Create a spread from values, except None; return None if all values are None."""
         known = tuple(each for each in values if each is not None)
         return cls(known) if known else None
 
@@ -115,9 +115,9 @@ class RunGroup:
         speed: The speed of each run, measured by ``Comparison.measure``; None if no speed is known.
         speedup: The median speed of the group, divided by the median speed of the base group; None
             if one of the two speeds is unknown.
-        efficiency: The scaling efficiency: the speedup, divided by the ratio of the group's number
-            of instances to the base group's.
-        efficiency_by_replicas: The scaling efficiency, computed with replicas instead of instances.
+        efficiency: The scaling efficiency, which is the speedup divided by the factor by which the
+            number of instances has grown.
+        efficiency_by_replicas: The scaling efficiency, computed from replicas instead of instances.
     """
 
     runs: tuple[Measured, ...]
@@ -173,9 +173,9 @@ class Comparison:
     """A comparison of groups of runs with the first group.
 
     Attributes:
-        scaling: The kind of scaling. ``strong``: the number of instances or replicas differs
-            between groups, but the global batch does not. ``weak``: the global batch grows in
-            proportion to one of these numbers. Empty: all other cases.
+        scaling: The kind of scaling: ``strong`` if the number of instances or replicas changes, but
+            the global batch does not; ``weak`` if the global batch grows in proportion to the
+            number of instances or replicas; empty in all other cases.
         target: The training target that the user gave, such as ``loss<=0.3``; None without a
             target.
         remarks: Sentences about differences between the runs that make the comparison unfair.
@@ -189,7 +189,7 @@ class Comparison:
 
     @property
     def base(self) -> RunGroup:
-        """The first group, with which all groups are compared."""
+        """The first group of runs, with which all groups are compared."""
         return self.groups[0]
 
     def ideal_speedup(self, group: RunGroup) -> float:
@@ -263,7 +263,7 @@ def _common_measure(runs: Sequence[Measured]) -> Measure:
 
 
 def _run_group(runs: tuple[Measured, ...], measure: Measure, base: RunGroup | None) -> RunGroup:
-    """Create a group of runs, with its speedup against ``base`` or, without it, against itself."""
+    """Create a group of runs and compare its speed with ``base`` (if None, with itself)."""
     spreads = {name: Spread.of(getattr(run, name) for run in runs) for name in NUMBERS}
     group = RunGroup(
         runs=runs,
@@ -310,7 +310,7 @@ def _scaling(groups: Sequence[RunGroup]) -> str:
 def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
     """Return sentences about differences that make a comparison unfair, and about incomplete runs.
 
-    Different numbers of instances and replicas are expected, so they are not mentioned.
+    No sentence mentions different numbers of instances and replicas, because these are expected.
     """
     found = [
         _differing("not the same program", runs, lambda run: " ".join(run.program[:1])),
@@ -341,7 +341,7 @@ def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:
-    """Return a sentence that names the runs with each value of ``key``; empty if all are equal."""
+    """Return a sentence that lists the runs by their ``key`` values; empty if these are equal."""
     by_value: dict[object, list[str]] = {}
     for run in runs:
         by_value.setdefault(key(run), []).append(run.name)

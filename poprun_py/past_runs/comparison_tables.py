@@ -47,7 +47,7 @@ def comparison_lines(
 def scaling_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
-    """Return text lines with the table of a scaling, which has a row per number of instances."""
+    """Return text lines with the table of a scaling test, one row for each number of instances."""
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"median for each number of instances, by {comparison.measure.description}"
     return _lines(comparison, columns, measure, [], width, colour=colour)
@@ -69,7 +69,7 @@ def _lines(
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
-    """Return lines that say which values are missing in which runs, and why."""
+    """Return text lines that say which measured values are missing in which runs, and why."""
     by_reason: dict[str, dict[str, list[str]]] = {}
     for group in comparison.groups:
         for name, reason in group.missing.items():
@@ -93,7 +93,7 @@ def _missing_lines(comparison: Comparison) -> list[str]:
 def comparison_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns of a comparison's table; columns without any value are left out.
+    """Return the table columns of a comparison; columns without any value are left out.
 
     The text bars in the table have at most ``bar_length`` characters.
     """
@@ -133,7 +133,7 @@ def comparison_columns(
 def scaling_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns of a scaling's table, without text bars if ``bar_length`` is 0."""
+    """Return the columns of a scaling test's table, without text bars if ``bar_length`` is 0."""
     groups = comparison.groups
 
     def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:

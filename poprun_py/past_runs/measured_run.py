@@ -1,8 +1,8 @@
 """Measurement of one run's speed, loss and duration, with a reason for each value that is unknown.
 
-The speed is measured in the attempt with the most recorded steps. The first tenth of each
-instance's steps is left out, because compiling and filling caches slow these steps down. If no
-steps were recorded, the speed is taken from the last periodic observation of the job.
+A run's speed is measured in its attempt with the most recorded steps. The first tenth of each
+instance's steps is ignored, because compiling and filling caches slow these steps down. If no steps
+were recorded, the speed is taken from the last periodic observation of the job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
 _NO_STEPS: Final = "the program does not count steps"
-_FEW_STEPS: Final = "it made too few steps to measure their time"
+_FEW_STEPS: Final = "the run made too few steps to measure their time"
 _NO_SAMPLES: Final = "the program does not tell the number of samples of a step"
 LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
@@ -45,14 +45,14 @@ class Measured:
     Attributes:
         program: The program and its arguments, without the Python interpreter.
         hosts: The names of the hosts on which the last attempt ran.
-        versions: The installed version of each package.
+        versions: The versions of installed software, keyed by its name.
         samples_per_second: The sum of the median speeds of all instances.
         batch: The global batch, which is the number of samples of all instances in one step.
         step_seconds: The median duration of the steps of all instances.
         slowest: The slowest instance; None if no instance is much slower than the others.
         seconds: The duration of the whole run, including all its attempts.
         steps: The number of the last training step.
-        loss: The loss of the last step, averaged over the instances.
+        loss: The loss of the last training step, averaged over the instances.
         reached: The seconds from the start of the run until the run reached the training target.
         exit_code: The exit code of the run; None while the run has not ended.
         resumed_step: The training step of the checkpoint from which the first attempt continued; 0
@@ -85,7 +85,7 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
     """Return the measured values of a run, including the time that it took to reach ``target``.
 
     Raises:
-        UsageError: The report has missing or impossible values.
+        UsageError: The report of the run has missing or impossible values.
     """
     with refusing_damage(run.files):
         return _measured(run, target)
@@ -127,7 +127,7 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
         "batch": no_samples,
         "step_seconds": no_time,
         "p95_seconds": no_time,
-        "seconds": "it has not ended",
+        "seconds": "the run has not ended",
         "steps": _NO_STEPS,
         "loss": "neither a step nor a logged value has a loss",
     }
@@ -174,7 +174,7 @@ def _steady_steps(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
 
 
 def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
-    """Return ``made`` with the speed in the last view that has timed steps; None without a view."""
+    """Return ``made`` with the speed in the job's last view with timed steps; None without any."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []
@@ -240,7 +240,7 @@ class Target:
     at_most: bool = False
 
     def is_reached_by(self, value: float) -> bool:
-        """Return whether ``value`` reaches the target; NaN reaches no target."""
+        """Return whether ``value`` reaches this training target; NaN reaches no target."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def __str__(self) -> str:
@@ -291,7 +291,7 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
     """Return the time when a run first reached a target, and whether the target's value is known.
 
-    The time is in seconds since the epoch, or None if the run did not reach the target. If the
+    The time is in seconds since the epoch. It is None if the run did not reach the target. If the
     target is ``loss`` and the program did not log it, the losses of the recorded steps are used.
     """
     found: list[tuple[float, int, float]] = []

@@ -36,8 +36,8 @@ DAMAGE_ERRORS: Final = (
 )
 
 _Read = TypeVar("_Read")
-# Limits for one attempt in memory: the largest number of steps, the largest number of instance
-# states in all observations, and the number of observations that are always kept.
+# The limits of what is read from one attempt into memory: the largest number of steps, the largest
+# number of instance states in all observations, and the number of observations always kept.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _INSTANCE: Final = re.compile(r"instance-(\d+)\.")
@@ -58,7 +58,7 @@ class RecordedAttempt:
     """One attempt of a recorded run; the first attempt has number 1.
 
     Attributes:
-        report: The attempt's part of report.json.
+        report: The part of report.json about this attempt.
         plan: The content of plan.json; None if the file is missing.
         steps: The recorded training steps of all instances, sorted by time.
         observations: The views of the job, each with its time in seconds since the epoch.
@@ -84,7 +84,7 @@ class RecordedAttempt:
         return found
 
     def last_view(self) -> JobView | None:
-        """Return the last view of the job, preferably from the report; None without a view."""
+        """Return the attempt's last job view, preferably from the report; None without any view."""
         observation = self.report.get("observation")
         if isinstance(observation, dict):
             try:
@@ -123,7 +123,7 @@ def read_run(files: RunFiles) -> RecordedRun:
     """Read a run, which may not have ended yet.
 
     Raises:
-        UsageError: The report cannot be read.
+        UsageError: The report of the run cannot be read.
     """
     problems: list[str] = []
     with refusing_damage(files):
@@ -143,7 +143,7 @@ def read_run(files: RunFiles) -> RecordedRun:
 
 @contextmanager
 def refusing_damage(files: RunFiles) -> Iterator[None]:
-    """Raise UsageError if the ``with`` block fails on a bad value of a run's report."""
+    """Raise UsageError if code in the ``with`` block fails on a bad value of a run's report."""
     try:
         yield
     except DAMAGE_ERRORS as error:
@@ -195,7 +195,7 @@ def _read_attempt(
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt; if there are too many for the memory, every n-th step."""
+    """Return the steps of an attempt; if all steps would take too much memory, every n-th one."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
@@ -208,8 +208,8 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
         if len(kept) > most:
             every *= 2
             kept = [each for each in kept if each.step % every == 0]
-            # If all steps have the same number, many steps remain. Removing steps again would not
-            # help, so the limit is raised.
+            # If all steps in a damaged file have the same number, many steps remain. The limit is
+            # then raised, because removing steps again would not help.
             most = max(_MOST_STEPS, 2 * len(kept))
     return [each if each.every >= every else replace(each, every=every) for each in kept]
 
@@ -260,7 +260,7 @@ def _lines(
                 try:
                     yield read(json.loads(line))
                 except DAMAGE_ERRORS:
-                    bad += line.endswith("\n")  # do not count an incomplete last line
+                    bad += line.endswith("\n")  # do not count an incomplete last line of the file
     except FileNotFoundError:
         return
     except OSError as error:

@@ -38,17 +38,17 @@ class RunFiles:
 
     @property
     def report(self) -> Path:
-        """The file with the report of all attempts as JSON."""
+        """The path of the report of all attempts as JSON."""
         return self.folder / "report.json"
 
     @property
     def page(self) -> Path:
-        """The file with the report as an HTML page."""
+        """The path of the report as an HTML page."""
         return self.folder / "report.html"
 
     @property
     def timeline(self) -> Path:
-        """The file with the trace that --timeline recorded."""
+        """The path of the trace that --timeline recorded."""
         return self.folder / "timeline.json.gz"
 
     def attempts(self) -> dict[int, Path]:
@@ -58,10 +58,10 @@ class RunFiles:
 
 
 def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
-    """Return the files of the run that a user names.
+    """Return the files of a run that is given by its name or folder.
 
     Args:
-        named: The path of a run's folder, or the name of a folder in ``parent``.
+        named: The path of the run's folder, or the name of a folder in ``parent``.
         parent: The folder that contains the folders of all runs (--output-dir).
 
     Raises:

@@ -24,9 +24,9 @@ _THINNING: Final = 8
 
 
 class _AppendedFile:
-    """A file that only the user can read. The first ``write`` creates the file.
+    """A file of an attempt that only the user can read, created by the first ``write``.
 
-    The file is unbuffered, so it is complete even if the launcher is killed.
+    The file is unbuffered, so that it is complete even if the launcher is killed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class OutputFiles:
         self.write(instance, "stderr", b"")
 
     def write(self, instance: int, stream: str, data: bytes) -> None:
-        """Append output of an instance to its file, or drop it after the first write error."""
+        """Append output of an instance to a file; after the first write error, drop the output."""
         if self._folder is None or self.trouble:
             return
         if (instance, stream) not in self._files:
@@ -85,7 +85,7 @@ class OutputFiles:
             self._files[instance, stream] = _AppendedFile(path)
         try:
             self._files[instance, stream].write(data)
-        except OSError as error:  # an error such as a full disk must not end the job
+        except OSError as error:  # a write error, such as a full disk, must not end the job
             self._note(error)
 
     def close(self) -> None:
@@ -108,15 +108,16 @@ class FileRecorder:
     """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
     When a file has reached 64 MiB, only every 8th step or view is written, after 128 MiB only every
-    64th, and so on. Each of these lines contains the factor, such as 8, with the key ``every``. A
-    step is written if its number is divisible by the factor. The last view is always written.
+    64th, and so on. Each line that is then written contains the factor 8 or 64 with the key
+    ``every``. A step is written if its number is divisible by the factor. The last view of the job
+    is always written.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
         self._steps = _JsonLines(folder / "steps.jsonl", part_bytes)
         self._views = _JsonLines(folder / "looks.jsonl", part_bytes)
         self._num_views = 0
-        self._skipped: tuple[JobView, float] | None = None  # the last view, if not yet written
+        self._skipped: tuple[JobView, float] | None = None  # last view, if not written
 
     def steps(self, records: Sequence[StepRecord]) -> None:
         """Write new training steps of one instance.
@@ -149,12 +150,12 @@ class FileRecorder:
         self._views.write_lines([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
 
     def close(self) -> None:
-        """Write the last view if it is not written yet, and close the files. Errors are ignored."""
+        """Write the job's last view if it was left out, and close the files; ignore errors."""
         if self._skipped is not None:
             with contextlib.suppress(OSError):
                 self._write_view(*self._skipped)
         for file in (self._steps, self._views):
-            # A network file system may report only here that lines were not stored.
+            # When a file is closed, a network file system may report that lines were not stored.
             with contextlib.suppress(OSError):
                 file.close()
 
@@ -169,7 +170,7 @@ class _JsonLines(_AppendedFile):
 
     @property
     def every(self) -> int:
-        """The current interval of lines to write; 8 means that every 8th line is written."""
+        """The interval between written steps or views; 8 means that every 8th is written."""
         return int(_THINNING ** (self._num_bytes // self._part_bytes))
 
     def write_lines(self, documents: Iterable[str]) -> None:

@@ -1,1 +1,1 @@
-"""HTML pages that show one run, compared runs or the scaling of a program, without a network."""
+"""HTML pages about one run, compared runs or a program's scaling, which need no network."""

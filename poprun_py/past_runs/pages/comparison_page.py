@@ -69,7 +69,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
 
 
 def _opening(comparison: Comparison) -> list[Part]:
-    """Return the page's top: the fastest run, the largest run's scaling efficiency, and remarks."""
+    """Return the top of a page: fastest run, scaling efficiency of the largest run, remarks."""
     remarks = map(Alert, comparison.remarks)
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
@@ -155,7 +155,7 @@ def _step_points(comparison: Comparison) -> Chart:
 def _by_instances(
     comparison: Comparison, quantity: Callable[[RunGroup], Spread | None]
 ) -> list[tuple[int, Spread]]:
-    """Return each group's number of instances and its quantity, sorted; skip unknown quantities."""
+    """Return each group's number of instances and known quantity, sorted."""
     groups = sorted(comparison.groups, key=lambda each: each.instances)
     return [(each.instances, spread) for each in groups if (spread := quantity(each)) is not None]
 
@@ -191,7 +191,7 @@ def _chart_by_instances(
 
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return charts of the losses over time and over samples (or steps if samples are unknown)."""
+    """Return charts of the losses over time, and over samples (if unknown, over steps)."""
     batches = {run.name: run.batch or 0.0 for each in comparison.groups for run in each.runs}
     by_samples = all(batches.get(run.run_id) for run in runs)
 
@@ -230,7 +230,7 @@ def _lines(
     values_of: Callable[[RecordedAttempt], list[tuple[float, int, float]]],
     x_of: Callable[[RecordedRun, float, int], float],
 ) -> list[Line]:
-    """Return a chart line for each run; ``x_of`` returns x from the time and step of a value."""
+    """Return a chart line for each run; ``x_of`` computes x from the time and step of a value."""
     series = []
     for index, run in enumerate(runs):
         found = [each for attempt in run.attempts for each in values_of(attempt)]

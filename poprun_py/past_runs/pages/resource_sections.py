@@ -43,7 +43,7 @@ _NEAR_CAPACITY: Final = 0.2
 
 
 def activity_section(view: JobView | None) -> Section:
-    """Return a chart of the fraction of time that each instance spent on each activity."""
+    """Return a page section with a chart of the time that each instance spent on each activity."""
     states = [state for state in view.instances if any(_times(state))] if view else []
     if not states:
         return Section("Where time went", ())
@@ -71,12 +71,12 @@ def activity_section(view: JobView | None) -> Section:
 
 
 def _times(state: InstanceState) -> Sequence[float]:
-    """Return the seconds (if unknown, the fractions) of time an instance spent on each activity."""
+    """Return the time that an instance spent on each activity, in seconds or as fractions."""
     return state.seconds if any(state.seconds) else state.shares
 
 
 def resource_section(run: RecordedRun, began: float) -> Section:
-    """Return charts of used CPUs and memory over time, from periodic observations of the job."""
+    """Return a page section with charts of used CPUs and memory over time."""
     if sum(len(attempt.observations) for attempt in run.attempts) < 2:
         return Section("CPU and memory", ())
     states = [s for attempt in run.attempts for _, v in attempt.observations for s in v.instances]
@@ -112,9 +112,9 @@ def resource_section(run: RecordedRun, began: float) -> Section:
 
 
 def device_section(run: RecordedRun) -> Section:
-    """Return a section with the memory of each IPU and the schedule of each model.
+    """Return a page section with the memory use of each IPU and the schedule of each model.
 
-    If a model cannot be drawn, for example because a user edited its file, the section says so. The
+    If a model cannot be drawn, for example because its file was edited, the section says so. The
     picture of a schedule is embedded as an image, so that scripts in the picture do not run.
     """
     documents = [attempt.devices for attempt in run.attempts if attempt.devices]

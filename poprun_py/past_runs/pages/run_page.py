@@ -1,7 +1,7 @@
 """The HTML page that shows one run, and its file ``report.html``.
 
 Any value of a report may be missing, because another version of the launcher may have written the
-report. The modules that draw charts are imported only if the run has measured values.
+report. The modules that draw charts are imported only if a run has measured values.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ _NAMES: Final = {
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:
-    """Write the page of a run to ``path``, by default the run's ``report.html``; return the path.
+    """Write the HTML page of a run to ``path``, by default its ``report.html``; return the path.
 
-    Only the user who writes the page can read its file. An existing page is replaced atomically.
+    Only the user who writes the page can read its file. An existing file is replaced atomically.
 
     Raises:
         UsageError: The report of the run cannot be read.
-        OSError: The page cannot be written.
+        OSError: The HTML page cannot be written.
     """
     path = files.page if path is None else path
     write_whole(path, page_text(files, path.parent) + "\n")
@@ -80,7 +80,7 @@ def write_page(files: RunFiles, path: Path | None = None) -> Path:
 
 
 def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
-    """Read a run, which may not have ended yet, and return its page.
+    """Read a run, which may not have ended yet, and return its HTML page.
 
     Links on the page are relative to ``page_folder``, by default the folder of the run.
 
@@ -106,11 +106,11 @@ def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
 def run_page(
     run: RecordedRun, made_at: str, excerpt: Excerpt | None = None, folder: str = ""
 ) -> str:
-    """Return the page of a run, which may not have ended yet.
+    """Return the HTML page of a run, which may not have ended yet.
 
     Args:
         run: The run.
-        made_at: The current time in ISO format.
+        made_at: The time at which the page is made, in ISO format.
         excerpt: A few steps of the run's timeline; None without a timeline.
         folder: The relative link from the page to the run's folder, with a slash at the end; empty
             if the page is in this folder.

@@ -1,6 +1,6 @@
 """A chart of a few training steps from the middle of a run's timeline (``timeline.json.gz``).
 
-Only the first part of a large trace is read. This part contains the first instances. Each line of a
+Of a large trace, only the first part is read, with the spans of the first instances. Each line of a
 trace is an event in the format of popdist_py/timeline/trace_events.py.
 """
 
@@ -23,7 +23,7 @@ from poprun_py.display.formatting import duration_text, milliseconds_text
 from poprun_py.display.page import Chart, Section, Sentence
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 
-# The largest number of uncompressed bytes to read from a trace. They hold about 80,000 spans.
+# The largest number of uncompressed bytes (about 80,000 spans) to read from a trace.
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500
 _STEP: Final = '"name":"step"'
@@ -54,7 +54,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The part of a trace that begins ``at`` seconds after the beginning of the trace.
+    """The part of a trace that starts ``at`` seconds after the start of the trace.
 
     The spans of the excerpt are sorted by row and start.
     """
@@ -96,7 +96,7 @@ def _lines(path: Path) -> list[str]:
     with gzip.open(path, "rb") as file:
         text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     lines = text.split("\n")
-    # Leave out the last line, because only a part of the line may have been read.
+    # Leave out the last line of the text, because its end may not have been read.
     return [line for line in lines[:-1] if line.startswith('{"ph":"')]
 
 
@@ -138,7 +138,7 @@ def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[Trace
 
 
 def _start_of(line: str) -> float:
-    """Return the start time of a span in microseconds, without slow parsing of JSON."""
+    """Return the start time of the span in a line of a trace, in microseconds."""
     return float(line.partition('"ts":')[2].partition(",")[0])
 
 

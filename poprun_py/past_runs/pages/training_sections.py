@@ -25,7 +25,7 @@ from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians, wa
 _WINDOWS = 200
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
-Point: TypeAlias = tuple[float, float | None]  # x and y; if y is None, the chart line has a gap
+Point: TypeAlias = tuple[float, float | None]  # x and y in a chart; None for y makes a gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class StepTimes:
     """The durations of the recorded steps of one instance in all attempts, in seconds.
 
     Attributes:
-        own: The durations of the same steps, without the time that the instance waited for others.
-        count: The number of steps, including steps without a record.
-        every: The largest number of steps that one record stands for.
+        own: The step durations without the time that the instance waited for other instances.
+        count: The number of training steps, including steps without a record.
+        every: The largest number of training steps that one record stands for.
     """
 
     instance: int
@@ -110,7 +110,7 @@ def _slowest_fact(worst: Straggler) -> Fact:
 
 
 def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
-    """Return a chart mark at the start of each restarted attempt, in seconds after ``began``."""
+    """Return chart marks at the starts of restarted attempts, in seconds after ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
@@ -128,7 +128,7 @@ def drawn_instances(instances: Iterable[int]) -> list[int]:
 
 
 def instance_lines(attempts: Sequence[Mapping[int, Sequence[Point]]]) -> list[Line]:
-    """Return a chart line for each instance to show, with a gap between two attempts.
+    """Return a chart line for each shown instance, with gaps between attempts.
 
     Each element of ``attempts`` maps instances to their chart points in one attempt.
     """
@@ -210,7 +210,7 @@ def _rates(steps: Sequence[StepRecord], began: float, *, has_samples: bool) -> l
 
 
 def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
-    """Return samples per second over the timed steps; steps per second unless ``has_samples``."""
+    """Return the mean speed over timed steps: samples per second, or steps per second."""
     timed = [record for record in steps if record.is_timed]
     done = sum(record.samples if has_samples else 1 for record in timed)
     return done / sum(record.seconds for record in timed) if timed else 0.0

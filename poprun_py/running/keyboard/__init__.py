@@ -1,1 +1,1 @@
-"""Keyboard and standard input of the launcher, which are sent to one instance, and Ctrl-Z."""
+"""Input from the keyboard or another standard input for one instance, and Ctrl-Z."""

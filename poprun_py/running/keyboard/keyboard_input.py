@@ -2,8 +2,8 @@
 
 The owner of the keyboard is the instance that reads standard input, or an instance in a debugger.
 The user's terminal is set to the modes that the owner's program asks for. If standard input is not
-a terminal, an instance on the launcher's host gets its file descriptor, and an instance on another
-host gets its bytes in messages.
+a terminal, its file descriptor is sent to an instance on the launcher's host, but its bytes are
+sent in messages to an instance on another host.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
 _CHUNK = 4096
-# While the launcher is in the background, it checks at this interval, in seconds, whether it has
-# come to the foreground.
+# The seconds between two checks of a launcher in the background whether it has come to the
+# foreground.
 _CHECK_SECONDS = 0.2
 # If a host does not answer after Ctrl-Z, the launcher suspends itself after this many seconds, so
 # that the user gets the shell prompt.
 _ANSWER_SECONDS = 1.0
 
 
-# The next two classes describe objects of the package running.supervise, which cannot be imported
-# here, because it imports this module.
+# The next two classes are interfaces of objects in the package running.supervise. This module
+# cannot import that package, because the package imports this module.
 
 
 class _Connections(Protocol):
@@ -58,7 +58,7 @@ def open_terminal() -> UserTerminal | None:
     """Return the user's terminal; None if standard input is not the controlling terminal."""
     if not os.isatty(0):
         return None
-    # A module for terminals is imported here, so that jobs without a terminal do not import it.
+    # Import the module user_terminal only for jobs that have a terminal.
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
     try:
@@ -77,8 +77,9 @@ class KeyboardInput:
         terminal: The user's terminal; None if standard input is not the controlling terminal.
         is_passed_on: Whether standard input is not a terminal and its bytes are sent to an instance
             on another host.
-        is_shown: Whether the launcher's stdout and its stderr are terminals. If one of them is a
-            terminal, the same stream of the program is a terminal, too.
+        is_shown: Whether the launcher's stdout and its stderr are terminals. If the launcher's
+            stdout is a terminal, the program's stdout is a terminal, too. The same holds for
+            stderr.
         tag_width: A function that returns the width of the tag before each output line of an
             instance.
     """
@@ -105,17 +106,17 @@ class KeyboardInput:
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
-        self._unconfirmed: set[int] = set()  # instances with unread input
-        self._modes: dict[int, list[Any]] = {}  # the terminal modes of each program
+        self._unconfirmed: set[int] = set()  # Instances with unread input.
+        self._modes: dict[int, list[Any]] = {}  # The terminal modes of programs.
         self._ended: set[int] = set()
         # The instances in a debugger, in the order in which they entered it, each with the number
-        # of its last breakpoint() call. The first of these instances has the keyboard.
+        # of its last breakpoint() call. The first instance in a debugger has the keyboard.
         self._debuggers: dict[int, int] = {}
-        # Other instances may wait until an instance leaves its debugger. Each such instance is
-        # mapped to the number of the breakpoint() call in which the other instances wait.
+        # The keys are instances in a debugger that other instances wait for. The values are the
+        # numbers of the breakpoint() calls in which the other instances wait.
         self._awaited_calls: dict[int, int] = {}
-        self._is_watched = False  # whether the selector watches standard input
-        self._is_always_ready = False  # whether standard input is a regular file
+        self._is_watched = False  # Whether the selector watches standard input.
+        self._is_always_ready = False  # Whether standard input is a regular file.
 
     @property
     def is_debugging(self) -> bool:
@@ -136,7 +137,7 @@ class KeyboardInput:
         return {"keyboard": setup}
 
     def begin(self, selector: selectors.BaseSelector) -> None:
-        """Start to send input to the reader of standard input, when all programs start."""
+        """Start to send input to the instance that reads it, when all programs start."""
         self._selector = selector
         if self.is_there:
             self._give_to(self._reader)
@@ -162,9 +163,9 @@ class KeyboardInput:
             self._unconfirmed.discard(instance)
             self._read_or_wait()
         elif kind == control_protocol.UNREAD:
-            # The program has not read the last ``value`` bytes of its input. If standard input is
-            # a file, move back, so that the next reader finds these bytes. In a pipe, they are
-            # lost.
+            # The program has not read the last ``value`` bytes of standard input. If standard
+            # input is a file, move back by these bytes for the next reader. Unread bytes of a pipe
+            # are lost.
             with contextlib.suppress(OSError):
                 os.lseek(0, -value, os.SEEK_CUR)
         elif kind == control_protocol.TERMINAL_MODES:
@@ -193,7 +194,7 @@ class KeyboardInput:
             self._connections.send_to(self._owner, control_protocol.WINDOW_SIZE, window)
 
     def on_time(self, _now: float) -> None:
-        """Read from the terminal or another standard input if the launcher may read it now."""
+        """Read standard input (the terminal, a file or a pipe) if the launcher may do so now."""
         terminal = self._terminal
         if terminal and self._selector is not None and terminal.has_come_to_foreground():
             self.resized()
@@ -330,7 +331,7 @@ class KeyboardInput:
 def pass_on_stdin(channel: socket.socket) -> None:
     """Send the file descriptor of standard input over a Unix socket to an instance.
 
-    The program then reads the file, pipe or socket itself, even if it belongs to another user. A
+    The program then reads the file, pipe or socket itself, even a pipe or socket of another user. A
     later reader finds all bytes that the program has not read. If standard input cannot be read, as
     under ``nohup``, a descriptor of /dev/null is sent instead.
     """
@@ -340,7 +341,7 @@ def pass_on_stdin(channel: socket.socket) -> None:
         is_readable = False
     descriptor = 0 if is_readable else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # If the instance has ended, sending fails.
+        # If the instance has ended, sending the descriptor fails.
         with contextlib.suppress(OSError):
             socket.send_fds(channel, [b"\0"], [descriptor])
     finally:
@@ -357,7 +358,7 @@ def stdin_position() -> int | None:
 
 
 def rewind_stdin(position: int | None) -> None:
-    """Move standard input back to an earlier position, so that a restarted job reads it again."""
+    """Move standard input back to ``position``, so that a restarted job reads the input again."""
     if position is not None:
         with contextlib.suppress(OSError):
             os.lseek(0, position, os.SEEK_SET)
@@ -379,11 +380,11 @@ class Suspension:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the launcher is waiting until the programs are suspended."""
+        """Whether the launcher is waiting until the programs of the job are suspended."""
         return self._stop_at != float("inf")
 
     def begin(self, instances: Iterable[int], now: float) -> None:
-        """Start to wait until the wrappers of ``instances`` have suspended their programs."""
+        """Start to wait until the wrappers of ``instances`` have suspended the programs."""
         self._awaited = set(instances)
         self._stop_at = now + _ANSWER_SECONDS
 

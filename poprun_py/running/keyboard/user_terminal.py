@@ -37,7 +37,7 @@ class Modes:
 
     @classmethod
     def of(cls, attributes: list[Any]) -> Modes:
-        """Create modes from the result of ``termios.tcgetattr``."""
+        """Create terminal modes from the result of ``termios.tcgetattr``."""
         codes = (code if isinstance(code, int) else code[0] for code in attributes[_CC])
         return cls(attributes[_IFLAG], attributes[_OFLAG], attributes[_LFLAG], tuple(codes))
 
@@ -78,7 +78,7 @@ class Modes:
         )
 
     def with_changes(self, before: Modes, after: Modes) -> Modes:
-        """Return these modes, changed where ``after`` differs from ``before``.
+        """Return these terminal modes, changed where ``after`` differs from ``before``.
 
         If a program has restored its own terminal, the user's terminal therefore stays unchanged.
         """
@@ -103,7 +103,7 @@ def _with_changed_bits(own: int, before: int, after: int) -> int:
 
 
 def window(size: tuple[int, int], tag_width: int) -> list[int]:
-    """Return a terminal's rows, and its columns less the tag before each output line."""
+    """Return a terminal's rows, and its columns minus the width of the tag before each line."""
     rows, columns = size
     # If the terminal's size is unknown, rows and columns are 0.
     left = max(columns - tag_width, min(columns, _FEWEST_COLUMNS))
@@ -171,7 +171,7 @@ class UserTerminal:
         return True
 
     def window(self, tag_width: int) -> list[int]:
-        """Return the terminal's rows, and its columns less the width of a tag; 0 if unknown."""
+        """Return the terminal's rows, and its columns minus the width of a tag; 0 if unknown."""
         try:
             size: tuple[int, int] = termios.tcgetwinsize(self._descriptor)
         except (OSError, termios.error):
@@ -222,7 +222,7 @@ class UserTerminal:
 
 
 def _has_other_group_members() -> bool:
-    """Return whether other processes than this one and its ancestors are in its process group."""
+    """Return whether the process group contains more than this process and its ancestors."""
     group = os.getpgrp()
     parents, members = {}, []
     for pid, stat in all_stats():

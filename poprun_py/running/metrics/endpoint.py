@@ -1,7 +1,7 @@
 """The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
-The process reads the JSON documents that ``EndpointRecorder`` sends to its standard input, and
-serves the values in the last of these documents. The names of the metrics follow
+The endpoint process reads JSON documents of ``EndpointRecorder`` from standard input, and serves
+the values in the last document. The names of the metrics follow
 https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
 """
 
@@ -36,7 +36,7 @@ from poprun_py.running.metrics.metrics_feed import BOUNDS
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-# The time-out in seconds for receiving a request, and for sending its answer.
+# The time-out in seconds for receiving an HTTP request, and for sending the answer.
 _SECONDS: Final = 5.0
 # The largest number of scrapers (clients that collect metrics) to serve at a time, and the largest
 # number of bytes to read from a request.
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield all metrics of a job, from the first and the last document that the launcher sent.
+    """Yield all metrics of a job, computed from the launcher's first and last JSON document.
 
     ``first`` contains ``run_id``, ``program``, ``began`` (seconds since the epoch) and
     ``num_instances``.
@@ -265,19 +265,19 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._metrics = make_wsgi_app(registry)
         self.set_app(self._answer)
         self._free_places = threading.BoundedSemaphore(_MOST_SCRAPERS)
-        self._connections: dict[socket.socket, None] = {}  # open connections, the oldest first
+        self._connections: dict[socket.socket, None] = {}  # open connections, oldest first
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         if environ["PATH_INFO"] != _PATH:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return _body(environ, b"the metrics are at /metrics\n")
-        # This process may end while it sends an answer. The answer is returned as one piece, so the
-        # server sets the header Content-Length, and a scraper detects an incomplete answer.
+        # The answer is returned as one piece, so that the server sets the header Content-Length. If
+        # this process ends while it sends an answer, a scraper then notices the missing part.
         return _body(environ, b"".join(self._metrics(environ, start_response)))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free_places.acquire(blocking=False):
-            # Close the oldest connection, because its scraper is slow. A quick scraper would
+            # Close the oldest connection, because its scraper is slow: a quick scraper would
             # already have received its answer.
             for connection in list(self._connections)[:1]:
                 with suppress(OSError):

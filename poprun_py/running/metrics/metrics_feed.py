@@ -1,7 +1,7 @@
 """The metrics of a running job, sent to child processes as JSON documents.
 
-EndpointRecorder sends to the endpoint of --metrics-port, and ChartRecorder to the process that
-writes to TensorBoard or Weights & Biases. Sending never delays the launcher.
+EndpointRecorder sends metrics to the endpoint of --metrics-port, and ChartRecorder to the process
+that writes to TensorBoard or Weights & Biases. Sending metrics never delays the launcher.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-# The code that the child process runs. It appends the folder of the launcher's packages to the end
-# of sys.path, so that other modules in this folder do not hide modules of the standard library.
+# The child process runs this code, which appends the folder of the launcher's packages to sys.path.
+# At the end of sys.path, the folder cannot hide modules of the standard library.
 # Python's option -P keeps the working folder out of sys.path.
 _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
 # The size in bytes of the pipe to the child process. While the child process is busy, the pipe
-# holds some hundred documents. A larger pipe needs privileges.
+# holds some hundred documents. The kernel gives larger pipes only to privileged processes.
 _PIPE_BYTES: Final = 1 << 20
 # If the child process still runs _SAID_SECONDS after the end of the job, the user is told to wait.
-# If it still runs after _END_SECONDS, it is killed.
+# If the child process still runs after _END_SECONDS, it is killed.
 _SAID_SECONDS, _END_SECONDS = 2.0, 30.0
 _READ_BYTES: Final = 1 << 16
-# The upper bounds of histogram buckets, in seconds. As is usual with Prometheus, they are 1, 2.5
-# and 5 times each power of ten.
+# The upper bounds of histogram buckets, in seconds: 1, 2.5 and 5 times each power of ten, as is
+# usual with Prometheus.
 BOUNDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
 _HOST: Final = "127.0.0.1"
 _WAITING_CONNECTIONS: Final = 128
-# The smallest number of seconds between two documents. It is below one second, the shortest time
-# between two periodic views, so each of these views is sent.
+# The smallest number of seconds between two documents for charts. Periodic views of a job are at
+# least one second apart, so each view is sent.
 _APART_SECONDS: Final = 0.9
 # If a job has more instances than this, charts show only the smallest, the median and the largest
 # value of all instances.
@@ -70,12 +70,12 @@ _INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] =
 class MetricsProcess:
     """A child process that receives metrics as JSON documents, and serves or writes them.
 
-    The process ends when the launcher closes the pipe to it or is killed. Before the process ends,
-    it prints sentences about its problems, one per line.
+    The child process ends when the launcher closes the pipe to it or is killed. Before the child
+    process ends, it prints sentences about its problems, one per line.
 
     Args:
         module: The name of the module whose function ``main`` runs in the child process.
-        what: The name of the process in messages, such as ``the metrics for TensorBoard``.
+        what: The name of the child process in messages, such as ``the metrics for TensorBoard``.
 
     Raises:
         StartError: The child process cannot be started.
@@ -91,7 +91,7 @@ class MetricsProcess:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._what = what
-        self._rest = memoryview(b"")  # the unsent part of a document
+        self._rest = memoryview(b"")  # the unsent part of the last document
         self._num_sent = self._num_dropped = 0
         self._is_open = True
         try:
@@ -119,7 +119,7 @@ class MetricsProcess:
         self.send(first)
 
     def send(self, document: Mapping[str, Any] | str) -> bool:
-        """Send a document to the child process; return whether it was sent.
+        """Send a document to the child process; return whether the document was sent.
 
         If the child process is too slow, the document is dropped. A document that is a string must
         be JSON without line breaks.
@@ -143,7 +143,7 @@ class MetricsProcess:
     def finish(self, tell: Callable[[str], None]) -> list[str]:
         """Wait until the child process has ended; return sentences about its problems.
 
-        The function ``tell`` shows the user a message that the launcher waits.
+        The function ``tell`` shows a message to the user.
         """
         began, said, was_told = time.monotonic(), b"", False
         is_killed = True  # set to False if the child process ends in time
@@ -220,7 +220,7 @@ def listen(port: int, option: str) -> socket.socket:
     """Return a socket that listens on ``port`` of the loopback address; 0 picks a free port.
 
     Raises:
-        UsageError: The port cannot be used. The message contains ``option``.
+        UsageError: The port cannot be used. The error message names ``option``.
     """
     listener = socket.socket()
     try:
@@ -243,7 +243,7 @@ class EndpointRecorder:
     All counts are cumulative, so a busy endpoint may miss a document without harm. The JSON text of
     an instance's counts is updated when steps arrive, so that a view of thousands of instances is
     sent quickly. If a document has been sent only in part, the function ``continue_sending`` sends
-    more of it.
+    the rest.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class ChartRecorder:
 
 
 def training_step(view: JobView) -> int | None:
-    """Return the last training step that all instances have completed; None if there is none."""
+    """Return the last training step that all instances have completed; None before step 1."""
     steps = [state.step for state in view.instances if state.step is not None]
     return min(steps, default=0) or None
 

@@ -2,8 +2,8 @@
 
 The cursor stays at the place where the output continues, so the panel does not disturb unfinished
 lines, prompts and typed text. Output is held for at most 0.1 seconds, and then written together
-with the codes that erase the panel and draw it again. The terminal never shows output without the
-panel.
+with the codes that erase the panel and draw it again. The terminal therefore never shows output
+without the panel.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class Panel:
             self._write(frame)
 
     def draw(self) -> None:
-        """Draw the panel again after ``erase``."""
+        """Draw the panel again after a call of ``erase``."""
         self._write_frame(time.monotonic())
 
     def enter_typed(self) -> None:
-        """Handle the Enter key, which has moved the cursor into the panel's first row."""
+        """Handle the user's Enter key, which has moved the cursor into the panel's first row."""
         self._is_entered = self._is_drawn
 
     def on_time(self, now: float) -> None:
@@ -83,7 +83,7 @@ class Panel:
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if self._is_entered:
-            return float("-inf")  # draw at once: typed text would appear in the panel
+            return float("-inf")  # at once, because typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):
             return float("inf")
         return self._drawn_at + _PAUSE_SECONDS
@@ -110,9 +110,9 @@ class Panel:
         is_entered, self._is_entered, self._is_drawn = self._is_entered, False, False
         if is_entered:
             return _ERASE_FROM_HERE
-        # Erase the screen only from the next row on, because text to the right of the cursor may
-        # belong to a line that is being rewritten. Scroll the screen first, because the cursor may
-        # be in the last row if the user has reduced the height of the window.
+        # Erase the screen only below the row of the cursor, because text to the right of the cursor
+        # may belong to a line that is being rewritten. Scroll the screen first, because the cursor
+        # may be in the last row if the user has reduced the height of the window.
         return _DOWN + _up(1) + _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
     def _drawn(self) -> bytes:

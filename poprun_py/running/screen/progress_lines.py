@@ -6,7 +6,7 @@ import re
 
 # The seconds between two lines that show the same progress bar.
 INTERVAL_SECONDS = 10.0
-# If a redrawn line has more bytes than this, it is not a progress bar and is passed on unchanged.
+# If a redrawn line has more bytes than this, it is not a progress bar and is written unchanged.
 _MOST_OF_LINE = 1 << 16
 # The codes that end a line or a state of a progress bar: a newline, a carriage return without a
 # newline, and the code that moves the cursor up to the progress bar above.
@@ -19,21 +19,21 @@ class ProgressLines:
     """Turns the progress bars in one stream of output into whole lines.
 
     The lines show the first state of a progress bar, a state every 10 s, and the last state. If a
-    progress bar begins within 10 s after another one, only its last state is shown.
+    progress bar begins within 10 s after another bar, only the last state of the new bar is shown.
 
     Attributes:
         is_redrawn: Whether a carriage return has restarted the current line, as in a progress bar.
     """
 
     def __init__(self) -> None:
-        self._out = bytearray()  # the output that ``feed`` will return
-        self._carried = b""  # a carriage return after which a newline may arrive
+        self._out = bytearray()  # The output that the current call will return.
+        self._carried = b""  # A carriage return after which a newline may arrive.
         self.is_redrawn = False
-        self._has_text = False  # whether the beginning of a line has been returned
-        self._rows_up = 0  # the rows by which the cursor has moved up
+        self._has_text = False  # Whether the beginning of a line has been returned.
+        self._rows_up = 0  # The rows by which the cursor has moved up.
         self._has_just_moved_down = False
-        self._line = b""  # the beginning of a progress bar's current state
-        self._states: dict[int, bytes] = {}  # the last complete state of the bar in each row
+        self._line = b""  # The beginning of a progress bar's current state.
+        self._states: dict[int, bytes] = {}  # The last complete state of the bar in each row.
         self._shown: dict[int, bytes] = {}
         self._shown_at = float("-inf")
         self._fed_at = 0.0
@@ -42,7 +42,7 @@ class ProgressLines:
         """Process more output of the stream, and return the bytes to show now."""
         self._fed_at = now
         data = self._carried + data
-        # Output without progress bars, which is the usual case, is passed on unchanged.
+        # Output without progress bars, which is the usual case, is returned unchanged.
         if not self.is_redrawn and b"\r" not in data:
             self._carried = b""
             if data:
@@ -61,7 +61,7 @@ class ProgressLines:
         return self._taken()
 
     def overdue(self, before: float) -> bytes:
-        """Return a progress bar's state that was due to be shown at ``before`` or earlier."""
+        """Return the progress bar if it had to be shown at the time ``before`` or earlier."""
         if self.due_at() <= before:
             self._end_state(before)
         return self._taken()
@@ -78,7 +78,7 @@ class ProgressLines:
         return taken
 
     def _take(self, text: bytes, move: bytes, now: float) -> None:
-        """Process ``text``, and the code ``move`` that follows it and moves the cursor."""
+        """Process ``text`` and the code ``move``, which moves the cursor after the text."""
         if text and self._has_just_moved_down:
             # Text below the progress bars means that the progress bars have ended.
             self._end_bar(now)
@@ -90,7 +90,7 @@ class ProgressLines:
         if not self.is_redrawn:
             self.is_redrawn = True
             if self._has_text:
-                # The beginning of the line is the bar's first state and has been passed on.
+                # The beginning of the line, already returned, is the first state of the bar.
                 self._pass(text + b"\n")
                 self._shown_at, text = now, b""
         self._line += text
@@ -127,7 +127,7 @@ class ProgressLines:
             self._shown = dict(self._states)
 
     def _end_bar(self, now: float) -> None:
-        """Show the last state of all progress bars, even if 10 s have not passed yet."""
+        """Show the last state of all progress bars, without waiting for 10 s to pass."""
         self._end_state(now)
         self._show(now)
         self.is_redrawn = self._has_text = self._has_just_moved_down = False

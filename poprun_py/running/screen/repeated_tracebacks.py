@@ -1,8 +1,8 @@
-"""Filter that shows a traceback once if several instances write equal ones within a second.
+"""Filter that shows a traceback only once if several instances write it within a second.
 
-The first traceback is shown as it arrives. Later tracebacks are held for at most a second, until
-they are complete, and then compared with the tracebacks that were shown. All other output is shown
-immediately. The size of the held output is bounded.
+The first traceback of a failure is shown as it arrives. Later tracebacks are held for at most a
+second, until they are complete, and then compared with the tracebacks that were shown. All other
+output is shown immediately. The size of the held output is bounded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _TracebackOutput:
 
 
 def _find_traceback(data: bytes) -> int:
-    # Most output contains no traceback, and this quick check then avoids the import.
+    # This quick check avoids the import below for output without a traceback.
     if b"Traceback (most" not in data and b'  File "' not in data:
         return -1
     from poprun_py.running.screen.tracebacks import find_traceback
@@ -53,13 +53,13 @@ def _find_traceback(data: bytes) -> int:
 
 
 class RepeatedTracebacks:
-    """Passes on the stderr of instances, and replaces equal tracebacks by one line.
+    """Shows the stderr of instances, and replaces repeated tracebacks by one line.
 
     Args:
         show: A function that shows output of an instance.
         begin: A function that is called when an instance begins to write a traceback.
-        tell: A function that reports repeated tracebacks to the user. Its arguments are the
-            instances that wrote them and the instance whose equal traceback was shown.
+        tell: A function that tells the user which instances wrote the same traceback as another
+            instance, whose traceback was shown.
     """
 
     def __init__(self, show: Show, begin: Callable[[int], None], tell: Tell) -> None:
@@ -77,7 +77,7 @@ class RepeatedTracebacks:
         self._repeated: dict[int, int] = {}
 
     def joined(self, index: int) -> None:
-        """Add an instance that will write output."""
+        """Add an instance, which may write output from now on."""
         self._writing.add(index)
 
     def ended(self, index: int) -> None:
@@ -132,7 +132,7 @@ class RepeatedTracebacks:
             self._decide(held)
 
     def _pass(self, index: int, data: bytes) -> None:
-        """Show output of an instance; if its traceback was a repeated one, report that first."""
+        """Show output of an instance; if it wrote a repeated traceback, report this first."""
         if not data:
             return
         if index in self._repeated:

@@ -1,8 +1,8 @@
 """The output of all instances as whole, tagged lines on the launcher's stdout and stderr.
 
 Output is handled as bytes and cut at newlines only, so multi-byte characters are never split. The
-use of memory is bounded. A line longer than ``MAX_HELD`` bytes is passed on in pieces. If the
-reader of the launcher's output is slow, the instances are paused.
+use of memory for output is bounded. A line longer than ``MAX_HELD`` bytes is passed on in pieces.
+If the reader of the launcher's output is slow, the instances are paused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
 
 @dataclass(slots=True, eq=False)
 class OutputStream:
-    """One stream (stdout or stderr) of one instance, with the part that is not shown yet.
+    """One stream (stdout or stderr) of one instance, with the output that is not shown yet.
 
     Attributes:
         timed: Whether the time of day is written before each line of output.
@@ -88,9 +88,9 @@ def tag_width(index: int, form: str) -> int:
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
-    """Append ``data`` to ``kept``, and return the last bytes of the result.
+    """Append ``data`` to ``kept``, and return the last bytes of the whole output.
 
-    The middle of very long lines is left out.
+    The middle of a very long line is left out.
     """
     kept = kept + data
     # This quick check finds every line that is too long, because such a line fills at least one
@@ -130,7 +130,7 @@ class Sink:
 
     @property
     def pending(self) -> int:
-        """The number of bytes that have not been written to the descriptor yet."""
+        """The number of output bytes that have not been written to the descriptor yet."""
         return len(self._pending)
 
     @property
@@ -145,7 +145,7 @@ class Sink:
             self.flush()
 
     def flush(self, timeout: float = 0.0) -> None:
-        """Write the output kept so far, waiting at most ``timeout`` seconds for its reader."""
+        """Write the kept output, and wait at most ``timeout`` seconds until it can be written."""
         limit = time.monotonic() + timeout
         while self._pending:
             wait = max(0, int(1000 * (limit - time.monotonic())))
@@ -153,7 +153,7 @@ class Sink:
                 return
 
     def close(self) -> None:
-        """Drop all kept and later output, and close the terminal that was opened again."""
+        """Drop kept output and all later output, and close the terminal that was opened again."""
         self.discard()
         if self._own is not None:
             os.close(self._own)
@@ -169,7 +169,7 @@ class Sink:
         try:
             del self._pending[: os.write(self._target, bytes(self._pending[: self._chunk]))]
         except BlockingIOError:
-            # The terminal's buffer is full, or another process made the descriptor non-blocking.
+            # The buffer of the terminal or pipe is full and the descriptor is non-blocking.
             return False
         except OSError as error:
             # The job continues without its output, for example if the user closed its pager.
@@ -185,8 +185,8 @@ class Sink:
 def _open_again(descriptor: int) -> int | None:
     """Open a terminal again in non-blocking mode; None if the terminal belongs to another user.
 
-    Writing to the new descriptor never blocks. Other processes that use the terminal keep their own
-    descriptor in blocking mode.
+    Writing to the new file descriptor never blocks. Other processes that use the terminal keep
+    their own descriptor in blocking mode.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -203,7 +203,7 @@ class Screen:
     line is shown at a time, and is called the open line. Unfinished lines of other streams are held
     until the open line ends. If a whole line of another stream arrives, the open line is erased on
     a terminal and shown again below the whole line. If the terminal cannot erase lines, the
-    unfinished line appears twice. If the output is not a terminal, the open line is ended by a
+    open line is shown twice. If the output is not a terminal, the open line is ended by a
     newline, and progress bars are written as whole lines.
     """
 
@@ -213,13 +213,13 @@ class Screen:
         self._write = write
         self.is_terminal = is_terminal
         self._can_erase = can_erase
-        self.maps_newlines = True  # whether a newline moves the cursor to the first column
-        self._open: OutputStream | None = None  # the stream of the open (unfinished) line
+        self.maps_newlines = True  # Whether a newline moves the cursor to the first column.
+        self._open: OutputStream | None = None  # The stream of the open (unfinished) line.
         # The streams with a progress bar, and the streams that hold the beginning of a line.
         self._bars: dict[OutputStream, ProgressLines] = {}
         self._unfinished: dict[OutputStream, None] = {}
-        self._drawn = b""  # the open line's text after its last carriage return
-        self._is_bar = False  # whether the open line contains a carriage return
+        self._drawn = b""  # The open line's text after its last carriage return.
+        self._is_bar = False  # Whether the open line contains a carriage return.
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Write the whole lines of a stream's new output, and hold the rest of the output."""
@@ -259,8 +259,8 @@ class Screen:
     def finish(self, stream: OutputStream) -> None:
         """Write the rest of a stream that has ended, and add a newline if its last line has none.
 
-        If the output is not a terminal and has no tags, the newline is added only if other output
-        follows.
+        If the output is not a terminal and has no tags, the newline at the end is added only if
+        other output follows.
         """
         self._unfinished.pop(stream, None)
         if progress := self._bars.pop(stream, None):
@@ -293,7 +293,7 @@ class Screen:
         return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
-        """Return the time when a progress bar must be shown next; inf if there is none to show."""
+        """Return the time when a progress bar must be shown next; inf if no bar must be shown."""
         return min((bar.due_at() for bar in self._bars.values()), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
@@ -308,12 +308,12 @@ class Screen:
         return data
 
     def insert(self, line: bytes) -> None:
-        """Write a message of the launcher; a terminal shows an unfinished line again after it."""
+        """Write a message of the launcher; on a terminal, show the unfinished line again below."""
         redraw = self._close_open_line()
         self._write(line + self._end_of_row + redraw)
 
     def _close_open_line(self) -> bytes:
-        """Erase or end the open (unfinished) line; return the bytes that show it again, if any."""
+        """Erase or end the open (unfinished) line; return the bytes that show the line again."""
         if self._open is None or not self.is_terminal:
             self.interrupt()
             return b""
@@ -325,11 +325,11 @@ class Screen:
         return b"\n" if self.maps_newlines else b"\r\n"
 
     def end_by_terminal(self) -> None:
-        """Forget the open (unfinished) line, because the Enter key has ended it on the terminal."""
+        """Forget the open (unfinished) line, because the user has ended it with the Enter key."""
         self._open = None
 
     def redraw(self) -> None:
-        """Show the open (unfinished) line again."""
+        """Write the open (unfinished) line again."""
         if self._open is not None:
             self._write(self._open.prefix() + self._drawn)
 
@@ -361,7 +361,7 @@ class Screen:
         self._write(start + _retag(data, tag))
 
     def _shorten_held(self, stream: OutputStream) -> None:
-        """Drop the part of a long held line that will be overwritten, or write the line."""
+        """Drop the overwritten beginning of a long held line, or write the held line."""
         last = stream.held.rfind(b"\r")
         if self.is_terminal and last > 0:
             del stream.held[:last]
@@ -370,5 +370,5 @@ class Screen:
 
 
 def _retag(data: bytes, tag: bytes) -> bytes:
-    # Text after a carriage return would overwrite the tag, so the tag is written again.
+    # Text after a carriage return overwrites the tag of a line, so the tag is written again.
     return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

@@ -23,7 +23,7 @@ _START = re.compile(rf"(?:{_HEADER}|^{_PLACE})[ ]*(?=\r?\n|\Z)".encode(), re.M)
 _START_LINE = re.compile(rf"{_HEADER}|{_PLACE}$")
 # The line that Python writes between two chained tracebacks.
 _CHAIN = re.compile("The above exception was the direct cause|During handling of the above")
-# The last line of a traceback is its first line after the header without indentation. The traceback
+# The last line of a traceback is the first unindented line after its header. The traceback
 # of an exception group ends with a horizontal line.
 _LAST_LINE = re.compile(rf"(?!{_CHAIN.pattern})\S|\s+\+-+$")
 _VARYING = (
@@ -46,13 +46,13 @@ _FIRST_OF_HELD = re.compile(
 
 
 def find_traceback(data: bytes) -> int:
-    """Return the position of the first traceback in ``data``, or -1."""
+    """Return the position of the first traceback in ``data``, or -1 if there is no traceback."""
     start = _START.search(data)
     return -1 if start is None else start.start()
 
 
 def normal_line(line: str, index: int, host: str, pid: int) -> str:
-    """Return a line of a traceback without the parts that differ between the instances of one job.
+    """Return a line of a traceback without the parts that differ between instances of a job.
 
     Fixed words replace memory addresses, dates, times, and the index, host name (empty if unknown)
     and process id (0 if unknown) of the instance.
@@ -69,10 +69,10 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 
 
 def equal_lines(one: list[str], other: list[str]) -> int:
-    """Return the length in lines of the equal tracebacks with which two outputs begin.
+    """Return the number of lines of the traceback with which both ``one`` and ``other`` begin.
 
-    The lines of both outputs come from ``normal_line``. The result is 0 if the tracebacks differ,
-    or if a second traceback follows in one of the outputs.
+    Their lines must come from ``normal_line``. The result is 0 if ``one`` and ``other`` begin with
+    different tracebacks, or if one of them contains a second traceback.
     """
     equal = 0
     for line, other_line in zip(one, other, strict=False):
@@ -90,7 +90,7 @@ def equal_lines(one: list[str], other: list[str]) -> int:
 def shorten_interrupts(text: str) -> str:
     """Return ``text`` with each traceback of a KeyboardInterrupt reduced to one line.
 
-    The line that remains names the last frame in the user's own code.
+    The line that replaces a traceback names the last frame in the user's own code.
     """
     lines = text.splitlines(keepends=True)
     bare = [_RANK_PREFIX.sub("", line).rstrip() for line in lines]
@@ -136,7 +136,7 @@ def _interrupt_line(traceback: list[str]) -> str:
 
 
 class InterruptTracebacks:
-    """Shortens tracebacks that instances write to stderr after Ctrl-C; shows other output as is."""
+    """Shortens the tracebacks that instances write after Ctrl-C; shows other output unchanged."""
 
     def __init__(self, show: Callable[[int, bytes], None]) -> None:
         self._show = show
@@ -166,7 +166,7 @@ class InterruptTracebacks:
             self._show(index, shorten_interrupts(text).encode(errors="surrogateescape"))
 
     def on_time(self, now: float) -> None:
-        """Show the output of each instance that has been held for half a second."""
+        """Show output of instances that has been held for half a second."""
         for index in [index for index, (_, until) in self._held.items() if now >= until]:
             self.ended(index)
 

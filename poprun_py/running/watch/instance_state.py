@@ -16,10 +16,10 @@ ACTIVITIES: Final = (
 )  # fmt: skip
 _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
 # If an instance has been waiting or loading data for longer than this, its phase is shown as
-# waiting or loading. Shorter times of waiting and loading occur in every training step.
+# waiting or loading. Shorter times of waiting or loading are a part of every training step.
 _LONG_NANOSECONDS = 10**9
 _P95 = 0.95
-# The fields of an instance state whose JSON keys have the same names.
+# The fields of an instance state whose JSON keys are equal to their names.
 _SAME_IN_JSON: Final = (
     "index", "host", "pid", "phase", "step", "samples_per_second",
     "num_cpus", "memory_bytes", "swap_bytes", "num_samples",
@@ -48,9 +48,9 @@ class InstanceState:
     Attributes:
         step: The number of the last completed training step; None if unknown.
         num_steps: The number of training steps whose duration was measured.
-        step_seconds: The median duration of the last training steps; 0 before the first timed step.
-        own_seconds: The median duration of the last ten training steps, without waiting for other
-            instances.
+        step_seconds: The median duration of the last training steps; 0 if no step was timed yet.
+        own_seconds: The median duration of the last ten training steps, less the time of waiting
+            for other instances.
         shares: The fractions of the time that the instance spent on each of ``ACTIVITIES``.
         queued: The fraction of the time that the program was ready to run, but waited for a CPU.
         throttled: The fraction of the time that the program's control group had used up its CPU
@@ -88,7 +88,7 @@ class InstanceState:
         If ``before`` is None, the state covers the time from the program's start.
         """
         # A control group may be older than the program, so its counter of throttled time may
-        # include earlier times. A state since the program's start therefore shows no throttling.
+        # include earlier times. A state that begins with the program therefore shows no throttling.
         throttled = now.get("throttled_seconds", 0.0)
         before = before or {"now": now["started"], "throttled_seconds": throttled}
         ledger = now.get("ledger") or _EMPTY_LEDGER
@@ -109,8 +109,8 @@ class InstanceState:
             phase=_phase(ledger, num_calls),
             step=step,
             num_steps=ledger["timed"],
-            # The count of samples includes the first step, which is not timed, so the number of
-            # timed steps is increased by one.
+            # One is added to the number of timed steps, because the samples include the first step,
+            # which is not timed.
             samples_per_second=ledger["samples"] / (ledger["timed"] + 1) / mean if mean else 0.0,
             step_seconds=median(steps),
             p95_seconds=percentile(steps, _P95),

@@ -1,6 +1,6 @@
 """The observer of one running job, which asks the instances for their counters in rounds.
 
-The observer does no input or output itself. It calls functions that its creator passes.
+The observer does no input or output itself, but calls functions that its creator passes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 # The seconds between rounds for --live and recorders, the seconds between rounds that only search
 # for stragglers, and the seconds from the start of a job to its first search for stragglers.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
-# In large jobs, the time between two rounds is longer, so that at most this many answers arrive per
-# second.
+# The largest number of answers of wrappers per second. In large jobs, the time between two rounds
+# is therefore longer.
 _ANSWERS_PER_SECOND = 500
 # The number of instances that are asked at once in a round, and the pause in seconds before the
-# next instances are asked. The launcher does its other work in the pauses.
+# next instances are asked. The launcher does other work in these pauses.
 _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
 # A round ends after this many seconds, even if an instance on a busy host has not answered.
 _ANSWER_SECONDS = 2.0
@@ -36,10 +36,11 @@ _ENDED = "ended"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
-    """The schedule of the rounds of a job's observer; times in seconds.
+    """The schedule of the rounds in which a job is observed; times in seconds.
 
     Attributes:
-        between: The time between two rounds; None if rounds start only on request.
+        between: The time between two rounds; None if rounds start only when a user asks for the
+            state.
         first: The time from the start of the programs to the first round.
         judged: The time from the start of the programs until stragglers may be reported.
     """
@@ -67,8 +68,8 @@ class _ObservedInstance:
     """An observed instance, the last messages of its wrapper, and its state.
 
     ``training`` is the state of the instance over the last period with new training steps.
-    ``slow_rounds`` is the number of consecutive rounds, up to the last one, in which the instance
-    was slow. ``asked_at`` is the time of a request that the wrapper has not answered yet.
+    ``slow_rounds`` is the number of last consecutive rounds in which the instance was slow.
+    ``asked_at`` is the time of a request that the wrapper has not answered yet.
     """
 
     state: InstanceState
@@ -85,8 +86,8 @@ class _ObservedInstance:
         """Update the state with a new message of the wrapper, unless the program has ended."""
         if message.get("now") is None or not message.get("memory_bytes"):
             return
-        # The message is kept without the rows of new steps, because the recorders have received the
-        # rows, and they may take about a megabyte for each instance.
+        # The message is kept without its rows of new steps. The recorders have received these rows,
+        # which may take about a megabyte for each instance.
         message = {name: value for name, value in message.items() if name != "steps"}
         self.has_new_steps = num_timed_steps(message) > num_timed_steps(self.last_with_steps)
         last = self.last
@@ -105,8 +106,8 @@ class _ObservedInstance:
         if message.get("now") is None:  # the connection to the wrapper was lost
             self._set_state(replace(self.state, phase=_ENDED))
             return
-        # Take memory and CPUs from the previous message, because the last message was made after
-        # the process had ended.
+        # Take the use of memory and CPUs from the previous message, because the last message was
+        # made after the process had ended.
         memory_bytes = message.get("memory_bytes", message.get("max_rss_bytes", 0))
         last = self.last or message
         memory_bytes = max(memory_bytes, last.get("memory_bytes", 0))
@@ -124,10 +125,10 @@ class JobObserver:
     """Asks the instances of a job for their counters, finds stragglers, and creates job views.
 
     Args:
-        job: A view of the job without instances.
-        began: The time of the job's start on the launcher's clock.
-        ask: A function that asks an instance for its counters. The caller passes the answer to
-            ``observed``.
+        job: A view of the job without instances, to which the observer adds instances.
+        began: The time on the launcher's clock when the job started.
+        ask: A function that asks an instance for its counters. The answer must be passed to the
+            method ``observed``.
         tell: A function that reports a straggler to the user.
         show: A function that shows the job view after each round; None without ``--live``.
         epoch: A function that returns the seconds from the epoch to time 0 of the launcher's clock.
@@ -155,8 +156,8 @@ class JobObserver:
         self._epoch = epoch
         self._observed: dict[int, _ObservedInstance] = {}
         self._awaited: set[int] = set()
-        self._unasked: deque[int] = deque()  # the instances still to ask in this round
-        self._ask_at = float("inf")  # when to ask the next instances
+        self._unasked: deque[int] = deque()  # The instances still to ask in this round.
+        self._ask_at = float("inf")  # The time to ask the next instances.
         self._told: dict[tuple[int, str], Straggler] = {}
         self._slow: Straggler | None = None
         self._next_round_at = float("inf")
@@ -191,7 +192,7 @@ class JobObserver:
         self._answered(index, now)
 
     def request(self, reply: Callable[[JobView], None], now: float) -> None:
-        """Start a round. When the round ends, call ``reply`` with the resulting view."""
+        """Start a round of observation. When the round ends, call ``reply`` with the job view."""
         self._replies.append(reply)
         self._begin_round(now)
 
@@ -219,7 +220,7 @@ class JobObserver:
         )
 
     def on_time(self, now: float) -> None:
-        """Start a round, ask the next instances or end the round, whichever is due."""
+        """Start a round of observation, ask more instances, or end the round, if it is time to."""
         if now >= self._ask_at:
             self._ask_some(now)
         if now >= self._deadline:
@@ -236,7 +237,7 @@ class JobObserver:
         return min(next_round_at, self._deadline, self._ask_at)
 
     def _worst(self) -> Straggler | None:
-        """Return the slowest instance; after the end of a job, the last reported straggler."""
+        """Return the slowest instance; after the end of a job, the straggler reported last."""
         instances = self._observed.values()
         if self._slow is not None and not any(each.is_running for each in instances):
             return self._slow

@@ -38,7 +38,7 @@ _STATUS_VERSION = 1
 class JobView(Displayed):
     """The state of a job at ``seconds`` seconds after its start.
 
-    ``pid`` is the process id of the launcher. ``worst`` is the slowest instance.
+    ``pid`` is the process id of the launcher. ``worst`` is the slowest instance of the job.
     """
 
     run_id: str
@@ -110,7 +110,7 @@ def headline(view: JobView) -> list[str]:
 def table_lines(
     view: JobView, *, width: int, most_rows: int | None = None, colour: bool = False
 ) -> list[str]:
-    """Return the headline of a job and a table with one row for each instance, as text lines.
+    """Return text lines with the headline of a job and a table with a row for each instance.
 
     If the table is wider than ``width`` characters, some of its columns are left out. If there are
     more than ``most_rows`` instances, only the instances with the longest steps are shown. If
@@ -178,9 +178,9 @@ def _other_share(state: InstanceState) -> str:
     return f"{max(0.0, other):.0%}" if any(state.shares) else ""
 
 
-# Each table column has a name, a function that returns its cell for an instance, and a number. On a
-# narrow terminal, columns are left out in the order of these numbers. The columns with number 0 are
-# always shown.
+# For each table column: its name, a function that returns the cell for an instance, and a number.
+# On a narrow terminal, columns are left out in the order of their numbers. Columns with number 0
+# are always shown.
 _COLUMNS: Final[Sequence[tuple[str, Callable[[InstanceState], str], int]]] = (
     ("instance", lambda state: str(state.index), 0),
     ("host", lambda state: state.host, 4),
@@ -224,13 +224,13 @@ def _duration(seconds: float) -> str:
 class LiveView:
     """Shows views of a job during the run, for ``--live``.
 
-    If the terminal cannot show a panel, two lines are printed every 30 seconds.
+    If the terminal cannot show a panel, two lines about the job are printed every 30 seconds.
 
     Attributes:
         panel_size: A function that returns the columns and rows of the terminal, or None if the
             terminal cannot show a panel.
-        show_panel: A function that shows lines in a panel below all output. Without lines, the
-            panel is hidden.
+        show_panel: A function that shows lines in a panel below all output. An empty sequence of
+            lines hides the panel.
         say: A function that prints a line between the output lines of the instances.
         is_hidden: A function that returns whether the panel must be hidden, for example while an
             instance is in a debugger.

@@ -22,7 +22,7 @@ class StepRecord:
         step: The number of training steps done so far, including steps before a loaded checkpoint.
         seconds: The duration since the end of the previous step, without the time for compiling,
             validating and saving; 0 for a program's first step, whose start is unknown.
-        own_seconds: ``seconds`` without the time that the instance waited for other instances.
+        own_seconds: The duration ``seconds`` less the time of waiting for other instances.
         samples: The number of samples that the instance trained on; 0 if unknown.
         every: The number of steps that this record stands for; above 1 if a file omits steps.
     """
@@ -38,7 +38,7 @@ class StepRecord:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time and duration of the step are known; a damaged file may contain NaN."""
+        """Whether the time and duration of the step are known and finite."""
         return math.isfinite(self.at) and 0 < self.seconds < math.inf
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class StepRecord:
         """Create a step record from JSON values that ``to_json`` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: The values are not a valid step record.
+            KeyError, TypeError, ValueError: ``data`` is not a valid step record.
         """
         return cls(
             at=float(data["at"]),
@@ -78,16 +78,16 @@ class StepReader:
 
     The reader estimates the difference between the host's clock and the launcher's clock. Each
     answer of a wrapper gives bounds for this difference, because the wrapper read the host's clock
-    between the launcher's request and the arrival of the answer. The estimate changes only if it is
-    outside these bounds, so a delayed answer does not shift the times of steps.
+    between the launcher's request and the arrival of the answer. The estimated difference changes
+    only if it is outside the bounds, so a delayed answer does not shift the times of steps.
 
-    ``lost`` is the number of steps that the wrapper missed, because they ended in quick succession.
+    ``lost`` is the number of steps that were not recorded, because they ended in quick succession.
     """
 
     def __init__(self, index: int) -> None:
         self.lost = 0
         self._index = index
-        self._clock_offset: float | None = None  # launcher's clock minus host's clock, in seconds
+        self._clock_offset: float | None = None  # launcher's minus host's clock, in seconds
         self._last_at = 0.0
 
     def read(self, message: Mapping[str, Any], asked: float, came: float) -> list[StepRecord]:
@@ -95,8 +95,9 @@ class StepReader:
 
         Args:
             message: The wrapper's message, which contains its ``ledger`` and the new ``steps``.
-            asked: The time when the launcher asked for the message; -inf if it did not ask.
-            came: The time when the message arrived.
+            asked: The time when the launcher asked for the message; -inf if the launcher did not
+                ask.
+            came: The time when the wrapper's message arrived.
         """
         ledger, steps = message.get("ledger"), message.get("steps")
         if ledger is None or steps is None:
@@ -123,7 +124,7 @@ class StepReader:
 
 
 class Recorder(Protocol):
-    """The interface of recorders. Its methods must not block the event loop of the supervisor."""
+    """The interface of recorders of a job. A recorder must not block the supervisor's loop."""
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
         """Receive new training steps of one instance, in order."""

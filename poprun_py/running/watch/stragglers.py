@@ -17,7 +17,7 @@ from poprun_py.running.watch.instance_state import InstanceState, median
 
 # A straggler's last _STEPS steps take more than _FACTOR times the median of all instances.
 _FACTOR, _STEPS = 1.2, 10
-# A step that exceeds the median by fewer seconds than this is not slow.
+# An instance is not slow if its steps exceed the median by fewer seconds than this.
 _NOTICED_SECONDS = 0.5e-3
 # A delay by the host is the likely cause if it explains more than this fraction of a straggler's
 # excess time.
@@ -64,7 +64,7 @@ class Straggler:
     Attributes:
         own_seconds: The median duration of the instance's last ten steps, without waiting for other
             instances.
-        median_seconds: The median of ``own_seconds`` over all instances of the job.
+        median_seconds: The median of ``own_seconds`` over all instances of a job.
         is_slow: Whether the other instances lose a noticeable part of each step by waiting for this
             instance.
         cause: The likely cause of the slowness, such as ``it swaps``; empty if unknown.
@@ -111,10 +111,10 @@ class Straggler:
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     """Return the instances that others waited for in the last ten steps, slowest first.
 
-    The step of a straggler is more than 20 % longer than the median step, and the other instances
-    wait longer in each step than the straggler. This difference also exceeds 20 % of the median
-    step. If the straggler itself waits for a slower instance, both differences must exceed 20 % of
-    its whole step. In a job of two instances, the faster instance counts as the median.
+    An instance is a straggler if its step exceeds the median step by more than 20 %, and if the
+    other instances wait longer than this instance by more than 20 % of the median step. If the
+    instance itself waits for a slower instance, both differences must exceed 20 % of its whole
+    step. In a job of two instances, the step of the faster instance counts as the median step.
     """
     peers = _Peers(_comparable(states))
     # Only instances with long steps can be stragglers, so the other instances of a large job need
@@ -147,7 +147,7 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
 
 
 def slowest_by_medians(steps: Mapping[int, tuple[float, float]]) -> Straggler:
-    """Return the instance with the longest steps without waiting; ``steps`` as for waited_for."""
+    """Return the instance whose steps are longest, not counting the time of waiting for others."""
     worst = max(steps, key=lambda instance: steps[instance][0])
     return Straggler(
         instance=worst,
@@ -161,11 +161,11 @@ def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
     """Return whether waiting for an instance costs the other instances noticeable time per step.
 
     Args:
-        lost: The seconds of each step that the other instances lose.
+        lost: The seconds that the other instances lose in each step.
         usual: The seconds of the median instance's step without waiting.
         own: The seconds of this instance's step without waiting.
-        waiting: The seconds of each step that this instance waits, less the waiting of the instance
-            that waits least.
+        waiting: The seconds that this instance waits in each step, less the seconds that the
+            instance with the least waiting waits.
     """
     if not stands_out(usual + lost, usual):
         return False
@@ -234,7 +234,7 @@ class _Peers:
         return value - self._medians[part](value)
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
-        """Return the likely cause of ``excess`` seconds per step, and measured values as text.
+        """Return the likely cause of ``excess`` seconds per step, and values that support it.
 
         Swapping, throttling and shared CPUs are checked first, because they slow down every
         activity of an instance.

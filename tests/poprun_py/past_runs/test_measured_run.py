@@ -51,7 +51,7 @@ def test_the_speed_is_measured_in_the_attempt_with_most_steps(tmp_path):
 
 @pytest.mark.parametrize(
     ("steps", "why"),
-    [(0, "the program does not count steps"), (1, "it made too few steps to measure their time")],
+    [(0, "the program does not count steps"), (1, "the run made too few steps to measure their time")],
 )
 def test_too_few_steps_have_no_speed(tmp_path, steps, why):
     found = measure(made_run(tmp_path, "run", attempts=(MadeAttempt(steps=steps),)))
@@ -81,7 +81,7 @@ def test_the_slowest_instance_is_found(tmp_path):
 def test_a_running_run_has_no_duration(tmp_path):
     found = measure(made_run(tmp_path, "run", seconds=None))
     assert (found.seconds, found.exit_code) == (None, None)
-    assert found.missing["seconds"] == "it has not ended"
+    assert found.missing["seconds"] == "the run has not ended"
 
 
 def test_without_recorded_steps_the_speed_is_that_of_the_last_observation(tmp_path):
