@@ -51,7 +51,10 @@ def test_the_speed_is_measured_in_the_attempt_with_most_steps(tmp_path):
 
 @pytest.mark.parametrize(
     ("steps", "why"),
-    [(0, "the program does not count steps"), (1, "the run made too few steps to measure their time")],
+    [
+        (0, "the program does not count steps"),
+        (1, "the run made too few steps to measure their time"),
+    ],
 )
 def test_too_few_steps_have_no_speed(tmp_path, steps, why):
     found = measure(made_run(tmp_path, "run", attempts=(MadeAttempt(steps=steps),)))
