@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
-# The values of --print-topology that show CPUs. If --print-topology has one of these values, the
-# launcher also prints the CPUs that the kernel reports for each instance.
+# The values of --print-topology that show CPUs. With --print-topology tree or cores, the launcher
+# also prints the CPUs that the kernel reports for each instance.
 _READ_BACK = ("tree", "cores")
 # The numbers of training steps and seconds from which a summary of a job's time is printed.
 _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
@@ -171,7 +171,7 @@ def _launch(config: LaunchConfig) -> int:
     planned = saved or plan(config)
     if config.export_config is not None:
         return 0
-    return _run_job(config, planned)  # UsageError, because no program was given
+    return _run_job(config, planned)  # raises UsageError, because no program was given
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:

@@ -129,7 +129,7 @@ def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
 def _with_unique_names(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
     """Return the runs, renamed so that their names are unique.
 
-    If runs have the same name, such as copied folders, they get the names that the user has typed.
+    If runs have the same name, such as copied folders, the runs get the names that the user typed.
     """
     many = {name for name, times in Counter(run.run_id for run in runs).items() if times > 1}
     return [
@@ -184,7 +184,7 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
 
 
 def save_page(path: Path, text: str, option: str = "--output") -> None:
-    """Write an HTML page atomically, and print its path. An existing file is replaced.
+    """Write an HTML page atomically, over any existing file, and print the page's path.
 
     Raises:
         UsageError: The file cannot be written.

@@ -157,7 +157,7 @@ def _close_input() -> None:
 
 
 def _parse(words: Sequence[str]) -> _Arguments | None:
-    """Return the parsed command line. If it contains --help, print the help and return None."""
+    """Return the parsed command line; if ``words`` contain --help, print the help, return None."""
     ends = list(words).index("--") if "--" in words else len(words)
     own, others = _split_words(words[:ends])
     values = parse(others)
@@ -234,8 +234,8 @@ def parse_counts(text: str) -> tuple[int, ...]:
 def scaling_runs(prefix: str, counts: Sequence[int], repeats: int) -> list[tuple[str, int]]:
     """Return the name and the number of instances of each run, in the order 1, 2, 4, 1, 2, 4.
 
-    The numbers of instances alternate. If the machine is slow for some minutes, this affects all
-    numbers of instances, not only one.
+    The order alternates, so that a slow phase of the machine affects all numbers of instances, not
+    only one number.
     """
     repetitions = range(1, repeats + 1)
     return [(f"{prefix}-n{count}-{repeat}", count) for repeat in repetitions for count in counts]

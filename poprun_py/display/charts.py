@@ -47,7 +47,7 @@ class Line:
     """A series of points.
 
     Attributes:
-        name: The name in the legend.
+        name: The name of the line in the legend.
         xs: The position of each point on the horizontal axis: numbers or names.
         ys: The position of each point on the vertical axis. NaN, infinity and None are gaps.
         index: The number that selects the line's colour and dash pattern. The line of an instance
@@ -185,7 +185,7 @@ def bars(
     unit: str,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return a chart with one horizontal bar for each name, which stacks all series."""
+    """Return a chart with a horizontal bar for each name. A bar stacks the values of all series."""
     data = [
         {
             "type": "bar",
@@ -271,9 +271,9 @@ def _usual_range(known: Sequence[float]) -> tuple[float, float]:
 def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
     """Choose at most ``most`` points of a line to draw; return their indices in order.
 
-    The points between the first and the last are put into buckets of neighbouring points. Of each
-    bucket, the points with the least and the greatest value are chosen, so that no peak is lost,
-    and the first gap (NaN, infinity or None). ``most`` must be at least 5.
+    The points between the first and the last are put into buckets of neighbouring points. The
+    least value, the greatest value and the first gap (NaN, infinity or None) of each bucket are
+    chosen, so that no peak is lost. ``most`` must be at least 5.
     """
     count = len(ys)
     if count <= most:

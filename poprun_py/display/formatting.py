@@ -27,7 +27,7 @@ def read_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     except UnicodeDecodeError as error:
-        # Raise a short error instead, because the repr of a UnicodeDecodeError contains all input.
+        # Raise a short error, because the repr of a UnicodeDecodeError contains the whole input.
         raise ValueError(f"byte {error.start} is not UTF-8") from None
 
 

@@ -220,7 +220,8 @@ def page(
 def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
     """Return an HTML fragment for a notebook, in ASCII, without effect on the notebook's style.
 
-    The parts may not contain charts. ``kind`` selects the colour of the heading, as for a Sentence.
+    ``parts`` must not contain charts. ``kind`` selects the colour of the heading, as for a
+    Sentence.
     """
     style = _file("style.css")
     return _rendered("fragment.html.jinja", heading=heading, shown=parts, kind=kind, style=style)

@@ -235,8 +235,8 @@ class JobHandle(Generic[T]):
         try:
             return self.result()
         except StopIteration as error:
-            # Raise RuntimeError instead of StopIteration. An asyncio future rejects
-            # StopIteration, so `await` would never return.
+            # Raise RuntimeError, because an asyncio future rejects StopIteration, and `await` would
+            # never return.
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def _async_wait(self) -> None:
@@ -253,9 +253,8 @@ class JobHandle(Generic[T]):
         """Ask the job to end by sending SIGTERM to its launcher, at most once.
 
         Args:
-            grace: The seconds from this call until the remaining processes are killed. None means
-                the job's option ``grace``, which counts from the time when the programs have saved
-                their state.
+            grace: The seconds from this call until the remaining processes are killed, by default
+                the job's option ``grace`` after the programs have saved their state.
         """
         self._require_owner()
         grace = _checked_seconds("grace", grace, least=0)
@@ -320,7 +319,7 @@ class JobHandle(Generic[T]):
             raise interrupt
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the launcher the signal ``number``. A second signal would kill the job."""
+        """Send the launcher the signal ``number``; the launcher kills the job at a second one."""
         with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):
@@ -378,7 +377,7 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
 # --- the end of the calling program -------------------------------------------------------
 
 # The running jobs, keyed by the futures of their outcomes. This dictionary keeps a handle alive
-# after the calling program has dropped it.
+# after the calling program has dropped the handle.
 _running: dict[futures.Future[LaunchResult], JobHandle[Any]] = {}
 _running_lock = threading.Lock()
 

@@ -201,7 +201,7 @@ def _started(
     outputs: tuple[Stream, Stream] | None,
     in_background: bool,
 ) -> JobHandle[Any]:
-    """Start a job whose output goes to ``outputs``; None stores it only in the job's folder.
+    """Start a job; if ``outputs`` is None, the output goes only to a file in the job's folder.
 
     The output of a job in the background is always stored in the job's folder.
     """
@@ -261,7 +261,7 @@ def _checked_listeners(**given: Log | None) -> dict[str, Log]:
 
 
 def _checked_environ(environ: object) -> dict[str, str] | None:
-    """Return a checked copy of an environment. Errors omit the values, which may be secret."""
+    """Return a checked copy of an environment. Error messages omit the values of variables."""
     if environ is None:
         return None
     if not isinstance(environ, Mapping):

@@ -98,7 +98,7 @@ class LauncherChild:
             # A limit of open files or threads is reached, or Python is shutting down.
             self.disconnect()
             for pipe in pipes.values():
-                if pipe is not None:  # perhaps no OutputCopier has closed it
+                if pipe is not None:  # perhaps no OutputCopier has closed the pipe
                     pipe.close()
             self._finish()
             raise StartError(f"{name} cannot be watched: {error}") from None
@@ -122,8 +122,8 @@ class LauncherChild:
     def disconnect(self) -> None:
         """Close the channel and the pipes; the launcher process then ends its job.
 
-        If a forked process calls this method, it closes only its own copies of the descriptors. The
-        process that started the job stays connected.
+        If a forked process calls this method, it closes only its own copies of the descriptors, so
+        the process that started the job stays connected.
         """
         self._channel.close()
         for copier in self._copiers:

@@ -110,7 +110,7 @@ def _attempt(job: Job) -> Attempt:
 
 
 class _Console(Console):
-    """A console that sends the requested kinds of lines to the program, and prints all others."""
+    """A console that sends the requested kinds of lines to the program, and prints other lines."""
 
     def __init__(self, listeners: frozenset[str], channel: Channel, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)

@@ -40,8 +40,8 @@ class JobRequest:
     Attributes:
         job: A plan, or a configuration that the launcher process plans first.
         environ: The environment of the job; None for the environment of the launcher process.
-        folder: The job's private folder; None for a job without such a folder. When the program
-            and the launcher process have both ended, the folder is removed.
+        folder: The job's private folder, which is removed when the program and the launcher process
+            have ended; None for a job without such a folder.
         keeps_output: Whether the output of the instances is stored in the folder.
         listeners: The kinds of lines (log, warn, binding) that the launcher process sends as
             messages instead of printing them.
@@ -104,7 +104,7 @@ class Channel:
         return pickle.loads(data) if data else None
 
     def _read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes; empty if the channel's other end is closed before."""
+        """Return the next ``size`` bytes of the channel; empty if the other end is closed first."""
         data = b""
         with contextlib.suppress(ConnectionError):
             while len(data) < size:
@@ -133,7 +133,7 @@ class Channel:
             return True
 
     def shut_down(self) -> None:
-        """End the connection for both processes. A thread that waits in ``receive`` returns."""
+        """End the connection for both processes, and make a waiting ``receive`` return."""
         with contextlib.suppress(OSError):  # the other process has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 

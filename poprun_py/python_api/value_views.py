@@ -230,8 +230,8 @@ def _status_parts(status: JobStatus) -> list[Part]:
 def _view_parts(view: JobView) -> list[Part]:
     """Return the table of a running job's instances, and a note about the slowest instance.
 
-    The table of a large job shows the instances with the longest steps. Bars in the table compare
-    the instances' numbers of steps. The row of a slow instance is marked.
+    If the job has more than 64 instances, the table shows those with the longest steps. Bars in the
+    table compare the instances' numbers of steps. The row of a slow instance is marked.
     """
     shown = view.instances
     if len(shown) > _MOST_ROWS:

@@ -54,7 +54,7 @@ def _write_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
     """Write two sections of a command's help: the command's own options, and the global options."""
-    # The help omits positional arguments here, because its usage line shows the arguments.
+    # Positional arguments are omitted, because the usage line of the help shows them.
     options = [each for each in command.get_params(ctx) if isinstance(each, click.Option)]
     for title, is_global in (("Options", False), ("Global options", True)):
         shown = [each for each in options if isinstance(each, _GlobalOption) is is_global]

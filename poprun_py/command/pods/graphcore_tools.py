@@ -271,7 +271,7 @@ def _elapsed(seconds: float | None) -> str | None:
 
 
 def _table(title: str, columns: dict[str, int], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table with a title. A text that is wider than its column is cut at the start."""
+    """Return a table with a title. A text that is too wide loses its start."""
 
     def line(values: Iterable[Any]) -> str:
         texts = ("N/A" if value is None else str(value) for value in values)

@@ -40,7 +40,7 @@ class ObjectKind(Generic[T]):
     """Declares how one kind of object of a pod, such as partitions, is read and shown.
 
     Attributes:
-        name: The name of the kind on the command line, in the singular.
+        name: The name of the kind of object on the command line, in the singular.
         find_all: Returns all objects of this kind in a pod.
         values: Functions that compute a value of an object, keyed by the name of the value. A
             value without a function is an attribute of the object.

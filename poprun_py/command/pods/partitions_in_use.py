@@ -78,9 +78,8 @@ class FoundPartitions:
     """The partitions of the configured pod and of this machine.
 
     Attributes:
-        partitions: If a pod is configured, its partitions sorted by name, then a partition for each
-            job outside the pod. Otherwise, the partition ``emulated``, then a partition for each
-            job.
+        partitions: The partitions of the configured pod sorted by name, or without a pod the
+            partition ``emulated``, and then one partition for each job outside the pod.
         silent: The process ids of the launchers that do not answer.
         where: The folder or URL of the pod; None if no pod is configured.
         user: The user who runs the command.
@@ -106,7 +105,7 @@ def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
             return machine_partitions(running_jobs())
         with contextlib.closing(store):
             found, attachments = store.partitions(), store.attachments()
-        # Each launcher is asked only once, because a launcher without an answer costs a time-out.
+        # Ask each launcher only once, because waiting for a launcher without an answer is slow.
         jobs = running_jobs()
         machine = machine_partitions(jobs)
     except PodError as error:
@@ -130,7 +129,7 @@ def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
         PodError: The list of this machine's IPUs in use cannot be read.
     """
     host = os.uname().nodename
-    # Programs can emulate any number of IPUs. The partition shows 16 IPUs, like a Pod16 system.
+    # Programs can emulate any number of IPUs. The partition "emulated" shows 16 IPUs.
     emulated = partition_of_machine(MACHINE_PARTITION, MACHINE_IPUS, host, _programs_of_machine())
     partitions, silent = [emulated], []
     for launcher, holdings in jobs.items():
@@ -268,8 +267,8 @@ def _pod_partition(
 def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[IpuProcess]:
     """Return the processes that hold the IPUs of an attachment.
 
-    If a job's launcher attached the IPUs, and ``jobs`` contains the launcher's answer, return the
-    job's instances. Otherwise, return the process that attached the IPUs.
+    If a launcher attached the IPUs, and ``jobs`` contains the launcher's answer, the processes are
+    the job's instances. Otherwise, the only process is the process that attached the IPUs.
     """
     if _is_here(attachment) and (holdings := jobs.get(attachment.holder.pid)) is not None:
         # A launcher of another version may give an answer in another form.

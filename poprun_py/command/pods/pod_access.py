@@ -168,7 +168,7 @@ def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def requested(verb: str, kind: str, name: str) -> Iterator[None]:
-    """Convert errors like ``refusals``; print a line such as ``create pod (lab): success.``."""
+    """Convert errors as ``refusals`` does; print a line like ``create pod (lab): success.``."""
     with refusals(verb, kind, name):
         yield
     print_out(f"{_request(verb, kind, name)}: success.")
@@ -176,11 +176,10 @@ def requested(verb: str, kind: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changed_pod(verb: str, kind: str, name: str) -> Iterator[PodStore]:
-    """Open the pod for a change in the ``with`` block; report the result like ``requested``.
+    """Open the pod for a change in the ``with`` block; print the result as ``requested`` does.
 
     Raises:
-        UsageError, StartError, RefusedError: For the reasons that ``opened_pod`` and ``refusals``
-            list.
+        UsageError, StartError, RefusedError: ``opened_pod`` and ``refusals`` list the reasons.
     """
     with requested(verb, kind, name), opened_pod() as store:
         yield store

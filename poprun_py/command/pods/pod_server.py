@@ -103,7 +103,7 @@ def _only_server(folder: Path) -> Iterator[None]:
     Two servers of one pod would end leases of each other's clients. A client that repeats a request
     at the second server would change the pod twice.
     """
-    # The lock is on the folder ``holders``, which only its owner can open. Other users could lock
+    # Lock the folder ``holders``, which only its owner can open, because other users could lock
     # the pod's folder.
     descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -181,7 +181,7 @@ class LeaseExtender:
     """Extends all leases if the server did not run for more than a third of the lease duration.
 
     A client renews its lease several times per lease duration. While the server is suspended or
-    gets no CPU time, it cannot receive renewals, so the leases must not end.
+    gets no CPU time, it cannot receive renewals, so it must extend the leases.
 
     Args:
         renew_all: Renews all leases for the given number of seconds, counted from now.
@@ -206,7 +206,7 @@ class LeaseExtender:
         self.period = min(1.0, seconds / 12)
 
     def tick(self) -> None:
-        """Record that the server runs now. If it was suspended before, extend all leases."""
+        """Record that the server runs now, and extend all leases if it was suspended before."""
         now = self._now()
         # After a shorter pause of the server, the next renewals of clients arrive in time.
         if now - self._last > self._seconds / 3:

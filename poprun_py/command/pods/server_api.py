@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 
-# The HTTP status of each kind of PodError. All other errors have the HTTP status 500.
+# The HTTP status of each kind of PodError; other kinds of errors have the HTTP status 500.
 _STATUS: Final[dict[type[PodError], int]] = {
     InvalidRequestError: 400,
     NotAllowedError: 403,

@@ -39,7 +39,8 @@ def write_call(
     Args:
         folder: The folder for the pickled call and for the results of the instances.
         function: A function, which may be a closure, a lambda, or defined in a notebook.
-        args: The positional arguments of the function. Large arrays are not copied.
+        args: The positional arguments of the function. Large arrays in ``args`` are not
+            copied.
         kwargs: The keyword arguments of the function.
 
     Raises:

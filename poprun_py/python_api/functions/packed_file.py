@@ -115,7 +115,7 @@ def open_packed(path: Path) -> PackedFile:
 
 
 def _pages(file: IO[bytes]) -> mmap.mmap:
-    """Return the content of a file. A large file is mapped, and a small file is read."""
+    """Return a file's content by mapping a large file, or by reading a small file."""
     size = os.fstat(file.fileno()).st_size
     if size < _LEAST_MAPPED_BYTES:
         pages = mmap.mmap(-1, max(1, size))

@@ -31,7 +31,7 @@ _MOST_LEVELS = 4
 def pickled(value: object) -> list[list[bytes | memoryview]]:
     """Pickle a value; return the pickle's stream in chunks, then the bytes of each array.
 
-    Arrays and long ``bytes`` are not copied.
+    The arrays and long ``bytes`` of the value are not copied.
 
     Raises:
         Exception: Any exception that pickling the value raises, mostly TypeError or PicklingError.
@@ -70,7 +70,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if torch := sys.modules.get("torch"):
             kind = type(value)
             if kind is torch.storage.TypedStorage:
-                untyped = value._untyped_storage  # the public method prints a warning
+                untyped = value._untyped_storage  # ``value.untyped()`` prints a warning
                 return _typed_storage, (value.dtype, untyped)
             if kind is torch.UntypedStorage and value.device.type == "cpu":
                 flat = torch.empty(0, dtype=torch.uint8).set_(value)
@@ -160,7 +160,7 @@ def pickling_problem(value: object) -> str:
 def path_to_problem(value: object, levels: int = _MOST_LEVELS) -> str:
     """Return the path to the part of a value that cannot be pickled, such as ``['model'].lock``.
 
-    The path is empty if every part can be pickled by itself.
+    If every part of the value can be pickled by itself, the path is empty.
     """
     for step, part in _parts(value) if levels else ():
         if pickling_problem(part):

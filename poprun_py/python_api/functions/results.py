@@ -36,13 +36,12 @@ class RemoteTraceback(Exception):
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
     """Return the values that the function returned, ordered by the index of the instance.
 
-    ``folder`` is the call's folder. If the folder is removed later, arrays in the values stay
-    valid.
+    If ``folder``, the folder of the call, is removed later, arrays in the values stay valid.
 
     Raises:
         Exception: The exception that the function raised in the instance that failed first. The
-            exception's cause is the traceback of that instance. The exception's notes name the
-            instance, the host, and the other instances that failed.
+            exception's cause is the traceback of the failed instance. The exception's notes name
+            the instance, the host, and the other instances that failed.
         UsageError: The folder has been removed.
         JobFailedError: An instance failed without an exception of the function, or the value or
             exception of an instance cannot be unpickled.

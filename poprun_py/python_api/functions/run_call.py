@@ -1,9 +1,10 @@
 """The program of an instance that calls a function: ``run_call.py FOLDER NAME``.
 
 The program reads the pickled call, calls the function, and writes the result or a description of
-the failure. The launcher passes the paths of the files in environment variables. The program
-unpickles only files of its own job. The launcher sends these files only to instances that know the
-job's secret. The program is a script, so that it also runs where the package is not installed.
+the failure. The launcher passes the paths of the call and the result in environment variables.
+The program unpickles only files of its own job. The launcher sends the files of a job only to
+instances that know the job's secret. The program is a script, so that it also runs where the
+package is not installed.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def write_failure(prefix: str, error: BaseException, *, problem: str = "", note:
         prefix: The path of the file without its suffix ``.failure``.
         error: The exception.
         problem: The reason why the function's result cannot be sent, as the end of the sentence
-            with which the job fails. Empty if the function itself raised the exception.
+            with which the job fails; empty if the function itself raised the exception.
         note: A note to add to the exception.
     """
     from poprun_py.python_api.functions.packed_file import write_packed
@@ -166,8 +167,8 @@ def _pickled_if_possible(error: BaseException) -> list[list[bytes | memoryview]]
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Python has added the folder of this script, whose modules could hide the user's modules,
-        # to sys.path.
+        # Remove the folder of this script from sys.path, because the modules in the folder could
+        # hide the user's modules.
         sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     sys.exit(main())
