@@ -263,7 +263,7 @@ def _common_measure(runs: Sequence[Measured]) -> Measure:
 
 
 def _run_group(runs: tuple[Measured, ...], measure: Measure, base: RunGroup | None) -> RunGroup:
-    """Create a group of runs and compare its speed with ``base`` (if None, with itself)."""
+    """Create a group of runs, with its speedup over ``base``; the first group is its own base."""
     spreads = {name: Spread.of(getattr(run, name) for run in runs) for name in NUMBERS}
     group = RunGroup(
         runs=runs,
@@ -308,7 +308,7 @@ def _scaling(groups: Sequence[RunGroup]) -> str:
 
 
 def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
-    """Return sentences about differences that make a comparison unfair, and about incomplete runs.
+    """Return sentences about incomplete runs and about differences that make a comparison unfair.
 
     No sentence mentions different numbers of instances and replicas, because these are expected.
     """
@@ -341,7 +341,7 @@ def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:
-    """Return a sentence that lists the runs by their ``key`` values; empty if these are equal."""
+    """Return a sentence with each value of ``key`` and its runs; empty if all values are equal."""
     by_value: dict[object, list[str]] = {}
     for run in runs:
         by_value.setdefault(key(run), []).append(run.name)

@@ -174,7 +174,7 @@ def _steady_steps(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
 
 
 def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
-    """Return ``made`` with the speed in the job's last view with timed steps; None without any."""
+    """Return ``made`` with the speed in the last job view with timed steps; None without timed steps."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []
@@ -291,7 +291,7 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
     """Return the time when a run first reached a target, and whether the target's value is known.
 
-    The time is in seconds since the epoch. It is None if the run did not reach the target. If the
+    The time, in seconds since the epoch, is None if the run did not reach the target. If the
     target is ``loss`` and the program did not log it, the losses of the recorded steps are used.
     """
     found: list[tuple[float, int, float]] = []

@@ -63,8 +63,8 @@ class RecordedAttempt:
         steps: The recorded training steps of all instances, sorted by time.
         observations: The views of the job, each with its time in seconds since the epoch.
         values: The values that the program logged, sorted by time.
-        devices: For each instance, the content of its file about emulated IPUs.
-        outputs: For each instance, the names of its output files that are not empty.
+        devices: The content of each instance's file about emulated IPUs, keyed by the instance.
+        outputs: The names of each instance's output files that are not empty.
     """
 
     number: int

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import StepRecord
 
-# Each time a file of steps or views has grown by _PART_BYTES, the interval between the steps or
-# views that are written is multiplied by _THINNING.
+# After each _PART_BYTES of a file of steps or views, the interval between the steps or views to
+# write is multiplied by _THINNING.
 _PART_BYTES: Final = 64 << 20
 _THINNING: Final = 8
 
@@ -108,9 +108,9 @@ class FileRecorder:
     """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
     When a file has reached 64 MiB, only every 8th step or view is written, after 128 MiB only every
-    64th, and so on. Each line that is then written contains the factor 8 or 64 with the key
-    ``every``. A step is written if its number is divisible by the factor. The last view of the job
-    is always written.
+    64th, and so on. A line of such a thinned-out file contains the factor, such as 8, with the
+    key ``every``. A step is written if its number is divisible by the factor. The last view of the
+    job is always written.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:

@@ -30,8 +30,8 @@ _STEP: Final = '"name":"step"'
 # If two spans overlap by at most this many microseconds, they count as consecutive, because the
 # times of spans are rounded.
 _ROUNDING: Final = 0.01
-# The thickness of a bar in the chart, the amount by which each enclosing span makes a bar thinner,
-# and the smallest thickness of a bar.
+# The thickness of a bar in the timeline chart, the amount by which each enclosing span makes a bar
+# thinner, and the smallest thickness of a bar.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
 _MOST_ROWS: Final = 40
 

@@ -1,9 +1,9 @@
 """Standard input of the launcher, which is sent to one instance at a time, and Ctrl-Z.
 
 The owner of the keyboard is the instance that reads standard input, or an instance in a debugger.
-The user's terminal is set to the modes that the owner's program asks for. If standard input is not
-a terminal, its file descriptor is sent to an instance on the launcher's host, but its bytes are
-sent in messages to an instance on another host.
+The user's terminal is set to the modes that the program of the keyboard's owner asks for. If
+standard input is not a terminal, its file descriptor is sent to an instance on the launcher's host,
+but its bytes are sent in messages to an instance on another host.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CHECK_SECONDS = 0.2
 _ANSWER_SECONDS = 1.0
 
 
-# The next two classes are interfaces of objects in the package running.supervise. This module
-# cannot import that package, because the package imports this module.
+# The next two classes are interfaces of objects in the package running.supervise. That package
+# cannot be imported here, because running.supervise imports keyboard_input.
 
 
 class _Connections(Protocol):
@@ -77,9 +77,8 @@ class KeyboardInput:
         terminal: The user's terminal; None if standard input is not the controlling terminal.
         is_passed_on: Whether standard input is not a terminal and its bytes are sent to an instance
             on another host.
-        is_shown: Whether the launcher's stdout and its stderr are terminals. If the launcher's
-            stdout is a terminal, the program's stdout is a terminal, too. The same holds for
-            stderr.
+        is_shown: Whether the launcher's stdout and its stderr are terminals. The program's
+            stdout and stderr are terminals in the same cases.
         tag_width: A function that returns the width of the tag before each output line of an
             instance.
     """
@@ -106,7 +105,7 @@ class KeyboardInput:
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
-        self._unconfirmed: set[int] = set()  # Instances with unread input.
+        self._unconfirmed: set[int] = set()  # Instances whose programs have unread input.
         self._modes: dict[int, list[Any]] = {}  # The terminal modes of programs.
         self._ended: set[int] = set()
         # The instances in a debugger, in the order in which they entered it, each with the number
@@ -221,7 +220,7 @@ class KeyboardInput:
         self._read_or_wait()
 
     def _on_debug(self, instance: int, event: str, call: int, awaited: int = -1) -> None:
-        """Handle a program that enters its debugger, leaves it, or waits for another debugger."""
+        """Handle an instance that enters or leaves its debugger, or waits for another debugger."""
         if event == "leave":
             self._leave_debugger(instance)
         elif event == "wait":
@@ -268,7 +267,7 @@ class KeyboardInput:
         }
 
     def _set_modes(self, *, drop_input: bool = False) -> None:
-        """Set the user's terminal to the modes that the owner's program asks for."""
+        """Set the user's terminal to the modes that the program of the keyboard's owner set."""
         if self._terminal is not None:
             modes = self._modes.get(self._owner) if self._owner is not None else None
             self._terminal.follow(modes, drop_input=drop_input)

@@ -27,8 +27,8 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-# The child process runs this code, which appends the folder of the launcher's packages to sys.path.
-# At the end of sys.path, the folder cannot hide modules of the standard library.
+# The child process runs this code. The code appends the folder of the launcher's packages to the
+# end of sys.path, so that modules in this folder do not hide modules of the standard library.
 # Python's option -P keeps the working folder out of sys.path.
 _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
@@ -306,7 +306,7 @@ class _StepCounts:
 class ChartRecorder:
     """Sends metrics for charts after new training steps of an attempt, at most once per second.
 
-    Each metric has a name such as ``loss/instance-0``, so one section of charts compares the
+    Each metric has a name such as ``loss/instance-0``, so that one section of charts compares all
     instances. The x axis of all charts is the training step.
     """
 

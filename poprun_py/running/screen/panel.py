@@ -54,7 +54,7 @@ class Panel:
             self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show ``lines`` as the panel until the terminal is resized; without lines, remove it.
+        """Show ``lines`` as the panel until the terminal is resized; no lines remove the panel.
 
         The lines must be narrower than the terminal, which must have more rows than lines.
         """
@@ -83,7 +83,7 @@ class Panel:
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if self._is_entered:
-            return float("-inf")  # at once, because typed text would appear in the panel
+            return float("-inf")  # draw now, because typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):
             return float("inf")
         return self._drawn_at + _PAUSE_SECONDS

@@ -18,7 +18,7 @@ _MOST_ROWS = 32
 class ProgressLines:
     """Turns the progress bars in one stream of output into whole lines.
 
-    The lines show the first state of a progress bar, a state every 10 s, and the last state. If a
+    A progress bar becomes lines with its first state, a state every 10 s, and its last state. If a
     progress bar begins within 10 s after another bar, only the last state of the new bar is shown.
 
     Attributes:
@@ -67,7 +67,7 @@ class ProgressLines:
         return self._taken()
 
     def due_at(self) -> float:
-        """Return the time to show the progress bar's current state; inf if it has been shown."""
+        """Return the time to show a progress bar's current state; inf if the state was shown."""
         if not self._line.strip() and self._states == self._shown:
             return float("inf")
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
@@ -111,7 +111,7 @@ class ProgressLines:
             self._has_text = not data.endswith(b"\n")
 
     def _end_state(self, now: float) -> None:
-        """Store the complete state of a progress bar, and show it if 10 s have passed."""
+        """Store a progress bar's state; show it if the last state was shown 10 s ago or earlier."""
         if self._line.strip():
             self._states[-self._rows_up] = self._line.rstrip()
         self._line = b""

@@ -135,7 +135,7 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much output is not written yet that the instances should be paused."""
+        """Whether the instances should be paused, because much output is not written yet."""
         return len(self._pending) >= _MAX_PENDING
 
     def write(self, data: bytes) -> None:

@@ -112,7 +112,7 @@ def shorten_interrupts(text: str) -> str:
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int | None:
-    """Return the index after a traceback and its chained tracebacks; None if incomplete."""
+    """Return the index of the line after a (chained) traceback; None if it is incomplete."""
     end = start + 1
     while end < len(lines) and (not lines[end] or lines[end][0] == " "):
         end += 1

@@ -15,8 +15,8 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import Recorders, StepReader
 from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 
-# The seconds between rounds for --live and recorders, the seconds between rounds that only search
-# for stragglers, and the seconds from the start of a job to its first search for stragglers.
+# Three times in seconds: between rounds of observation for --live and recorders, between rounds
+# that only search for stragglers, and from the start of a job to its first search for stragglers.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
 # The largest number of answers of wrappers per second. In large jobs, the time between two rounds
 # is therefore longer.
@@ -24,7 +24,8 @@ _ANSWERS_PER_SECOND = 500
 # The number of instances that are asked at once in a round, and the pause in seconds before the
 # next instances are asked. The launcher does other work in these pauses.
 _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
-# A round ends after this many seconds, even if an instance on a busy host has not answered.
+# A round of observation ends after this many seconds, even if an instance on a busy host has not
+# answered.
 _ANSWER_SECONDS = 2.0
 # An instance is reported as slow if it was slow in this many consecutive rounds.
 _CONFIRMED = 2
@@ -220,7 +221,7 @@ class JobObserver:
         )
 
     def on_time(self, now: float) -> None:
-        """Start a round of observation, ask more instances, or end the round, if it is time to."""
+        """Start or end a round of observation, or ask more instances, whichever is due."""
         if now >= self._ask_at:
             self._ask_some(now)
         if now >= self._deadline:

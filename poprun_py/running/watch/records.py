@@ -77,9 +77,9 @@ class StepReader:
     """Converts the messages of one instance's wrapper to step records.
 
     The reader estimates the difference between the host's clock and the launcher's clock. Each
-    answer of a wrapper gives bounds for this difference, because the wrapper read the host's clock
-    between the launcher's request and the arrival of the answer. The estimated difference changes
-    only if it is outside the bounds, so a delayed answer does not shift the times of steps.
+    answer of a wrapper gives bounds for the clock difference, because the wrapper read the host's
+    clock between the launcher's request and the arrival of the answer. The estimated difference
+    changes only if it is outside the bounds, so a delayed answer does not shift the times of steps.
 
     ``lost`` is the number of steps that were not recorded, because they ended in quick succession.
     """
