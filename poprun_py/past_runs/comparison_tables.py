@@ -69,7 +69,6 @@ def _lines(
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
-    """Return text lines that say which measured values are missing in which runs, and why."""
     by_reason: dict[str, dict[str, list[str]]] = {}
     for group in comparison.groups:
         for name, reason in group.missing.items():

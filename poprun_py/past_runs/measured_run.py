@@ -174,7 +174,7 @@ def _steady_steps(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
 
 
 def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
-    """Return ``made`` with the speed in the last job view with timed steps; None without timed steps."""
+    """Return ``made`` with the speed in the last job view with timed steps; None without one."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []

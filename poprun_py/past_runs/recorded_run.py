@@ -252,7 +252,6 @@ def _lines(
     problems: list[str],
     is_kept: Callable[[str], bool] = lambda _line: True,
 ) -> Iterator[_Read]:
-    """Yield the parsed content of each line of a file for which ``is_kept`` returns true."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             bad = 0

@@ -69,7 +69,6 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
 
 
 def _opening(comparison: Comparison) -> list[Part]:
-    """Return the top of a page: fastest run, scaling efficiency of the largest run, remarks."""
     remarks = map(Alert, comparison.remarks)
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
@@ -155,7 +154,6 @@ def _step_points(comparison: Comparison) -> Chart:
 def _by_instances(
     comparison: Comparison, quantity: Callable[[RunGroup], Spread | None]
 ) -> list[tuple[int, Spread]]:
-    """Return each group's number of instances and known quantity, sorted."""
     groups = sorted(comparison.groups, key=lambda each: each.instances)
     return [(each.instances, spread) for each in groups if (spread := quantity(each)) is not None]
 
@@ -179,7 +177,6 @@ def _median_line(name: str, known: Sequence[tuple[int, Spread]], scale: float = 
 def _chart_by_instances(
     title: str, summary: str, line: Line, unit: str, ideal: Sequence[float] = ()
 ) -> Chart:
-    """Return a chart of values by number of instances, with a dashed line of ``ideal`` values."""
     series = [line]
     if ideal:
         series.append(Line(name="ideal", xs=line.xs, ys=ideal, is_reference=True))
@@ -191,7 +188,6 @@ def _chart_by_instances(
 
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return charts of the losses over time, and over samples (if unknown, over steps)."""
     batches = {run.name: run.batch or 0.0 for each in comparison.groups for run in each.runs}
     by_samples = all(batches.get(run.run_id) for run in runs)
 

@@ -185,7 +185,6 @@ def _badge(run: RecordedRun) -> Badge:
 
 
 def _lead(run: RecordedRun, made_at: str) -> str:
-    """Return the page's first line, with the exit code, the duration and the start of the run."""
     report, is_running, began = run.report, run.is_running, run.began_at
     ended = seconds_since_epoch(made_at if is_running else report.get("ended_at"))
     words = []
@@ -309,7 +308,6 @@ def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance
 
 
 def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> list[Table]:
-    """Return a table of the instances of an attempt; no table if the report lists no instances."""
     instances = [each for each in attempt.get("instances") or () if isinstance(each, dict)]
     first = attempt.get("first_failure")
     failed = first.get("index") if isinstance(first, dict) else None

@@ -138,7 +138,7 @@ def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[Trace
 
 
 def _start_of(line: str) -> float:
-    """Return the start time of the span in a line of a trace, in microseconds."""
+    """Return the start time of the span in a line of a trace, without slow JSON parsing."""
     return float(line.partition('"ts":')[2].partition(",")[0])
 
 

@@ -195,7 +195,6 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
 
 
 def _rates(steps: Sequence[StepRecord], began: float, *, has_samples: bool) -> list[Point]:
-    """Return chart points (seconds since ``began``, throughput), one for each time window."""
     timed = [record for record in steps if record.is_timed]
     if not timed:
         return []

@@ -220,7 +220,6 @@ class KeyboardInput:
         self._read_or_wait()
 
     def _on_debug(self, instance: int, event: str, call: int, awaited: int = -1) -> None:
-        """Handle an instance that enters or leaves its debugger, or waits for another debugger."""
         if event == "leave":
             self._leave_debugger(instance)
         elif event == "wait":
@@ -267,7 +266,6 @@ class KeyboardInput:
         }
 
     def _set_modes(self, *, drop_input: bool = False) -> None:
-        """Set the user's terminal to the modes that the program of the keyboard's owner set."""
         if self._terminal is not None:
             modes = self._modes.get(self._owner) if self._owner is not None else None
             self._terminal.follow(modes, drop_input=drop_input)

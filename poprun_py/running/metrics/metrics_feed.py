@@ -172,7 +172,6 @@ class MetricsProcess:
             self._end(True)
 
     def _end(self, is_killed: bool) -> list[str]:
-        """Close the pipe and end the child process; return sentences about its problems."""
         self._close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not is_killed:
@@ -362,7 +361,6 @@ def chart_values(view: JobView) -> dict[str, float]:
 
 
 def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
-    """Return a metric of each instance; for many instances, only its range and median."""
     if num_instances <= _MOST_INSTANCES:
         return {f"{name}/instance-{index}": number for index, number in numbers.items()}
     if not numbers:

@@ -119,7 +119,6 @@ class ProgressLines:
             self._show(now)
 
     def _show(self, now: float) -> None:
-        """Show the progress bars whose state has changed, from top to bottom."""
         if self._states != self._shown:
             self._shown_at = now
             changed = sorted(self._states.items() - self._shown.items())

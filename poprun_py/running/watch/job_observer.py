@@ -292,7 +292,6 @@ class JobObserver:
         asked: float | None,
         now: float,
     ) -> None:
-        """Pass the training steps in a wrapper's message on to the recorders."""
         epoch = self._epoch()
         asked_at = float("-inf") if asked is None else asked + epoch
         self._recorders.steps(instance.steps.read(message, asked_at, now + epoch))
