@@ -1,6 +1,6 @@
-"""Checks of the hosts: before a launch, for ``--check``, and after a failed launch.
+"""Checks of the hosts of a job before a launch, for ``--check``, and after a failed launch.
 
-The functions compare the hosts' reports with the report of this machine.
+The checks of software compare each host's versions with the versions on this machine.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from poprun_py.options.launch_config import LaunchConfig
 
 _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 << 20, 64 << 20, 1024
 _MAX_CLOCK_SECONDS = 1.0
-# The name of the check that a host can connect to the launcher. Every instance must connect to the
-# launcher.
+# The name of the check whether a host can connect to the launcher. Every instance must connect to
+# the launcher.
 CALLS_BACK = "calls back"
 
 
-# --- before a launch ----------------------------------------------------------------------------
+# --- checks before a launch ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbedHosts:
-    """The known facts about the hosts of a launch, and how the hosts are reached.
+    """The known facts about the hosts of a launch, and the shell that runs commands on the hosts.
 
-    ``shell`` runs commands on the hosts. ``network`` is the network between the hosts. The keys of
-    ``machines``, ``hostnames`` and ``other_jobs`` are the hosts' names in the options; hosts
-    without a known value are left out. ``hostnames`` are the names that the hosts report for
-    themselves. ``has_fabric`` tells whether at least one host has, or may have, a network that is
-    faster than TCP. ``other_jobs`` are the other jobs that hold or await CPUs of each host.
+    The keys of ``machines``, ``hostnames`` and ``other_jobs`` are host names as the user gave them.
+    If a value is unknown, its host has no key. ``hostnames`` has the name that each host reports
+    for itself. ``has_fabric`` is False if all remote hosts reported that TCP is their fastest
+    network. ``other_jobs`` has the jobs of other launchers that hold CPUs or wait for CPUs of each
+    host.
     """
 
     shell: Shell
@@ -75,12 +75,14 @@ def probe_hosts(
 ) -> ProbedHosts:
     """Return the known facts about ``hosts``.
 
-    With ``contact``, the folder of ``--sync`` is copied to the hosts, and the hosts are probed.
-    Without ``contact``, only cached reports are used.
+    If ``contact`` is True, the folders of ``--sync`` and ``--synchronise-python-venv`` are copied
+    to the hosts, and the hosts are probed. If ``contact`` is False, only the cached reports of
+    earlier probes are used.
 
     Raises:
-        UsageError: Options for hosts contradict each other.
-        StartError: A host cannot be reached, fails a vital check, or is not on the network.
+        UsageError: An option about hosts is not valid, such as ``--ssh-args``.
+        StartError: A host cannot be reached, fails a vital check, or is not on the network that
+            ``--host-subnet`` names.
     """
     shell = shell_of(config, hosts, environ)
     others = [host for host in hosts if not host.is_local]
@@ -111,12 +113,12 @@ def probe_hosts(
 def probe_other_jobs(
     config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
 ) -> dict[str, OtherJobs]:
-    """Ask all hosts except this machine again for the jobs that hold or await CPUs.
+    """Ask each remote host again which jobs hold CPUs or wait for CPUs of the host.
 
-    Hosts that do not answer are left out of the result.
+    Hosts that do not answer are missing in the returned mapping.
 
     Raises:
-        StartError: The command ssh cannot be run.
+        StartError: The command ssh or srun cannot be run.
     """
     others = [host for host in hosts if not host.is_local]
     request = make_request(config.program, mpirun, leases=True)
@@ -134,7 +136,7 @@ def _other_jobs(
 
 
 def _require_different_machines(reports: Mapping[str, HostReport]) -> None:
-    """Raise StartError if two hosts are the same machine, because mpirun would wait forever."""
+    """Raise StartError if two host names mean the same machine, because mpirun would hang."""
     seen: dict[object, str] = {}
     for name, report in reports.items():
         addresses = frozenset(i.address for i in report.interfaces if i.carries_traffic)
@@ -161,7 +163,7 @@ def _copy_folders(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> 
 class Check:
     """The result of one check of one host, with the problem that the check found.
 
-    A launch fails if a vital check finds a problem; the results of other checks are only shown.
+    A problem that a check finds prevents the launch only if ``is_vital`` is True.
     """
 
     name: str
@@ -172,9 +174,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostChecks:
-    """The results of ``--check`` for each group of hosts with equal results, and for the network.
+    """The results of ``--check`` for all hosts, and for the network between the hosts.
 
-    ``network`` is a sentence about the network between the hosts, or about a network problem.
+    ``groups`` maps check results to the names of the hosts with exactly these results. ``network``
+    is a sentence for the user about the network between the hosts.
     """
 
     groups: Mapping[tuple[Check, ...], Sequence[str]]
@@ -183,7 +186,7 @@ class HostChecks:
 
     @property
     def has_passed(self) -> bool:
-        """Whether no check found a problem."""
+        """Whether all checks of the hosts and of the network passed."""
         problems = (check.problem for checks in self.groups for check in checks)
         return self.has_network and not any(problems)
 
@@ -191,7 +194,7 @@ class HostChecks:
 def all_checks(
     reports: Mapping[str, HostReport], request: ProbeRequest
 ) -> dict[str, tuple[Check, ...]]:
-    """Return the results of all checks of each host."""
+    """Return a mapping of host names to the results of all checks."""
     ours = own_report(request).facts
     return {name: checks_of(report, ours, request) for name, report in reports.items()}
 
@@ -199,7 +202,7 @@ def all_checks(
 def checks_of(
     report: HostReport, ours: Mapping[str, Any], request: ProbeRequest
 ) -> tuple[Check, ...]:
-    """Return the results of all checks of a host; ``ours`` are the facts about this machine."""
+    """Check the host that sent ``report``; ``ours`` are the facts about this machine."""
     reached = Check(name="reached", text="no" if report.problem else "yes", problem=report.problem)
     if not report.facts:
         return (reached,)
@@ -240,12 +243,13 @@ def _check(name: str, text: str, fault: str, fix: str, *, is_vital: bool = True)
 
 
 def _resources(report: HostReport) -> list[Check]:
-    """Check the network, clock, memory and limits of a host; problems do not prevent a launch."""
+    """Check the network, clock, memory and limits of a host; these problems prevent no launch."""
     facts = report.facts
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
     memory, shm, files = facts.get("memory"), facts.get("shm"), facts.get("files")
-    # For each check: the name, the result, whether it is good, the problem, and the fix.
+    # Each tuple describes a check: its name, its result, whether the result is good, the problem,
+    # and the fix.
     results = [
         ("network", interface.name if interface else "none", interface is not None,
          "no network but loopback is up", "check: ip address"),
@@ -273,17 +277,17 @@ def _resources(report: HostReport) -> list[Check]:
 
 
 def _size(count: int | None) -> str:
-    # Memory sizes are rounded to whole units. Hosts with slightly different sizes then have equal
-    # results, and --check shows these hosts as one group.
+    # Memory sizes are rounded to whole units, so that --check shows hosts with slightly different
+    # memory sizes as one group.
     return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
 def raise_first_problem(checks: Mapping[str, Sequence[Check]], also: Sequence[str] = ()) -> None:
-    """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
+    """Raise StartError if a host fails a vital check, or a check that ``also`` names.
 
     Raises:
-        StartError: A host has a problem. The message describes the first problem found and names
-            all hosts that have this problem.
+        StartError: A host failed a check. The error message describes the first problem found and
+            names all hosts that have this problem.
     """
     first = {
         name: next((c for c in own if c.problem and (c.is_vital or c.name in also)), None)
@@ -297,7 +301,7 @@ def raise_first_problem(checks: Mapping[str, Sequence[Check]], also: Sequence[st
 
 
 def all_problems(checks: Mapping[str, Sequence[Check]]) -> str:
-    """Return one sentence for each problem of each host."""
+    """Return a sentence for each problem that the checks found, with the names of the hosts."""
     problems = _hosts_of_problems(checks)
     return ". ".join(f"Host {compress(names)}: {text}" for text, names in problems.items())
 
@@ -321,7 +325,7 @@ def _hosts_of_problems(checks: Mapping[str, Sequence[Check]]) -> dict[Problem, l
     return found
 
 
-# --- for --check, and after a failed launch -----------------------------------------------------
+# --- checks for --check, and after a failed launch ----------------------------------------------
 
 
 def check_hosts(
@@ -331,10 +335,10 @@ def check_hosts(
     mpirun: str,
     environ: Mapping[str, str],
 ) -> HostChecks:
-    """Return the results of ``--check``, with the problems of the hosts.
+    """Return the results of all checks that ``--check`` makes.
 
     Raises:
-        UsageError: Options for hosts contradict each other.
+        UsageError: An option about hosts is not valid, such as ``--ssh-args``.
     """
     shell = shell_of(config, hosts, environ)
     _copy_folders(config, hosts, shell)
@@ -362,14 +366,14 @@ def diagnose(
     environ: Mapping[str, str],
     network: str = "",
 ) -> str:
-    """Search for the reason of a failed launch, with the checks of ``--check``.
+    """Check the hosts as ``--check`` does, to find the reason of a failed launch.
 
     Returns:
-        Sentences about problems of the hosts that may be unrelated to the failure, or an empty
-        text.
+        Sentences about host problems that may be unrelated to the failed launch. Without such
+        problems, the text is empty.
 
     Raises:
-        StartError: A host has a problem that explains the failure.
+        StartError: A host has a problem that explains the failed launch.
     """
     others = [host for host in hosts if not host.is_local]
     with _listening(others, network or config.host_subnet or "") as call_back:
@@ -383,9 +387,9 @@ def diagnose(
 
 @contextlib.contextmanager
 def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Listen for test connections of the other hosts, and yield the address and port.
+    """Listen for test connections from remote hosts, and yield the listening address and port.
 
-    Yields None if listening is impossible or there is no other host.
+    If this machine cannot listen or there is no remote host, the context manager yields None.
     """
     address = ""
     if others:
@@ -394,8 +398,8 @@ def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int]
     if not address:
         yield None
         return
-    # The connections are never accepted: the kernel completes them, and a completed connection is
-    # enough to show that a host can connect.
+    # The launcher never accepts the test connections, because the kernel completes a connection
+    # without an accept call.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=128) as server:
         yield address, server.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The hosts of a launch: host lists, host files, Slurm allocations, and short forms of many names.
+"""The hosts of a launch, from host lists, host files or Slurm; short forms of many host names.
 
 Only ``with_names`` has side effects: it asks the resolver for the names of IPv6 addresses.
 """
@@ -16,14 +16,14 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
 from poprun_py.options.launch_config import LaunchConfig
 
-# The maximum number of hosts in a host list. Larger numbers are typing errors, such as
-# a[0-999999999].
+# The maximum number of hosts in a host list. A host list with more hosts has a typing error, such
+# as a[0-999999999].
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
-# This pattern splits a host name into the text before its last number, that number, and the text
-# after it. The pattern does not match IPv4 addresses and names with ranges.
+# This pattern splits a host name into the text before the last number, the last number, and the
+# text after the last number. The pattern matches neither IPv4 addresses nor host names with ranges.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:[^\[]*[^\[0-9])?)([0-9]+)([^\[0-9]*)")
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -57,12 +57,11 @@ LOCALHOST = Host(name="localhost", is_local=True)
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host list such as ``a,b[0-2,4]:2,me@[fd00::1]:2``.
 
-    A host list may contain ranges (zero padding is kept), IPv6 addresses, slots and users.
-    ``source`` is the name of the list in messages.
+    An entry is a host name, a name with ranges or an IPv6 address, with optional slots and user.
+    ``source`` is the name of the host list in error messages.
 
     Raises:
-        UsageError: An entry is empty, the list contains a blank, a range or name is invalid, or a
-            host is given twice.
+        UsageError: The host list has a blank, an empty or invalid entry, or the same host twice.
     """
     if any(c.isspace() for c in text):
         raise UsageError(
@@ -75,12 +74,13 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
 def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host file, which has one entry in each line and ``#`` before comments.
 
-    An entry may have ranges and slots: ``name[0-2]:N`` or ``name slots=N``. As in Open MPI's host
-    files, ``cpu=N`` and ``count=N`` mean ``slots=N``, and ``user=NAME`` means ``NAME@``. If several
-    lines name the same host, their slots are added, and a line without slots counts as one slot.
+    An entry of a host file may have ranges and slots: ``name[0-2]:N`` or ``name slots=N``. As in
+    Open MPI's host files, ``cpu=N`` and ``count=N`` mean ``slots=N``, and ``user=NAME`` means
+    ``NAME@`` before the host name. If several lines name the same host, the slots of these lines
+    are added, and a line without slots counts as one slot.
 
     Raises:
-        UsageError: The file names no host, or a line is invalid.
+        UsageError: The host file names no host, or a line of the host file is invalid.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -121,7 +121,7 @@ def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
 
 
 def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
-    """Merge all entries of the same host into one entry with the sum of their slots."""
+    """Merge all entries of the same host into one entry with the sum of the slots."""
     found: dict[str, Host] = {}
     for host in hosts:
         before = found.setdefault(host.name.lower(), host)
@@ -145,7 +145,7 @@ def _split(text: str, source: str) -> list[str]:
 
 
 def _parse_entry(entry: str, source: str) -> list[Host]:
-    """Return the hosts of one entry, which is a name with optional ranges, user and slots."""
+    """Return the hosts that one entry of a host list or host file describes."""
     user, at, entry = entry.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(f"{source}: {user + at + entry!r}: expected user@host")
@@ -155,7 +155,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
     elif entry.count(":") == 1:
         name, _, slots = entry.partition(":")
     else:
-        # With more than one colon and no brackets, the entry is an IPv6 address without slots.
+        # A host entry with several colons and no brackets is an IPv6 address without slots.
         name, slots = entry, None
     limit = _slots(slots) if slots is not None else None
     if slots is not None and not limit:
@@ -176,7 +176,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
 
 def _address(text: str, source: str) -> str:
     """Return the canonical form of an IPv6 address."""
-    # ipaddress takes some milliseconds to import, and few lists contain IPv6 addresses.
+    # The import of ipaddress takes some milliseconds, and few host lists contain IPv6 addresses.
     from ipaddress import AddressValueError, IPv6Address
 
     try:
@@ -193,7 +193,7 @@ def _slots(text: str) -> int | None:
 
 
 def _expand(name: str, source: str) -> list[str]:
-    """Return all names that a name with ranges stands for: ``n[08-09]`` is ``n08`` and ``n09``."""
+    """Return the host names in a range: ``n[08-09]`` stands for ``n08`` and ``n09``."""
     texts = _BRACKETS.split(name)
     ranges, count = [], 1
     for each in _BRACKETS.findall(name):
@@ -224,9 +224,10 @@ def _numbers(inside: str, name: str, source: str) -> list[str]:
 
 
 def compress(names: Sequence[str]) -> str:
-    """Return the short form of many names: ``node0, node1, node3`` becomes ``node[0-1,3]``.
+    """Return the short form of host names: ``node0, node1, node3`` becomes ``node[0-1,3]``.
 
-    Names that differ only in their last number are combined; all other names are kept unchanged.
+    Host names that differ only in their last number are combined; all other host names are kept
+    unchanged.
     """
     split = {name: _LAST_NUMBER.fullmatch(name) for name in names}
     numbered = [match.groups() for match in split.values() if match]
@@ -237,7 +238,8 @@ def compress(names: Sequence[str]) -> str:
     }
     groups: dict[tuple[str, int, str], list[int]] = {}
     for head, digits, tail in numbered:
-        # If node08 is among the names, node10 also counts as padded with zeros to two digits.
+        # If node08 is among the host names, the number of node10 also counts as padded to two
+        # digits.
         width = len(digits) if (head, len(digits), tail) in padded else 0
         groups.setdefault((head, width, tail), []).append(int(digits))
     words = []
@@ -251,7 +253,8 @@ def compress(names: Sequence[str]) -> str:
 def are_host_names(names: Sequence[str]) -> bool:
     """Return whether all names are valid host names or addresses, and no host is named twice."""
     return len({name.lower() for name in names}) == len(names) <= MAX_HOSTS and all(
-        # An entry with exactly one colon has slots, as in name:2. An IPv6 address has more colons.
+        # A text with exactly one colon is a host with slots, such as name:2. An IPv6 address has
+        # several colons.
         _NAME.fullmatch(name) and name.count(":") != 1
         for name in names
     )
@@ -260,8 +263,7 @@ def are_host_names(names: Sequence[str]) -> bool:
 def _unique(hosts: Iterable[Host], source: str) -> tuple[Host, ...]:
     found: dict[str, Host] = {}
     for host in hosts:
-        # Names are compared in lower case, because resolvers and ssh ignore the letter case of a
-        # host name.
+        # Host names are compared in lower case, because resolvers and ssh ignore letter case.
         if host.name.lower() in found:
             raise UsageError(
                 f"{source}: host {host.name} is given twice; name it once, with name:slots for "
@@ -275,8 +277,8 @@ def _unique(hosts: Iterable[Host], source: str) -> tuple[Host, ...]:
 
 # --- the hosts of a launch ----------------------------------------------------------------------
 
-# Environment variables with the path of a host file for Open MPI. A Kubernetes MPIJob sets one of
-# these variables.
+# Environment variables that contain the path of a host file for Open MPI, for example in a
+# Kubernetes MPIJob.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
@@ -288,12 +290,12 @@ def resolve_hosts(
     read_text: Callable[[str], str],
     local_names: frozenset[str] = frozenset(),
 ) -> tuple[Host, ...]:
-    """Return the hosts of a launch, in order.
+    """Return the hosts of a launch, in the order in which the user or Slurm lists the hosts.
 
     ``--host`` takes precedence over ``--host-file``. Without ``--host`` and ``--host-file``, the
-    hosts come from the Slurm allocation or the MPI host file that ``environ`` names. If ``environ``
-    names neither, this machine is the only host. ``local_names`` are the names of this machine.
-    ``read_text`` returns the text of a file.
+    hosts come from the Slurm allocation or the MPI host file that ``environ`` names. If the options
+    and ``environ`` name no hosts, this machine is the only host. ``local_names`` are the names of
+    this machine. ``read_text`` is a function that returns the text of a file.
 
     Raises:
         UsageError: A host list is malformed, a host is given twice, or the Slurm allocation has too
@@ -324,15 +326,15 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     """Return the hosts of a Slurm allocation.
 
     The number of slots of a host is the number of Slurm tasks that the user asked for on the host.
-    If each node has one task with several CPUs, the number of slots is unlimited (None): the task
-    is meant for the launcher, as with torchrun, and the instances divide the CPUs of the task.
+    If each node has one Slurm task with several CPUs, the number of slots is None (no limit): the
+    task is meant for the launcher, and the instances divide the CPUs of the task.
     """
     hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
     requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
     if not requested or environ.get("SLURM_STEP_ID"):
-        # If the user did not ask for tasks, Slurm's default is one task for each node. In a Slurm
-        # step, Slurm's environment variables describe the step, whose only task is the launcher,
-        # and not the allocation.
+        # If the user did not ask for tasks, Slurm's default of one task for each node is ignored.
+        # In a Slurm step, Slurm's environment variables describe the step instead of the
+        # allocation, and the only task of the step is the launcher.
         return hosts
     tasks = parse_tasks_per_node(
         environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
@@ -357,9 +359,8 @@ def slurm_tasks(
 ) -> dict[str, str]:
     """Return Slurm's environment variables with values that match the hosts of the plan.
 
-    Open MPI starts one instance for each Slurm task that these variables count. The values that
-    Slurm itself set may count only one task for each node, and may name nodes that the plan does
-    not use.
+    Open MPI starts one instance for each Slurm task that the environment variables count. Slurm's
+    own values may count only one task for each node, and may name nodes that the plan does not use.
     """
     if not environ.get("SLURM_JOB_NODELIST"):
         return {}
@@ -377,7 +378,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
     """Return the number of tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
-        UsageError: The text is not in Slurm's short form, or describes another number of nodes.
+        UsageError: The text is not in Slurm's short form, or does not describe ``num_hosts`` nodes.
     """
     tasks: list[int] = []
     for part in text.split(","):
@@ -403,7 +404,7 @@ def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Replace each IPv6 address in ``hosts`` by a host name, because mpirun rejects IPv6 addresses.
 
     Raises:
-        UsageError: The name of an address is unknown, or two hosts have the same name.
+        UsageError: The resolver knows no name for an IPv6 address, or two hosts have the same name.
     """
     named: list[Host] = []
     for host in hosts:

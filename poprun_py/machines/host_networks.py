@@ -21,7 +21,7 @@ _THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One address of a host, with the network interface's name and the number of mask bits."""
+    """An IP address of a host, with its network interface and the number of bits in its netmask."""
 
     name: str
     address: str
@@ -30,12 +30,12 @@ class Interface:
 
     @property
     def subnet(self) -> Subnet:
-        """The network that contains the address."""
+        """The IP network that contains this IP address."""
         return ipaddress.ip_network(f"{self.address}/{self.bits}", strict=False)
 
     @property
     def carries_traffic(self) -> bool:
-        """Whether other hosts may be reachable through the interface.
+        """Whether other hosts may be reachable through the network interface.
 
         Loopback interfaces and bridges of containers do not lead to other hosts.
         """
@@ -44,13 +44,12 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The chosen network (interface name or CIDR), and each host's address in this network.
+    """The network chosen for traffic between the hosts, and each host's address on this network.
 
-    ``name`` is empty if the hosts share no network; MPI chooses a network in that case.
-    ``interface`` is the name of the network's interface, or empty if this name is not the same on
-    all hosts. ``includes_us`` tells whether this machine is on the network, so that MPI's daemons
-    can also use the network. ``own_address`` is this machine's address on the network; empty if
-    unknown.
+    ``name`` is an interface name or a CIDR. If no network is chosen, ``name`` is empty, and MPI
+    chooses a network. ``interface`` is the name of the network interface; empty if the hosts have
+    different names for the interface. ``includes_us`` tells whether this machine is on the network.
+    ``own_address`` is this machine's address on the network; empty if unknown.
     """
 
     name: str = ""
@@ -61,15 +60,15 @@ class Network:
 
     @property
     def mpi_name(self) -> str:
-        """The name of the network for MPI, which does not accept an IPv6 CIDR.
+        """The network's name for MPI, which does not accept an IPv6 network in CIDR notation.
 
-        An empty name lets MPI choose the network.
+        If the name is empty, MPI chooses the network.
         """
         return self.interface if ":" in self.name else self.name
 
 
 def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
-    """Return the value of ``option``: a network, or the name of an interface.
+    """Parse the network or the interface name in ``text``, the value of ``option``.
 
     Raises:
         UsageError: The text is neither a network in CIDR notation nor the name of an interface.
@@ -91,11 +90,11 @@ def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
 def shared_network(
     interfaces: Mapping[str, Sequence[Interface]], resolved: Collection[str] = ()
 ) -> Network:
-    """Return a network that all hosts share; if there is none, a network without a name.
+    """Return a network that all hosts share, or ``Network()`` if the hosts share no network.
 
-    IPv4 networks are preferred to IPv6 networks. Among networks of the same kind, the network with
-    most of the addresses in ``resolved`` is chosen, and among equally good networks, the first in
-    ``interfaces``, which has the addresses of each host.
+    ``interfaces`` has the network addresses of each host. ``resolved`` has the addresses that the
+    resolver knows for the host names. IPv4 networks are preferred to IPv6 networks. Among networks
+    of one IP version, the network with the most ``resolved`` addresses is chosen.
     """
     networks: dict[Subnet, list[tuple[str, Interface]]] = {}
     for host, own in interfaces.items():
@@ -106,8 +105,8 @@ def shared_network(
         network: members
         for network, members in networks.items()
         if {host for host, _ in members} == {*interfaces}
-        # If two hosts have the same address, they do not share the network: each host has its own
-        # private network, such as Docker's.
+        # If two hosts have the same address on a network, the hosts do not share the network: each
+        # host has a private network of its own, such as Docker's.
         and len({interface.address for _, interface in members}) == len(members)
     }
     if not shared:
@@ -117,18 +116,18 @@ def shared_network(
         return -network.version, sum(i.address in resolved for _, i in shared[network])
 
     best = max(shared, key=preference)
-    # If a host has several addresses in the network, the first one is used.
+    # If a host has several addresses on the chosen network, the first address is used.
     return _make_network(str(best), dict(reversed(shared[best])))
 
 
 def wanted_network(
     interfaces: Mapping[str, Sequence[Interface]], wanted: str, option: str = "--host-subnet"
 ) -> Network:
-    """Return the network that ``wanted``, the value of ``option``, names by its interface or CIDR.
+    """Return the network ``wanted``, an interface name or a CIDR that the user gave for ``option``.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
-        StartError: A host is not on the network.
+        StartError: A host is not on the wanted network.
     """
     subnet = parse_subnet(wanted, option)
     members = {}
@@ -168,9 +167,9 @@ def own_interfaces() -> tuple[Interface, ...]:
 def network_of_hosts(
     config: LaunchConfig, hosts: Sequence[Host], reported: Mapping[str, Sequence[Interface]]
 ) -> Network:
-    """Return the network of the hosts, preferably a network that includes this machine.
+    """Choose the network for traffic between the hosts, if possible a network with this machine.
 
-    ``reported`` has the addresses of the probed hosts.
+    ``reported`` has the network addresses that the probed hosts reported.
 
     Raises:
         UsageError: ``--host-subnet`` is neither an interface name nor a CIDR.
@@ -202,7 +201,7 @@ def network_of_hosts(
 
 
 def _resolve(name: str) -> str:
-    """Return the address of a host name, preferably IPv4; empty if the resolver lacks the name."""
+    """Return the address of a host name, preferably IPv4; empty if the name cannot be resolved."""
     try:
         addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -212,12 +211,13 @@ def _resolve(name: str) -> str:
 
 
 def listen_address(others: Sequence[Host], network: str) -> str:
-    """Return this machine's address on ``network``.
+    """Return the address at which this machine listens for connections from the hosts ``others``.
 
-    If this machine is not on ``network``, return its address on the route to the other hosts.
+    If this machine has an address on ``network``, this address is returned. Otherwise, the kernel's
+    route to the first remote host determines the address.
 
     Raises:
-        StartError: This machine has no route to the first of the other hosts.
+        StartError: This machine has no route to the first remote host.
     """
     if network:
         with contextlib.suppress(StartError, UsageError):

@@ -1,7 +1,8 @@
-"""Reports of hosts about themselves: the request over ssh, the answers, and cached reports.
+"""Reports of hosts about themselves, which are requested over ssh and cached in files.
 
-All hosts are asked in parallel. On each host, one ssh command runs probe_script.py. Reports are
-cached, so that a dry run can plan for a host without contacting it.
+The launcher asks all hosts for reports in parallel. On each remote host, one ssh command runs
+probe_script.py. Reports are cached, so that a dry run can plan for a host without contacting the
+host.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ from poprun_py.machines.remote_shell import (
     started,
 )
 
-# The time-out for the report of one host, in seconds. The time-out prevents a hung host from
-# delaying the launch.
+# The time-out for the report of one host, in seconds.
 _REPORT_SECONDS = 10.0
-# The time-out for reports increases by this number of seconds for each ssh process, because a key
-# exchange takes 0.07 s of CPU time and this machine may have a single core.
+# The time-out for reports is longer by this number of seconds for each ssh process: the key
+# exchange of ssh takes 0.07 s of CPU time, and this machine may have a single core.
 _SECONDS_PER_SSH = 0.1
 _MAX_AT_ONCE = 128
 _ROOT = Path(__file__).resolve().parents[2]
@@ -42,12 +42,13 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeRequest:
-    """The arguments of a probe, which are the same for all hosts.
+    """The arguments of probe_script.py, which are the same for all hosts.
 
-    ``root`` is the folder with the poprun-py packages. ``program`` is the path of a file that must
-    be readable, or empty. ``folder`` is the working folder of the job. ``packages`` are the Python
-    distributions whose versions are reported. ``call_back`` is the launcher's address and port for
-    a test connection. ``leases`` tells whether to list the jobs that hold CPUs of the host.
+    ``root`` is the folder with the poprun-py packages. ``program`` is the absolute path of the
+    user's program; empty if the user gave no path. ``folder`` is the working folder of the job.
+    Hosts report the versions of the Python distributions in ``packages``. ``call_back`` is the
+    address and port of the launcher to which hosts open a test connection. If ``leases`` is True,
+    hosts also report the jobs that hold CPUs or wait for CPUs.
     """
 
     root: str = str(_ROOT)
@@ -82,9 +83,9 @@ def make_request(
 class HostReport:
     """The facts that one host reported, or the problem that prevented a report.
 
-    ``facts`` are the JSON values that ``report`` in probe_script.py returns; empty without a
-    report. ``clock_seconds`` is the least possible error of the host's clock in seconds: the exact
-    error is unknown, because a report takes time to arrive.
+    ``facts`` are the JSON values that ``report`` in probe_script.py returns; ``facts`` is empty if
+    the host sent no report. ``clock_seconds`` is a lower bound for the error of the host's clock in
+    seconds. The exact error is unknown, because a report takes time to arrive.
     """
 
     host: Host
@@ -137,7 +138,7 @@ def own_report(request: ProbeRequest, host: Host = LOCALHOST) -> HostReport:
 
 
 def _collect(host: Host, running: HostProcess, deadline: float) -> HostReport:
-    """Return a host's report; without an answer before ``deadline``, the report has a problem."""
+    """Return a host's report, or a report of a problem if the host does not answer in time."""
     if not running.ends_before(deadline):
         return HostReport(host=host, problem=explain_ssh_error(host.name, "timed out", "ssh"))
     ended = time.time()
@@ -159,8 +160,8 @@ def _collect(host: Host, running: HostProcess, deadline: float) -> HostReport:
 def _explain_no_report(host: str, code: int, stderr: str) -> Problem:
     # If the probe printed no report, ssh failed or Python is missing on the host.
     no_python = re.search(r"No such file|not found|Permission denied.*python", stderr)
-    # With exit code 255, ssh itself failed, and a missing file in its error message is a file of
-    # ssh, not Python.
+    # If ssh itself failed (exit code 255), a file that the error message calls missing is a file of
+    # ssh and not Python.
     if code in (126, 127) or (no_python and code != 255):
         return Problem(
             f"{sys.executable} does not run there",
@@ -195,8 +196,8 @@ def cached_reports(hosts: Iterable[Host]) -> dict[str, HostReport]:
     """Return the cached reports of earlier probes; hosts without a valid report are left out."""
     reports = {}
     for host in hosts:
-        # The user may lack a home folder, or another version of poprun-py may have written a
-        # different format.
+        # Reading a cached report fails if the user has no home folder, or if another version of
+        # poprun-py wrote a different format.
         with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
             facts = json.loads(_cache_file(host.name).read_text(encoding="utf-8"))
             if isinstance(facts, dict):

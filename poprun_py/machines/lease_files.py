@@ -1,8 +1,9 @@
 """The files of leases and queued jobs, with the locks that show whether a job is alive.
 
-Each file is locked by the process that created it. The kernel releases the lock when the process
-ends, so the file of a dead process is recognised at once. All users share the folder, so its files
-are not trusted, and symbolic links and named pipes in it are not opened.
+Each lease file is locked by the process that created the file. The kernel releases the lock when
+the process ends, so the file of a dead process is recognised at once. All users share the folder of
+lease files, so the files are not trusted: symbolic links are not followed, and named pipes are not
+read.
 """
 
 from __future__ import annotations
@@ -26,38 +27,39 @@ from poprun_py.process_info import owner
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"
 MAX_NUMBER = (1 << 53) - 1
 _VERSION = 1
-# The maximum numbers of characters of a user or program name and of a run name. No run name is
-# longer than _MAX_RUN_NAME, because runs are compared by name and a shortened name would differ.
+# Names of users and programs are cut to _MAX_NAME characters. Valid run names have at most
+# _MAX_RUN_NAME characters and are therefore not cut: runs are compared by name.
 _MAX_NAME, _MAX_RUN_NAME = 80, 128
 # An upper bound for CPU numbers: Linux supports fewer than 65,536 CPUs.
 _MAX_CPU = 1 << 16
 
 _UNFINISHED = ".new-"
-# The maximum size of a valid file, in bytes. The file of a lease of 4096 CPUs has 20 kB.
+# The maximum size of a valid lease file, in bytes. A lease of 4096 CPUs has a file of 20 kB.
 _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# These errors mean that the system has run out of resources, not that a lease file is invalid.
+# These error numbers mean that the system has run out of resources, not that a lease file is
+# invalid.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# A process usually holds the mutex for about a millisecond. A process that holds the mutex for 5 s
-# has been stopped (Ctrl-Z), or blocks other processes on purpose.
+# A process usually locks the folder of leases for about a millisecond. A process that locks the
+# folder for 5 s has been stopped (Ctrl-Z), or blocks other processes on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
-# Every user can lock the folder. If another user holds the mutex after a wait of 0.25 s, this
-# process continues without the mutex.
+# Every user can lock the folder of leases. If another user still locks the folder after 0.25 s,
+# this process continues without the lock.
 _OTHER_USER_SECONDS, _OTHER_USER_PAUSE_SECONDS = 0.25, 0.02
-# The number of attempts to create a file. Other processes may remove a new file, because they
-# mistake the new file for the file of a dead process.
+# The number of attempts to create a lease file. An attempt fails if another process mistakes the
+# new file for the file of a dead process and removes the new file.
 _MAX_TRIES = 5
 
 
 # --- records of leases and queued jobs ----------------------------------------------------------
-# The records are named tuples, because every launch imports this module, and defining a data class
-# takes eight times as long.
+# The records of leases are named tuples: every launch imports this module, and the definition of a
+# data class takes eight times as long.
 
 
 class JobProcess(NamedTuple):
-    """A job's launcher process, with the names of its program and of its run.
+    """The launcher process of a job, with the names of the job's program and of the job's run.
 
-    ``process_start`` is the start time of the process in clock ticks since boot, which
+    ``process_start`` is the start time of the process in clock ticks since boot. The start time
     distinguishes the process from a later process with the same id. ``run_id`` is empty until the
     run has a name.
     """
@@ -72,8 +74,8 @@ class LeaseRecord(NamedTuple):
     """A job's lease of CPUs.
 
     ``user`` is the owner of the lease file: a user id, or a user name if the record comes from
-    another host. ``since`` is the time of the lease in seconds since the epoch. ``is_shared`` is
-    True if other jobs already held some of the CPUs when the lease was taken.
+    another host. ``since`` is the time at which the lease was taken, in seconds since the epoch.
+    ``is_shared`` is True if other jobs already held some of the CPUs when the lease was taken.
     """
 
     name: str
@@ -90,7 +92,7 @@ class QueueRecord(NamedTuple):
 
     The queue is sorted by ``number``, and jobs with equal numbers by the time of their arrival. If
     the job runs inside an instance of an outer job, ``outer`` is the name of the outer job's lease
-    file; without an outer job, ``outer`` is empty.
+    file; otherwise, ``outer`` is empty.
     """
 
     name: str
@@ -111,7 +113,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def record_text(record: Record) -> str:
-    """Return the text to write to a record's file; the file's owner shows the user."""
+    """Return the content of a record's file, without the user, who is the owner of the file."""
     data: dict[str, Any] = {"version": _VERSION, **record.job._asdict(), "since": record.since}
     if isinstance(record, QueueRecord):
         data |= {"number": record.number, "outer": record.outer}
@@ -165,7 +167,7 @@ def _indices(value: Any) -> tuple[int, ...]:
 
 
 def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
-    """Return a name that another user wrote, shortened and with control characters replaced.
+    """Shorten a name that another user wrote, and replace the control characters in the name.
 
     Raises:
         TypeError: The value is not a string.
@@ -179,13 +181,13 @@ def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
 
 
 class HeldFile(Generic[RecordT]):
-    """A record's file, which this process keeps locked until ``close`` or the process's end."""
+    """The file of a lease or queued job, locked until ``close`` is called or this process ends."""
 
     def __init__(self, path: Path, record: RecordT, descriptor: int) -> None:
         self.path, self.record, self.descriptor = path, record, descriptor
 
     def write(self, record: RecordT) -> None:
-        """Replace the file's record. The caller must hold the mutex of the folder.
+        """Replace the record in the file. The caller must hold the mutex of the folder of leases.
 
         Raises:
             OSError: The record cannot be written.
@@ -197,7 +199,7 @@ class HeldFile(Generic[RecordT]):
         self.record = record
 
     def close(self) -> None:
-        """Remove the file, and release its lock. A second call does nothing."""
+        """Remove the file, and release the lock. A second call of ``close`` does nothing."""
         if self.descriptor >= 0:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -206,13 +208,14 @@ class HeldFile(Generic[RecordT]):
 
 
 class LeaseFolder:
-    """A folder of locked files; the lock of the folder is the mutex of the processes that use it.
+    """The folder of lease files; a lock on the folder itself is the mutex of all launchers.
 
     Args:
         path: The path of the folder; a missing folder is created, with write access for all users.
 
     Raises:
-        OSError: The folder cannot be used, or other users could replace this user's files in it.
+        OSError: The folder cannot be used, or other users could replace this user's files in the
+            folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -229,18 +232,18 @@ class LeaseFolder:
             )
 
     def close(self) -> None:
-        """Close the folder, and keep the files that this process created in it."""
+        """Close the folder of leases, but keep the lease files that this process created there."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager
     def mutex(self) -> Iterator[None]:
-        """Lock the folder within the block, unless another user keeps the folder locked.
+        """Lock the folder of leases within the block, unless another user keeps the folder locked.
 
-        Without the lock, several processes may create files at the same time, so a process must
-        read the files of other processes again after it has created a file.
+        Without the lock, several processes may create lease files at the same time. After creating
+        a file, a process must therefore read the files of other processes again.
 
         Raises:
-            OSError: The folder cannot be locked.
+            OSError: The folder of leases cannot be locked.
         """
         self._has_mutex = self._lock()
         try:
@@ -251,7 +254,7 @@ class LeaseFolder:
             self._has_mutex = False
 
     def _lock(self) -> bool:
-        """Lock the folder; return False if other users keep the folder locked.
+        """Lock the folder of leases; return False if other users keep the folder locked.
 
         Raises:
             TimeoutError: A process of this user, or of an unknown user, keeps the folder locked.
@@ -276,17 +279,18 @@ class LeaseFolder:
         return True
 
     def create(self, record: RecordT) -> HeldFile[RecordT]:
-        """Create a record's file, which all users can read, and lock it.
+        """Create and lock the file of a record. All users can read the file.
 
-        Other processes see the file only after it is complete and locked. The caller must hold the
-        mutex, unless another user keeps the mutex locked.
+        The file gets the name of the record only after the file is complete and locked. The caller
+        must hold the mutex of the folder, unless another user keeps the folder locked.
 
         Raises:
-            OSError: The file cannot be created; no part of the file is left.
+            OSError: The file cannot be created. An unfinished file has been removed.
         """
         for _ in range(_MAX_TRIES):
-            # Without the mutex, another process may remove the new file before it is locked, or
-            # lock it for a moment to test whether its creator is alive.
+            # Without the mutex, another process may remove the new file before this process locks
+            # the file, or may lock the new file briefly to test whether the creator of the file is
+            # alive.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 return self._create(record)
         raise FileNotFoundError(
@@ -311,19 +315,19 @@ class LeaseFolder:
         return file
 
     def live_records(self, known: Collection[str] = ()) -> list[Record]:
-        """Return the valid records in the folder whose processes are alive.
+        """Return the valid records of leases and queued jobs whose processes are alive.
 
-        The files whose names are ``known`` are not read.
+        Files whose names are in ``known`` are skipped.
 
-        Under the mutex, the files of this user's dead processes are removed. Without the mutex, an
-        unfinished file may belong to a process that is still writing the file.
+        Under the mutex, the files of this user's dead processes are removed. Without the mutex,
+        unfinished files are skipped, because their processes may still write them.
 
         Raises:
-            OSError: The folder cannot be read.
+            OSError: The folder of leases cannot be read.
         """
         found = []
         locks = functools.cache(_locks)
-        # Files with other prefixes are ignored, because the folder may hold the user's own files.
+        # Files with other names are ignored: the user may keep other files in the folder of leases.
         names = (LEASE_PREFIX, QUEUE_PREFIX, *((_UNFINISHED,) if self._has_mutex else ()))
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
             if name in known or not name.startswith(names):
@@ -338,16 +342,16 @@ class LeaseFolder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     continue
-                # The file is tested with a shared lock, so that two processes that test the file
-                # at the same time do not mistake each other for its creator.
+                # If a shared lock succeeds, the creator of the file is dead. With exclusive locks,
+                # two processes that test the file would mistake each other for the creator.
                 is_dead = _try_lock(descriptor, fcntl.LOCK_SH)
                 if is_dead or _is_locked_by_other_user(status, locks()):
                     if self._has_mutex:
                         os.unlink(name, dir_fd=self._descriptor)
                 elif status.st_size <= _MAX_BYTES:
                     text = os.pread(descriptor, _MAX_BYTES, 0)
-                    # The record has a user id instead of a name, because looking up the name may
-                    # take seconds, and other processes wait for the mutex meanwhile.
+                    # The record has a user id instead of a user name: other processes wait for the
+                    # mutex, and looking up a user name may take seconds.
                     found.append(parse_record(name, str(status.st_uid), text))
             except OSError:
                 continue
@@ -365,8 +369,8 @@ def problem_text(error: OSError, folder: Path) -> str:
 
 def _make_shared_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # mkdir sets the access mode, because another user could use the folder between mkdir and a
-    # separate chmod.
+    # mkdir itself sets the access mode of the folder, because another user could use the folder
+    # before a separate chmod.
     before = os.umask(0)
     try:
         with contextlib.suppress(FileExistsError):
@@ -376,7 +380,7 @@ def _make_shared_folder(path: Path) -> None:
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:
-    """Lock a file (LOCK_EX or LOCK_SH); return False if another process keeps it locked."""
+    """Lock a file (LOCK_EX or LOCK_SH); return False if another process keeps the file locked."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -387,14 +391,14 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def _locks() -> dict[str, list[int]]:
     """Return the ids of the processes that lock each file; the keys are ``device:inode`` (proc(5)).
 
-    Reading the kernel's list of locks prevents all processes from locking files for some 10 ms, so
-    this function is called only when the list is needed.
+    Reading the kernel's list of locks takes some 10 ms, in which no process can lock a file. This
+    function is therefore called only when the list is needed.
     """
     found: dict[str, list[int]] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            # The second field of a line is the kind of lock, or an arrow for a process that waits
-            # for a lock.
+            # The second field of a line in /proc/locks is the kind of lock, or an arrow for a
+            # process that waits for a lock.
             _, kind, _, _, pid, file, *_ = line.split()
             if kind == "FLOCK":
                 found.setdefault(file, []).append(int(pid))
@@ -402,7 +406,7 @@ def _locks() -> dict[str, list[int]]:
 
 
 def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> frozenset[int]:
-    """Return the ids of the users that lock a file; empty if a locking process is not visible."""
+    """Return the ids of the users that lock a file; empty if the user of a lock is unknown."""
     device = status.st_dev
     users = set()
     for pid in locks.get(f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}", ()):
@@ -416,7 +420,8 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
 def _is_locked_by_other_user(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
     """Return whether a file is locked, but not by its owner or root.
 
-    The job that created such a file is dead, because its own lock is gone.
+    If only other users lock a file, the job that created the file is dead: the job's own lock is
+    gone.
     """
     users = _users_that_lock(status, locks)
     return bool(users) and users.isdisjoint({status.st_uid, 0})

@@ -40,13 +40,13 @@ def leases_text(leases: Sequence[LeaseRecord]) -> str:
 
 
 def queue_text(queue: Sequence[QueueRecord]) -> str:
-    """Return a text about ``queue``, the jobs in front of this job; there must be at least one."""
+    """Return a text about the jobs in front of this job; ``queue`` must not be empty."""
     more = f" with {len(queue) - 1} more" if len(queue) > 1 else ""
     return f"{job_text(queue[0])} waits for CPUs{more} in front of this job"
 
 
 def sharing_text(cores: str, leases: Sequence[LeaseRecord]) -> str:
-    """Return the warning for a job that shares ``cores``, a text such as ``cores of host n``."""
+    """Return the warning about shared cores; ``cores`` is a text such as ``cores of host n``."""
     return f"{cores} are shared with other jobs, which slows all of them: {leases_text(leases)}"
 
 

@@ -26,11 +26,11 @@ from poprun_py.process_info import read_stat
 FOLDER_VARIABLE = "POPRUN_LEASES"
 _NO_LEASES = "none"
 _FOLDER_NAME = "poprun-py-leases"
-# /dev/shm is preferred, because files there are in memory: access is fast, and no old file remains
-# after a boot. /tmp is used on systems without a writable /dev/shm.
+# Lease files are in /dev/shm if possible, because files in memory are fast and disappear with a
+# reboot. If /dev/shm is not writable, lease files are in /tmp.
 _BASES = ("/dev/shm", "/tmp")
-# If another job takes the same CPUs first, a job tries again after a pause of up to 0.05 s, and
-# gives up after 20 attempts.
+# If another job leases the chosen CPUs first, this job chooses CPUs again after a pause of up to
+# 0.05 s. After 20 attempts, this job gives up.
 _MAX_DECISIONS, _PAUSE_SECONDS = 20, 0.05
 
 Decision = TypeVar("Decision")
@@ -65,17 +65,17 @@ def job_of(pid: int, program: str) -> JobProcess:
 
 
 class OvertakenError(Exception):
-    """Another job took some of the same CPUs at the same moment, so this job must choose again."""
+    """Another job just leased some of the CPUs that this job chose, so this job chooses again."""
 
 
-# A place in the queue, which the process keeps until ``close`` is called or the process ends.
+# A job's place in the queue for CPUs, kept until ``close`` is called or the process ends.
 QueuePlace: TypeAlias = HeldFile[QueueRecord]
 
 
 class Lease:
     """CPUs that this process holds until ``close`` is called or the process ends.
 
-    Without a file, a lease of no CPUs, for a machine where leases are turned off or unusable.
+    If leases are turned off or unusable on this machine, the lease has no file and no CPUs.
     """
 
     def __init__(self, file: HeldFile[LeaseRecord] | None = None) -> None:
@@ -87,11 +87,11 @@ class Lease:
         return () if self._file is None else self._file.record.cpus
 
     def name_run(self, run_id: str) -> None:
-        """Add the name of the run to the lease, for other jobs to read."""
+        """Add the name of the job's run to the lease file, so that other jobs can show it."""
         if self._file is None:
             return
         record = self._file.record
-        # If writing the name fails, the lease stays valid without it.
+        # If the run name cannot be written, the lease stays valid without a run name.
         with (
             contextlib.suppress(OSError),
             contextlib.closing(LeaseFolder(self._file.path.parent)) as folder,
@@ -113,9 +113,10 @@ class Lease:
 
 
 class LeaseTable:
-    """All leases and waiting jobs of this machine, as ``open_table`` reads them under the mutex.
+    """All leases of this machine's CPUs and all waiting jobs, read from the folder of leases.
 
-    If this process runs inside an instance of an outer job, it may use the CPUs of the outer job.
+    If this process runs inside an instance of an outer job, this process may use the outer job's
+    CPUs.
     The lease of the outer job is in ``outer_leases`` and not in ``leases``.
     """
 
@@ -140,7 +141,7 @@ class LeaseTable:
     def ahead_of(self, place: QueuePlace | None) -> tuple[QueueRecord, ...]:
         """Return the jobs in front of ``place`` in the queue; all jobs if ``place`` is None.
 
-        Jobs that run inside the same outer job wait only for one another, because only they may
+        Jobs that run inside the same outer job wait only for one another, because no other job may
         use the outer job's CPUs. A job that is stopped (``Ctrl-Z``) is left out, so that it does
         not block the queue.
         """
@@ -160,7 +161,7 @@ class LeaseTable:
         """Lease CPUs for this process; the caller must have checked that the CPUs are free.
 
         Raises:
-            OvertakenError: Another job took some of the CPUs after this table was read.
+            OvertakenError: Another job leased some of the CPUs after the table of leases was read.
             OSError: The lease cannot be written.
         """
         record = LeaseRecord(
@@ -174,9 +175,9 @@ class LeaseTable:
         )
         file = self._folder.create(record)
         try:
-            # Each job creates its lease file before it looks for files of other jobs. Of two jobs
-            # that take CPUs at the same time without the mutex, at least one therefore finds the
-            # other job's lease file.
+            # Each job creates its lease file before it looks for the lease files of other jobs. If
+            # two jobs lease CPUs at the same time without the mutex, at least one job therefore
+            # finds the lease file of the other job.
             if not is_shared and self._is_overtaken(record):
                 raise OvertakenError
         except (OSError, OvertakenError):
@@ -185,7 +186,7 @@ class LeaseTable:
         return Lease(file)
 
     def _is_overtaken(self, record: LeaseRecord) -> bool:
-        """Return whether another job leased CPUs of ``record`` after this table was read."""
+        """Return whether another job leased CPUs of ``record`` after the leases were read."""
         known = {each.name for each in (*self.outer_leases, *self.leases, record)}
         return any(
             isinstance(each, LeaseRecord) and not set(each.cpus).isdisjoint(record.cpus)
@@ -193,7 +194,7 @@ class LeaseTable:
         )
 
     def join_queue(self, job: JobProcess) -> QueuePlace:
-        """Put this process at the end of the queue.
+        """Put this process at the end of the queue for CPUs.
 
         Raises:
             OSError: The file with the job's place in the queue cannot be written.
@@ -218,20 +219,20 @@ def _file_name(prefix: str, job: JobProcess) -> str:
 
 @contextlib.contextmanager
 def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
-    """Yield the table of leases, under the mutex unless another user keeps the mutex locked.
+    """Lock the folder of leases like ``LeaseFolder.mutex``, and yield the table of leases.
 
     Raises:
-        OSError: The table cannot be read.
+        OSError: The folder of leases cannot be locked or read.
     """
     with folder.mutex():
         yield LeaseTable(folder)
 
 
 def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision]) -> Decision:
-    """Return the result of ``decide``, which is called again if another job took the CPUs first.
+    """Return the result of ``decide``; after OvertakenError, call ``decide`` again.
 
     Raises:
-        OSError: The table cannot be read, or other jobs took the CPUs first in every attempt.
+        OSError: The leases cannot be read, or other jobs took the CPUs first in every attempt.
     """
     for _ in range(_MAX_DECISIONS):
         with contextlib.suppress(OvertakenError), open_table(folder) as table:
@@ -243,7 +244,7 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
 
 @functools.cache
 def user_name(user: str) -> str:
-    """Return the name of a user id. The look-up may take seconds: do not hold the mutex."""
+    """Return the name of a user id. Looking up a name may take seconds: do not hold the mutex."""
     import pwd
 
     try:

@@ -1,6 +1,6 @@
-"""``Machine`` (a description of one host's hardware, also as JSON), and parsing of CPU lists.
+"""The hardware of one host as a ``Machine``, which can be saved as JSON; parsing of CPU lists.
 
-machine_reader.py creates the description of a machine from the kernel's files.
+machine_reader.py creates a ``Machine`` from the kernel's files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NO_MACHINE = "not a saved machine: expected the JSON written by --print-hardwar
 
 
 class HardwareError(UsageError):
-    """A saved file or a folder with kernel files does not describe a machine correctly."""
+    """A saved machine is not valid, or the kernel's files do not describe a usable machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
     """One physical core, with its online hardware threads (SMT siblings) and its location.
 
-    Cores that share a last-level cache have the same number ``l3``; ``l3`` is None if it is
+    Cores that share a last-level cache have the same number ``l3``; ``l3`` is None if the cache is
     unknown. ``efficiency`` is 0 for the slowest class of cores, and higher for the faster classes
     of a hybrid machine.
     """
@@ -56,12 +56,12 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The online hardware of one host, and the part of the hardware that may be used.
+    """The online CPUs and NUMA nodes of one host, and the part that jobs may use.
 
-    ``allowed_cpus`` and ``allowed_memory_nodes`` are the CPUs and NUMA nodes that the process's CPU
-    affinity and its cpusets allow. ``cpu_quota`` is the limit of CPU time, as a number of CPUs;
-    None for no limit. ``held_cpus`` are the CPUs that other jobs have leased. ``cores`` is sorted
-    by NUMA node.
+    ``allowed_cpus`` and ``allowed_memory_nodes`` are the CPUs and NUMA nodes that CPU affinity and
+    cpusets allow. ``cpu_quota`` is the limit of CPU time of the control groups, as a number of
+    CPUs; None for no limit. ``held_cpus`` are the CPUs that other jobs have leased. ``cores`` is
+    sorted by NUMA node.
     """
 
     cores: tuple[Core, ...]
@@ -78,9 +78,9 @@ class Machine:
 
     @property
     def usable_cores(self) -> tuple[Core, ...]:
-        """The cores with at least one allowed CPU; each core has only its allowed CPUs.
+        """The cores with at least one allowed CPU, reduced to the allowed CPUs.
 
-        A core is left out if another job holds one of its CPUs.
+        If another job holds a CPU of a core, the whole core is left out.
         """
         usable = []
         for core in self.cores:
@@ -110,11 +110,11 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Any) -> Machine:
-        """Return the machine that ``to_json`` described.
+        """Return the machine that the JSON values of ``to_json`` describe.
 
         Raises:
-            HardwareError: The data is not a saved machine, is of another version, or is
-                inconsistent.
+            HardwareError: ``data`` is not a saved machine, has another version, or contradicts
+                itself.
         """
         if not isinstance(data, dict) or "version" not in data:
             raise HardwareError(_NO_MACHINE)
@@ -136,9 +136,9 @@ class Machine:
 def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Machine | None, ...]:
     """Return the machine of each host from the text of a file that --print-hardware=json wrote.
 
-    A file with one machine describes all hosts. A file with several machines has the hosts' names,
-    and the result for a host that is missing in the file is None. ``path`` is the name of the file
-    in messages.
+    A file with one machine describes all hosts. A file with several machines names the host of each
+    machine. If the file does not name a host, the machine of the host is None. ``path`` is the name
+    of the file in error messages.
 
     Raises:
         HardwareError: The file is not valid, has another version, or describes none of the hosts.
@@ -184,7 +184,7 @@ def _from_json(data: dict[str, Any]) -> Machine:
 
 
 def _check(machine: Machine) -> None:
-    """Raise HardwareError if the parts of a machine contradict each other."""
+    """Raise HardwareError if the saved values of a machine contradict each other."""
     in_cores = [cpu for core in machine.cores for cpu in core.cpus]
     nodes = {node.index for node in machine.numa_nodes}
     node_of = {cpu: node.index for node in machine.numa_nodes for cpu in node.cpus}
@@ -210,7 +210,7 @@ def _check(machine: Machine) -> None:
 def _checked(
     data: dict[str, Any], key: str, part: type[Core] | type[NumaNode]
 ) -> list[dict[str, Any]]:
-    """Return the checked values of each entry of a list; ``part`` is the class of the entries."""
+    """Check a saved list of cores or NUMA nodes, and return the values of each ``part``."""
     entries = _list(data[key], key)
     if not all(isinstance(entry, dict) for entry in entries):
         raise TypeError(f"{key} must list objects")
@@ -238,7 +238,7 @@ def _cpus(value: Any, key: str) -> tuple[int, ...]:
     return parse_cpu_list(value)
 
 
-# The checks of the fields of cores and NUMA nodes.
+# The functions that check the saved fields of cores and NUMA nodes.
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("index", "package", "numa_node", "memory_bytes", "efficiency"), _whole),
     "cpus": _cpus,
@@ -254,7 +254,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the sorted CPU numbers of a list in the kernel's form: ``0-3,8`` or ``0-31:2/4``.
 
     Raises:
-        ValueError: The text is not a valid list.
+        ValueError: The text is not a valid CPU list.
     """
     numbers: set[int] = set()
     for part in text.replace("\n", ",").split(","):

@@ -1,7 +1,7 @@
 """Reads the hardware and limits of a machine from the kernel's files in ``/sys`` and ``/proc``.
 
-The files may be copies in another folder. Some kernels lack some of these files. Another file or a
-default value replaces a missing or unreadable file.
+The kernel's files may be copies in another folder. If a kernel's file is missing or unreadable, the
+reader uses another file or a default value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
 # The kernel's default distances from a NUMA node to itself and to another NUMA node.
 _LOCAL, _REMOTE = 10, 20
-# Cores are in one class if their capacities differ by less than a tenth of the highest capacity:
-# firmware gives even equal cores capacities that differ by a few percent.
+# Cores belong to one efficiency class if the CPU capacities of the cores differ by at most a tenth
+# of the highest capacity. Firmware reports slightly different capacities even for equal cores.
 _CLASS_GAP = 0.1
 _PROCESSOR = re.compile(r"^processor\s*:\s*(\d+)\s*$", re.ASCII | re.MULTILINE)
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
@@ -35,8 +35,8 @@ _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 def read_machine(root: Path = Path("/")) -> Machine:
     """Return the machine that the files in ``sys`` and ``proc`` under ``root`` describe.
 
-    ``root`` is a folder with copies of ``sys`` and ``proc``, or ``/`` for this machine. On this
-    machine, the process's CPU affinity also limits the CPUs.
+    ``root`` is a folder with copies of ``sys`` and ``proc``, or ``/`` for this machine. If ``root``
+    is ``/``, the CPU affinity of this process also limits the allowed CPUs.
 
     Raises:
         HardwareError: No CPU is found, or none of the CPUs may be used.
@@ -102,7 +102,8 @@ def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode,
         listed = files.cpu_list(f"{_NODE}/node{index}/cpulist") or ()
         cpus_of[index] = [cpu for cpu in listed if cpu in left]
         left.difference_update(listed)
-    # CPUs that no node lists are assigned to the first node; without NUMA, these are all CPUs.
+    # CPUs that no NUMA node lists are assigned to the first NUMA node. On a machine without NUMA,
+    # the first node therefore gets all CPUs.
     first = min(cpus_of, default=0)
     cpus_of[first] = sorted({*cpus_of.get(first, ()), *left})
     nodes = []
@@ -122,7 +123,7 @@ def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode,
 
 
 def _memory_total(meminfo: str) -> int:
-    """Return the bytes of the entry MemTotal in a meminfo file; 0 if the entry is missing."""
+    """Return MemTotal of a meminfo file in bytes; 0 if the file has no entry MemTotal."""
     for line in meminfo.splitlines():
         head, _, value = line.partition("MemTotal:")
         words = value.split()
@@ -147,7 +148,8 @@ def _read_cores(
     packages = _packages(files, online)
     leader_of = _core_leaders(files, online, packages)
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
-    # If a virtual machine reports SMT siblings in two NUMA nodes, their core is split into two.
+    # If a virtual machine reports the SMT siblings of a core in two NUMA nodes, the core is split
+    # into two cores.
     members: dict[tuple[int, int], list[int]] = {}
     for cpu in online:
         members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
@@ -170,10 +172,10 @@ def _read_cores(
 def _leaders(
     files: _KernelFiles, online: tuple[int, ...], names: tuple[str | None, ...]
 ) -> dict[int, int]:
-    """Return the lowest CPU of the group of each CPU, such as its core, package or cache.
+    """Map each CPU to the lowest CPU of its group, which is a core, a package or a cache.
 
-    Each group is read from the first valid file among ``names``, for the first CPU of the group
-    only, because reading files takes most of the time on a machine with 256 CPUs.
+    The first valid file among ``names`` lists the CPUs of a group. Only the files of the first CPU
+    in each group are read, because reading the files of 256 CPUs takes long.
     """
     present = set(online)
     leaders: dict[int, int] = {}
@@ -192,7 +194,7 @@ def _leaders(
 def _core_leaders(
     files: _KernelFiles, online: tuple[int, ...], packages: dict[int, int]
 ) -> dict[int, int]:
-    """Return the lowest CPU of each CPU's core."""
+    """Map each CPU to the lowest CPU of its core."""
     names = ("topology/core_cpus_list", "topology/thread_siblings_list")
     leaders = _leaders(files, online, names)
     by_number: dict[tuple[int, int | None], int] = {}
@@ -205,7 +207,7 @@ def _core_leaders(
 
 
 def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
-    """Return the name of the file that lists the CPUs of an L3 cache; None if it is missing."""
+    """Return the name of the file that lists the CPUs of an L3 cache; None without L3 cache."""
     for index in reversed(files.numbered(f"{_CPU}/cpu{cpu}/cache", "index")):
         level = files.number(f"{_CPU}/cpu{cpu}/cache/index{index}/level")
         if (index if level is None else level) == 3:
@@ -214,7 +216,7 @@ def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
 
 
 def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
-    """Return the number of each CPU's package; 0 if the kernel reports no package."""
+    """Map each CPU to the number of its package (socket); 0 if the kernel reports no package."""
     names = ("topology/package_cpus_list", "topology/core_siblings_list")
     leaders = _leaders(files, online, names)
     leader_of = {cpu: leaders.get(cpu, cpu) for cpu in online}
@@ -226,9 +228,9 @@ def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
 
 
 def _efficiency_classes(files: _KernelFiles, cpus: list[int]) -> dict[int, int]:
-    """Return the efficiency class of each CPU; 0 is the slowest class.
+    """Map each CPU to its efficiency class; 0 is the class of the slowest CPUs.
 
-    The classes come from Intel's performance monitoring units or from the CPU capacities.
+    The classes come from the CPU lists of Intel's hybrid processors or from the CPU capacities.
     """
     hybrid = {
         cpu: rank
@@ -287,7 +289,7 @@ class _KernelFiles:
         return _cpu_list(found and found[1])
 
     def numbered(self, path: str, prefix: str) -> tuple[int, ...]:
-        """Return the sorted numbers N for which a folder has an entry ``prefixN``."""
+        """Return the sorted numbers of the entries of a folder, such as 7 for ``cpu7``."""
         try:
             names = [entry.name for entry in Path(f"{self._prefix}/{path}").iterdir()]
         except OSError:
@@ -305,15 +307,16 @@ def _cpu_list(text: str | None) -> tuple[int, ...] | None:
 
 # --- control groups -----------------------------------------------------------------------------
 
-# The folders below sys/fs/cgroup where systems mount each controller; "" is version 2.
+# The folders in sys/fs/cgroup where systems mount each cgroup controller. The key "" means control
+# groups of version 2.
 _MOUNTS = {"": ("", "unified"), "cpu": ("cpu", "cpu,cpuacct"), "cpuset": ("cpuset",)}
 
 
 def _group_folders(files: _KernelFiles, controller: str) -> list[str]:
     """Return the folders of this process's control group and of all its ancestors.
 
-    The limits of a group also apply to its descendants. If a container does not mount the group
-    that ``proc/self/cgroup`` names, the mount point is the container's own group.
+    The limits of a control group also apply to the groups below it. If a container does not mount
+    the group that ``proc/self/cgroup`` names, the mount point is the container's own group.
     """
     lines = (files.text("proc/self/cgroup") or "").splitlines()
     named = [line.split(":", 2)[1:] for line in lines if line.count(":") > 1]
@@ -330,9 +333,10 @@ def _group_folders(files: _KernelFiles, controller: str) -> list[str]:
 
 
 def _cpu_quota(files: _KernelFiles) -> float | None:
-    """Return the lowest CPU quota, in CPUs; None for no limit.
+    """Return the lowest CPU quota of the control groups, as a number of CPUs; None for no limit.
 
-    Source: Documentation/admin-guide/cgroup-v2.rst (cpu.max) and scheduler/sched-bwc.rst.
+    The kernel's documentation describes CPU quotas in admin-guide/cgroup-v2.rst (cpu.max) and
+    scheduler/sched-bwc.rst.
     """
     quotas = []
     for folder in _group_folders(files, ""):
@@ -352,7 +356,7 @@ def _allowed(files: _KernelFiles, kind: str) -> list[tuple[int, ...]]:
         ("cpuset", f"cpuset.effective_{kind}"),
     ):
         for folder in _group_folders(files, controller):
-            # The effective set is read first, because it may be smaller than the configured set.
+            # The effective cpuset is read first, because the configured cpuset may be larger.
             lists = (files.cpu_list(f"{folder}/{n}") for n in (effective, f"cpuset.{kind}"))
             found.append(next((numbers for numbers in lists if numbers), ()))
     return [numbers for numbers in found if numbers]

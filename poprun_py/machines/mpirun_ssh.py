@@ -1,8 +1,8 @@
 """The program that mpirun runs in place of ssh, to wrap the remote command in ``sh -c``.
 
-mpirun writes the remote command for a Bourne shell, but sshd passes it to the user's login shell on
-the other host, which may be a different shell such as fish. mpirun starts this program once for
-every host, so it imports only os and sys to start fast.
+mpirun writes the remote command for a Bourne shell, but sshd on the remote host passes the command
+to the user's login shell, which may be fish. This program imports only os and sys to start fast,
+because mpirun starts this program once for every host.
 """
 
 import os
@@ -20,7 +20,7 @@ def ssh_command(words: list[str]) -> list[str]:
 
     Args:
         words: The command ssh with its own arguments, then ``MARK``, then the arguments that mpirun
-            added, which are options (or none), the host, and the remote command.
+            added: optional options, the host, and the remote command.
     """
     end = words.index(MARK)
     ssh, rest = words[:end], words[end + 1 :]
@@ -30,7 +30,7 @@ def ssh_command(words: list[str]) -> list[str]:
     before, command = rest[: position + 1], " ".join(rest[position + 1 :])
     if _C_SHELL_TEXT not in command:
         command = f"sh -c {quoted(command)}"
-    # mpirun adds -x (no X11 forwarding) only to a command that is named ssh.
+    # This program adds -x (no X11 forwarding), because mpirun adds -x only to a command named ssh.
     return [*ssh, "-x", *before, command]
 
 

@@ -1,7 +1,8 @@
 """The program that a probe runs on another host, to print facts about the host as a line of JSON.
 
-host_reports.py sends this file to the host's Python through ssh. The file uses the standard library
-only, because poprun-py may be missing on the host. ``main`` takes the fields of ``ProbeRequest``.
+host_reports.py sends this file to the host's Python through ssh. The probe uses the standard
+library only, because poprun-py may be missing on the host. The function ``main`` takes the fields
+of a ``ProbeRequest`` as a mapping.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def state_of(path: str) -> str:
 def networks() -> list[list[Any]]:
     """Return a list ``[interface, address, mask bits, is bridge]`` for each usable address.
 
-    The list starts with the IPv4 addresses. IPv6 addresses are left out unless they are global and
-    permanent.
+    IPv4 addresses come first. Of the IPv6 addresses, only global and permanent addresses are
+    returned.
     """
     import fcntl
     import struct
@@ -111,7 +112,7 @@ def networks() -> list[list[Any]]:
 
 
 def ipv6_networks() -> list[list[Any]]:
-    """Return the global, permanent IPv6 addresses of this host, in the form of ``networks``."""
+    """Return the global, permanent IPv6 addresses of this host in the format of ``networks()``."""
     try:
         lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -119,8 +120,8 @@ def ipv6_networks() -> list[list[Any]]:
     addresses = []
     for line in lines:
         number, _, bits, scope, flags, name = line.split()
-        # Scope 0 is global. IPv6 addresses with one of these flags are left out: temporary (1),
-        # duplicate (8), deprecated (0x20) and tentative (0x40).
+        # The scope 00 means a global IPv6 address. IPv6 addresses with one of these flags are left
+        # out: temporary (1), duplicate (8), deprecated (0x20) and tentative (0x40).
         if scope == "00" and not int(flags, 16) & 0x69:
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
             bridge = Path("/sys/class/net", name, "bridge").is_dir()

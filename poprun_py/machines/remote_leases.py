@@ -1,4 +1,4 @@
-"""Leases of CPUs on other hosts, which the hosts list and take for the launcher.
+"""Leases of CPUs on remote hosts, where a process lists and takes leases for the launcher.
 
 The launcher's requests and the hosts' answers are JSON values.
 """
@@ -40,7 +40,7 @@ class OtherJobs(NamedTuple):
 
     @property
     def held_cpus(self) -> frozenset[int]:
-        """The CPUs that the other jobs hold."""
+        """The CPUs of the host that other jobs hold."""
         return frozenset(cpu for each in self.leases for cpu in each.cpus)
 
 
@@ -66,17 +66,17 @@ def take_for_launcher(
     """Lease CPUs of this host for all instances of a job on this host.
 
     Args:
-        request: ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job; ``may_share``,
-            which tells whether the job may take CPUs that other jobs hold; and ``within``, as in
-            ``parse_other_jobs``.
+        request: A mapping with the ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job.
+            ``may_share`` tells whether the job may take CPUs that other jobs hold. ``within`` is
+            the run name of the outer job, or empty.
         environ: The environment variables of this process.
 
     Returns:
-        A pair: the answer as JSON values, and the lease. If other jobs hold or wait for some of the
-        CPUs and this job may not share CPUs, the answer lists the other jobs as ``other_jobs``, and
-        the lease is empty. If this job may share CPUs, the answer lists the other jobs that hold
-        some of the CPUs as ``shared_with``. If no lease can be taken, the answer has the reason as
-        ``problem``, and the job runs without a lease.
+        The answer to the launcher as JSON values, and the lease. If other jobs prevent the lease,
+        the lease is empty, and ``other_jobs`` in the answer lists the other jobs. If the job shares
+        CPUs, ``shared_with`` in the answer lists the other jobs that hold these CPUs. If an error
+        prevents the lease, ``problem`` in the answer is the reason, and the job runs without a
+        lease.
     """
     try:
         path = leases_folder(environ)
@@ -94,13 +94,13 @@ def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease
     cpus = os.sched_getaffinity(0).intersection(request["cpus"])
     if not cpus:
         return {}, Lease()
-    # The lease names the parent process, because all instances of the job on this host descend
-    # from it.
+    # The lease names the parent process, because all instances of the job on this host descend from
+    # the parent process.
     job = job_of(os.getppid(), request["program"])._replace(run_id=request["run_id"])
 
     def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:
-        # This host may be the launcher's own host under another name. The job's own run is
-        # therefore not counted among the other jobs.
+        # The job's own lease is ignored, because this host may be the launcher's own host under
+        # another name.
         runs = {request["run_id"], request["within"]}
         leases, queue = _other_jobs((*table.leases, *table.ahead_of(None)), runs)
         leases = tuple(each for each in leases if not cpus.isdisjoint(each.cpus))
@@ -120,9 +120,9 @@ def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
     """Return the other jobs on a host from the answer that the host sent to this launcher.
 
     Args:
-        answer: The list that the host sent; invalid entries are left out.
-        within: The run name of the outer job, if this job is launched inside an instance of an
-            outer job and may therefore use its CPUs; empty without an outer job.
+        answer: The list that the host sent; invalid entries are ignored.
+        within: The run name of the outer job, if an instance of an outer job launches this job;
+            empty without an outer job. This job may use the CPUs of the outer job.
     """
     records = []
     for each in answer if isinstance(answer, list) else ():
@@ -138,11 +138,13 @@ def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJo
     others = [e for e in records if e.job.run_id not in own_runs or not e.job.run_id]
     return OtherJobs(
         tuple(each for each in others if isinstance(each, LeaseRecord)),
-        # Jobs inside an outer job are left out, because they wait only for the outer job's CPUs.
+        # Jobs inside an outer job are left out of the queue, because these jobs wait only for the
+        # outer job's CPUs.
         tuple(each for each in others if isinstance(each, QueueRecord) and not each.outer),
     )
 
 
 def _to_json(records: Iterable[Record]) -> list[list[str]]:
-    # The answer has user names, because a user id may belong to another user on another host.
+    # The answer has user names instead of user ids, because a user id may belong to different users
+    # on different hosts.
     return [[each.name, user_name(each.user), record_text(each)] for each in records]

@@ -1,4 +1,4 @@
-"""Commands and copies of folders on other hosts, by ssh, srun and rsync, and their errors."""
+"""Commands on remote hosts through ssh or srun, copies of folders by rsync, and error texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SSH_OPTIONS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A short description of a problem, and of the way to solve it."""
+    """A short text about a problem of a host, and a short text about the fix."""
 
     text: str
     fix: str
@@ -38,10 +38,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A way to run commands on other hosts.
+    """The ssh command, or Slurm's srun, for running commands on remote hosts.
 
-    ``words`` is the ssh command with its arguments, or empty if Slurm's srun is used instead of
-    ssh.
+    ``words`` is the ssh command with its arguments; empty if srun is used instead of ssh.
     """
 
     words: tuple[str, ...]
@@ -59,8 +58,8 @@ class Shell:
     def agent(self) -> tuple[str, ...]:
         """The command that mpirun runs in place of ssh, to wrap remote commands in ``sh -c``.
 
-        mpirun splits this command at blanks and colons. If a path in the command contains blanks or
-        colons, the command is ssh itself.
+        mpirun splits the command at blanks and colons. If a path in the command contains blanks or
+        colons, mpirun therefore runs ssh itself.
         """
         words = (sys.executable, "-I", "-S", mpirun_ssh.__file__, *self.words, mpirun_ssh.MARK)
         is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
@@ -68,11 +67,12 @@ class Shell:
 
 
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
-    """Return the shell for ``hosts``: Slurm's srun inside a Slurm allocation, or else ssh.
+    """Return a shell that runs commands by srun inside a Slurm allocation, or else by ssh.
 
-    Inside an allocation, ssh is used in three cases: if arguments for ssh are given, if there is a
-    single host, or if the hosts are not the first hosts of the allocation in the same order. With a
-    single host or another order, Open MPI 5 through Slurm would put the instances on other hosts.
+    Inside a Slurm allocation, ssh is used in three cases: if a user name or arguments for ssh are
+    given, if there is a single host, or if the hosts are not the first hosts of the allocation in
+    the same order. With a single host or another order, Open MPI 5 would use srun to start the
+    instances on wrong hosts.
 
     Raises:
         UsageError: The arguments for ssh cannot be passed through mpirun, or the hosts have
@@ -106,7 +106,7 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
 
 
 def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """Return the ssh arguments for the user of ``hosts``; mpirun uses one user for all hosts."""
+    """Return the ssh arguments for the user name of ``hosts``; mpirun uses one for all hosts."""
     others = [host for host in hosts if not host.is_local]
     user = others[0].user if others else ""
     for host in others:
@@ -124,7 +124,7 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """A running command for a host, with the time of its start and the files of its output."""
+    """The process of a command for a host, with its start time and the files for its output."""
 
     host: str
     began: float
@@ -133,7 +133,7 @@ class HostProcess:
     err: IO[bytes]
 
     def ends_before(self, deadline: float) -> bool:
-        """Wait until the process ends; return False if it runs at ``deadline`` (monotonic time)."""
+        """Wait for the end of the process; return False at the monotonic time ``deadline``."""
         try:
             self.process.wait(timeout=max(0.01, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -147,11 +147,11 @@ class HostProcess:
             self.process.wait()
 
     def output(self) -> str:
-        """Return the standard output so far."""
+        """Return the text that the process has written to standard output."""
         return _text(self.out)
 
     def errors(self) -> str:
-        """Return the standard error so far."""
+        """Return the text that the process has written to standard error."""
         return _text(self.err)
 
 
@@ -164,17 +164,16 @@ def _text(file: IO[bytes]) -> str:
 def started(
     commands: Mapping[str, Sequence[str]], text: bytes = b"", *, fix: str = "install it"
 ) -> Iterator[list[HostProcess]]:
-    """Start the command of each host with ``text`` as its input; at the end, kill what still runs.
+    """Start a command for each host with ``text`` as input; kill running commands at the end.
 
     Raises:
-        StartError: A command cannot be run; the message advises the ``fix``.
+        StartError: A command cannot be run. The error message ends with the advice ``fix``.
     """
     with contextlib.ExitStack() as stack:
         running = []
         for host, words in commands.items():
-            # The output goes to files in memory. A pipe might never be closed: ssh may leave a
-            # background process that shares the connection with later ssh commands and keeps the
-            # pipe open.
+            # The output goes to files in memory instead of pipes. A background process of ssh,
+            # which keeps the connection for later ssh commands, could keep a pipe open forever.
             out, err = (
                 stack.enter_context(os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0))
                 for _ in range(2)
@@ -189,8 +188,8 @@ def started(
             stack.callback(running[-1].end)
             assert process.stdin is not None
             # ``text`` fits into the pipe's buffer in the kernel, so writing never waits for a host.
-            # os.write bypasses Python's buffer, because flushing that buffer fails if the process
-            # has already ended.
+            # Python's buffer is bypassed, because flushing the buffer fails if the process has
+            # already ended.
             with contextlib.suppress(BrokenPipeError):
                 os.write(process.stdin.fileno(), text)
             process.stdin.close()
@@ -198,7 +197,7 @@ def started(
         yield running
 
 
-# Patterns of error messages of ssh and srun, each with a description of the problem and a fix.
+# Patterns in error messages of ssh and srun, each with a description of the problem and a fix.
 _MEANINGS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
      "its host key differs from the known one",
@@ -227,11 +226,11 @@ _MEANINGS = (
 
 
 def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
-    """Return the problem that made ssh or srun fail.
+    """Return the problem that an error message of ssh or srun describes.
 
     Args:
         host: The name of the host.
-        stderr: The output of ssh or srun.
+        stderr: The error message of ssh or srun.
         command: The name of the command that failed, for the description of an unknown error.
     """
     for pattern, text, fix in _MEANINGS:
@@ -243,24 +242,25 @@ def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
 
 # --- copies of folders --------------------------------------------------------------------------
 
-# rsync copies folders to the same path on other hosts, and sends only changed files. It never
-# deletes files there, and does not follow symbolic links. Symbolic links to places outside the
-# folder are copied only if the folder is a Python environment, because ``bin/python`` of an
-# environment may be a link to another Python.
+# rsync copies folders to the same path on other hosts, and sends only changed files. rsync never
+# deletes files on the other hosts, and does not follow symbolic links. Symbolic links to places
+# outside the folder are copied only if the folder is a Python environment, because ``bin/python``
+# of an environment may be a link to another Python.
 _EXCLUDED = (".git", "__pycache__")
 _MAX_COPIES_AT_ONCE = 16
-# rsync's time-out for a connection without traffic, in seconds. The duration of a whole copy is not
-# limited.
+# rsync's time-out for a connection without traffic, in seconds. The duration of a whole copy by
+# rsync is not limited.
 _STALL_SECONDS = 15
 
 
 def folder_to_sync(path: str, option: str = "--sync") -> Path:
-    """Return the absolute path of the folder that an option names.
+    """Return the absolute path of a folder that the user gave for ``option``.
 
-    Symbolic links in the path are kept, because the paths of programs may contain them.
+    Symbolic links in the path are kept, because the paths of the user's programs may contain the
+    same links.
 
     Raises:
-        UsageError: The folder is missing, or it is a system or home folder such as ``/usr``.
+        UsageError: The folder is missing, or is a system or home folder such as ``/usr``.
     """
     folder = Path(path).absolute()
     if not folder.is_dir():
