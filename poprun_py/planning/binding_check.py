@@ -20,18 +20,18 @@ from poprun_py.terminal import Log
 def check_binding(
     planned: LaunchPlan, started: Mapping[int, Mapping[str, Any]], log: Log, warn: Log
 ) -> None:
-    """Log the binding of every instance, and warn of each difference from the plan.
+    """Log the CPU and memory binding of every instance, and warn of differences from the plan.
 
     ``started`` maps the index of an instance to the report that its wrapper sent after starting the
     program.
 
     Raises:
-        StartError: A binding differs from the plan, and --strict-binding is given.
+        StartError: The binding of an instance differs from the plan, and --strict-binding is given.
     """
     problems = []
     for index, report in sorted(started.items()):
         instance, in_effect = planned.instances[index], report.get("found", {})
-        # A thread count that the user set with --env is not compared.
+        # A thread count that the user set with --env is not compared with the planned count.
         is_users = PLANNED_THREADS in dict(instance.user_env)
         threads = 0 if is_users else int(dict(instance.env).get(PLANNED_THREADS) or 0)
         differences = binding_differences(replace(instance.placement, threads=threads), in_effect)
@@ -44,10 +44,10 @@ def check_binding(
 
 
 def binding_differences(plan: Placement, actual: Mapping[str, Any]) -> list[str]:
-    """Return one sentence for each difference between a planned and an actual binding.
+    """Return a sentence for each difference between an instance's planned and actual binding.
 
-    No sentences are returned if the process has ended. ``plan`` has 0 threads if the plan does not
-    set OMP_NUM_THREADS. ``actual`` is the result of ``binding.read_back``.
+    If the process of the instance has ended, the list is empty. If the plan does not set
+    OMP_NUM_THREADS, ``plan.threads`` is 0. ``actual`` is the result of ``binding.read_back``.
     """
     sentences: list[str] = []
     if actual.get("ended"):
@@ -64,7 +64,7 @@ def binding_differences(plan: Placement, actual: Mapping[str, Any]) -> list[str]
         on = f" on {_named('node', in_effect)}" if in_effect else ""
         sentences.append(f"memory policy {shown}{on} instead of bind on {_named('node', nodes)}")
     threads, actual_threads = plan.threads, actual.get("omp_num_threads")
-    # A thread count that could not be read, because the program is ending, is not a difference.
+    # The thread count of a program that is ending cannot be read.
     if threads and actual_threads is not None and actual_threads != threads:
         sentences.append(f"OMP_NUM_THREADS is {actual_threads or 'not set'} instead of {threads}")
     return sentences

@@ -1,7 +1,7 @@
-"""Placement of instances on the NUMA nodes and CPUs of their hosts, with their numbers of threads.
+"""Placement of instances on the NUMA nodes and CPUs of their hosts, and their numbers of threads.
 
-The functions here only compute values. instance/binding.py binds processes to the CPUs of their
-placement, and planning/views draws placements.
+instance/binding.py binds processes to the CPUs of their placement, and planning/views draws
+placements.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def place_instances(
 ) -> tuple[list[Placement], str]:
     """Place the instances of every host on the CPUs of the host.
 
-    The second value is an error text about the first machine that is too small for its instances;
-    empty if the job fits.
+    The second returned value is an error text about the first machine that is too small for its
+    instances. If all machines are large enough, the text is empty.
     """
     count = topology.instances_per_host
     unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * count
@@ -73,11 +73,10 @@ def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[P
     """Return one placement for each of the ``num_instances`` local instances of a host.
 
     As with PopRun, a single instance without --cores-per-instance may use all CPUs that other jobs
-    leave free. The same holds for every instance if placement is disabled.
+    do not hold. If placement is disabled, every instance may use all these CPUs.
 
     Raises:
-        UsageError: The machine has too few CPUs or cores for the instances. The message contains
-            the numbers of instances and CPUs or cores.
+        UsageError: The machine has too few CPUs or cores for the instances.
     """
     cores = machine.usable_cores
     size = config.cores_per_instance
@@ -98,8 +97,8 @@ def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[P
     if not is_bound:
         allowed = [cores] * num_instances
     elif mode == "roundrobin" and size is None:
-        # With --numa-aware yes, each instance is bound to a whole NUMA node, even if several
-        # instances share the node. Only the compute threads are divided among these instances.
+        # With --numa-aware yes, several instances may be bound to all cores of the same NUMA
+        # node. Only the compute threads are then divided among these instances.
         by_node = _by_node(cores)
         allowed = [by_node[i % len(by_node)] for i in range(num_instances)]
     numa_nodes = [_numa_nodes(share) for share in allowed]
@@ -161,7 +160,7 @@ def _pack_numa(cores: _Cores, num_instances: int, wanted: int | None) -> list[_C
         for start in range(0, len(node) - size + 1, size)
     ]
     if len(whole) < num_instances:
-        # If not all shares fit into single NUMA nodes, shares may cross the borders of nodes.
+        # If too few shares fit into NUMA nodes, a share may contain cores of several nodes.
         whole = [cores[i * size : (i + 1) * size] for i in range(num_instances)]
     return whole[:num_instances]
 
@@ -178,9 +177,9 @@ def _round_robin(cores: _Cores, num_instances: int, _: int | None) -> list[_Core
     return [shares[i % len(nodes)][i // len(nodes)] for i in range(num_instances)]
 
 
-# With sub-NUMA clusters, some kernels report one L3 cache for several NUMA nodes. The mode spreadl3
-# therefore groups cores by node and L3 cache. If the caches are not known, each node is one group.
-# The mode roundrobin is PopRun's older --numa-aware yes.
+# With sub-NUMA clusters, some kernels report one L3 cache for several NUMA nodes. The placement
+# mode spreadl3 therefore groups cores by NUMA node and L3 cache. The placement mode roundrobin is
+# PopRun's older option --numa-aware yes.
 _MODES: dict[str, Callable[[_Cores, int, int | None], list[_Cores]]] = {
     "spreadnuma": lambda cores, count, _: _spread(_by_node(cores), count),
     "packnuma": _pack_numa,
@@ -196,10 +195,10 @@ MODES = (*_MODES, "disabled")
 def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
     """Divide groups of cores (such as NUMA nodes) among instances.
 
-    If there are at least as many groups as instances, each instance gets whole neighbouring groups,
-    and the numbers of groups of two instances differ by at most one. If there are more instances
-    than groups, instance i gets a share of the group that contains core ⌊i·cores/instances⌋ of the
-    host. For groups of equal size, this is the group with the index ⌊i·groups/instances⌋.
+    If there are at least as many groups as instances, each instance gets whole neighbouring groups.
+    The numbers of groups of any two instances differ by at most one. If there are more instances
+    than groups, instance i gets some cores of the group that contains core ⌊i·cores/instances⌋ of
+    the host.
     """
     if num_instances <= len(groups):
         return [
@@ -216,11 +215,11 @@ def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
 
 
 def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
-    """Divide cores into ``parts`` lists whose lengths differ by at most one, fast cores first.
+    """Divide cores into ``parts`` shares of nearly equal size, beginning with the fast cores.
 
     Fast and slow cores (efficiency classes) are divided separately, because an instance with only
-    slow cores would slow down all other instances. If there are fewer cores than parts, some parts
-    share a core.
+    slow cores would slow down all other instances. If there are fewer cores than shares, several
+    shares contain the same core.
     """
     if parts > len(cores):
         return [(cores[i * len(cores) // parts],) for i in range(parts)]
@@ -231,8 +230,8 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
-        # If the cores of an efficiency class do not divide evenly, some shares get an extra core. A
-        # share that got an extra core of one class is the last to get an extra core of the next.
+        # If the cores of an efficiency class do not divide evenly, some shares get one core more.
+        # These shares are then the last to get one core more of the next efficiency class.
         offset = (offset + len(of_class)) % parts
     return shares
 
@@ -244,7 +243,7 @@ def _cuts(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def _grouped(cores: _Cores, key: Callable[[Core], tuple[int | None, ...]]) -> list[_Cores]:
-    """Return the cores in groups of equal keys, sorted by key, with None first."""
+    """Return groups of cores with equal values of ``key``, sorted by value with None first."""
     groups: dict[tuple[int, ...], list[Core]] = {}
     for core in cores:
         groups.setdefault(tuple(-1 if k is None else k for k in key(core)), []).append(core)
@@ -260,7 +259,7 @@ def _numa_nodes(cores: _Cores) -> tuple[int, ...]:
 
 
 def hardware_threads(cores: _Cores) -> _Cores:
-    """Split cores into one core per hardware thread, for hosts with more instances than cores."""
+    """Split each core into one core per hardware thread, for hosts with too few cores."""
     return tuple(replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus)
 
 
@@ -272,9 +271,9 @@ def _threads(
 ) -> list[int]:
     """Return the number of compute threads of each instance, at least 1.
 
-    An instance gets one compute thread for each of its cores (with SMT, for each hardware thread)
-    that is not reserved, but not more than its part of the CPU quota. Without SMT, an instance that
-    shares its core with other instances gets one thread.
+    An instance gets one compute thread for each of its cores (with --smt, for each hardware thread)
+    that is not reserved, but no more threads than its part of the host's CPU quota. Without --smt,
+    an instance that shares its core with other instances gets one thread.
     """
     quota, reserved = machine.quota_cpus, config.reserve_cores
     quota_parts = _cuts(quota or 0, len(shares))
@@ -297,13 +296,13 @@ def _threads(
 
 
 def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the memory nodes of each instance, given the NUMA nodes of its CPUs.
+    """Return the NUMA nodes whose memory each instance uses, given the NUMA nodes of its CPUs.
 
-    The CPUs of a node use the node's own memory. The CPUs of a node without memory use the memory
-    of the nearest nodes. The memory of a node without CPUs is used by the nearest nodes with CPUs.
-    If every instance may use all memory, the tuple of memory nodes is empty for each instance.
+    The CPUs of a NUMA node use the node's own memory. If a NUMA node has no memory, its CPUs use
+    the memory of the nearest nodes. If a NUMA node has no CPUs, its memory is used by the nearest
+    nodes with CPUs. If every instance may use all memory, the returned tuples are empty.
     """
-    # If the kernel reports no memory sizes, every node is assumed to have memory.
+    # If the kernel reports no memory sizes, every NUMA node is assumed to have memory.
     stated = any(node.memory_bytes for node in machine.numa_nodes)
     memory = [
         node
@@ -328,14 +327,14 @@ def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) 
     return [other for other in others if node.distances[order[other.index]] == least]
 
 
-# --- jobs side by side on a host ----------------------------------------------------------------
+# --- several jobs on the same host ----------------------------------------------------------------
 
 
 class HostShare(NamedTuple):
     """The CPUs and NUMA nodes that a job uses on one host.
 
-    ``machines`` are the machines of all hosts of the job, and ``placements`` are the placements of
-    all its instances. In ``machines``, the CPUs of other jobs are marked as held.
+    ``machines`` are the machines of all hosts of the job, with the CPUs of other jobs marked as
+    held. ``placements`` are the placements of all instances of the job.
     """
 
     machines: tuple[Machine | None, ...]
@@ -353,10 +352,10 @@ def share_beside_jobs(
 ) -> HostShare | None:
     """Return the part of a host that the job uses beside other jobs; None if the job does not fit.
 
-    A job with --cores-per-instance prefers NUMA nodes whose CPUs are all free of other jobs. A job
-    without this option takes all CPUs that other jobs leave free. ``held`` are the CPUs that other
-    jobs hold on the host. ``index`` is the index of the host among the hosts of the job; None
-    stands for the machine on which the launcher runs.
+    A job with --cores-per-instance prefers NUMA nodes of which other jobs hold no CPUs. A job
+    without --cores-per-instance takes all CPUs that other jobs do not hold. ``held`` are the CPUs
+    that other jobs hold on the host. ``index`` is the index of the host among the hosts of the job;
+    None stands for the machine on which the launcher runs.
     """
     index = _local_host(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -386,8 +385,7 @@ def share_of_placements(
 ) -> HostShare:
     """Return the part of a host that the job uses with the given placements.
 
-    ``index`` is as for ``share_beside_jobs``. The part is empty if the job does not run on the
-    host.
+    If the job does not run on the host, no CPUs and NUMA nodes are returned.
     """
     index = _local_host(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -396,7 +394,7 @@ def share_of_placements(
     count = topology.instances_per_host
     of_host = placements[index * count : (index + 1) * count]
     usable = {cpu for core in machine.usable_cores for cpu in core.cpus}
-    # An instance that is not bound to CPUs may run on any usable CPU.
+    # An instance that is not bound to CPUs may run on any usable CPU of the host.
     cpus = {cpu for each in of_host for cpu in (each.cpus or usable)}
     nodes = {node.index for node in machine.numa_nodes if not cpus.isdisjoint(node.cpus)}
     return HostShare(machines, frozenset(cpus), frozenset(nodes), placements)

@@ -1,7 +1,7 @@
 """The hosts of a launch, their machines and the installed MPI.
 
-The functions here read files, read the hardware of this machine, and probe the other hosts.
-launch_plan.py computes the plan from the results.
+The functions here read files and the hardware of this machine, and probe the other hosts of a job.
+launch_plan.py computes the plan of the launch from the collected data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
-    """Everything that the plan of a launch is computed from.
+    """The values from which the plan of a launch is computed.
 
     Attributes:
         config: The options of the launch.
@@ -36,10 +36,9 @@ class PlanInputs:
         environ: The launcher's environment.
         machines: The hardware of each host; None for a host whose hardware is not known.
         mpi: The installed MPI.
-        probed: The facts about other hosts, and how they are reached; None for a job on this
-            machine.
-        env_file_text: The content of the file that ``--env-file`` names; None without that option.
-        partition: The decision about the partition; None if no pod is configured.
+        probed: The results of probing the other hosts; None for a job on this machine only.
+        env_file_text: The content of the file of ``--env-file``; None without ``--env-file``.
+        partition: The decision about the IPU partition of the job; None if no pod is configured.
         folder: The working folder of the job; empty for the working folder of the launcher.
     """
 
@@ -62,10 +61,11 @@ def gather_inputs(
     contact: bool,
     mpi: Mpi | None = None,
 ) -> PlanInputs:
-    """Gather the inputs of a plan without a partition.
+    """Gather the inputs of a launch plan, except the decision about the IPU partition.
 
-    If ``contact`` is True, files are copied to the other hosts, and the hosts are probed. If not,
-    the stored reports of earlier launches are used. The default of ``mpi`` is the installed MPI.
+    If ``contact`` is True, the launcher copies files to the other hosts and probes the hosts. If
+    ``contact`` is False, the launcher uses the hosts' reports that earlier launches stored. The
+    default of ``mpi`` is the installed MPI.
 
     Raises:
         UsageError: A file cannot be read, or the value of an option is not valid.
@@ -96,10 +96,7 @@ def gather_inputs(
 def shown_machines(
     config: LaunchConfig, environ: Mapping[str, str], hosts: tuple[Host, ...]
 ) -> tuple[Machine | None, ...]:
-    """Return the hardware of each host for --print-hardware; None if the hardware is not known.
-
-    The installed MPI is needed only to probe other hosts.
-    """
+    """Return the hardware of each host for --print-hardware; None for an unknown machine."""
     check_subnet(config)
     reported: Mapping[str, Machine] = {}
     if not is_described(config) and not all(host.is_local for host in hosts):
@@ -125,7 +122,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
     Raises:
         UsageError: The list of hosts is malformed, or the file with the list cannot be read.
     """
-    # A host with one of this machine's names or addresses needs no ssh.
+    # To start instances on a host with a name or address of this machine, ssh is not needed.
     name = socket.gethostname()
     own_names = {name, name.partition(".")[0]}
     if config.host is not None or config.host_file is not None:
@@ -143,7 +140,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
 
 
 def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
-    """Return ``config`` with the number of instances that follows from --nproc-per-node.
+    """Return ``config`` with the number of instances that --nproc-per-node requests.
 
     Raises:
         UsageError: The numbers of instances, replicas and IPUs contradict one another, or the

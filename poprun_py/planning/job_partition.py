@@ -1,7 +1,7 @@
-"""The partition of a job: the name of a temporary one, and the variables that describe it.
+"""The IPU partition of a job: names of temporary partitions, and variables about the partition.
 
-The functions here only compute values. Every launch imports this module, but only a launch with a
-pod needs the package popdist_py.pods, so this module does not import that package.
+Every launch imports this module. The module does not import the package popdist_py.pods, because
+only launches with a pod need the package.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_AP
 
 
 class HeldPartition(NamedTuple):
-    """The partition of a job while the job runs.
+    """The IPU partition of a running job.
 
     Attributes:
-        where: The pod; ``none`` if programs shall not use a pod, and empty if no pod is configured.
-        partition: The partition; None if the job does not use a pod.
+        where: The pod that the job uses; ``none`` if programs shall not use a pod, and empty if no
+            pod is configured.
+        partition: The partition that the job uses; None if the job does not use a pod.
         attachment: The IPUs that the job holds; None if the job does not use a pod.
-        inherited_gcd: The graph compilation domain of the job's IPUs, if the launcher runs in an
-            instance of another job and uses IPUs of that instance; None in all other cases.
+        inherited_gcd: The graph compilation domain of the job's IPUs, if an instance of another job
+            started the launcher and passed on its IPUs; else None.
     """
 
     where: str = ""
@@ -45,10 +46,10 @@ class HeldPartition(NamedTuple):
         return min(self.attachment.ipus) if self.attachment is not None else 0
 
     def ipus(self, of_job: range, domain: int, domain_ipus: int) -> range:
-        """Convert indices of neighbouring IPUs in the job to indices in the partition.
+        """Convert indices of neighbouring IPUs in the job to the IPUs' indices in the partition.
 
-        The IPUs are in the IPU-Link domain ``domain``, in which the job has ``domain_ipus`` IPUs.
-        The partition may have more IPUs in each domain.
+        The IPUs are in the IPU-Link domain with the index ``domain``. The job uses ``domain_ipus``
+        IPUs of each IPU-Link domain, but the partition may have more.
         """
         first = self.first_ipu
         if self.partition is not None and self.partition.num_ilds > 1 and domain:
@@ -58,7 +59,7 @@ class HeldPartition(NamedTuple):
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the environment variables that describe the partition to an instance.
 
-        The value None unsets a variable.
+        Variables with the value None are unset in the instance.
         """
         if self.partition is None or self.attachment is None:
             return {POD: self.where} if self.where else {}
@@ -77,11 +78,11 @@ def known_variables(
     instance: int,
     inherited_gcd: str | None,
 ) -> dict[str, str | None]:
-    """Return an instance's variables about the partition that are known before IPUs are attached.
+    """Return an instance's variables about its partition that do not depend on the attached IPUs.
 
-    The value None unsets a variable. Like PopRun, the launcher attaches a parent device
-    (POPDIST_NODE_DEVICE_ID) only in a reconfigurable partition. In a partition that is not
-    reconfigurable, each instance opens its own graph compilation domain.
+    Variables with the value None are unset in the instance. As with PopRun, a parent device
+    (POPDIST_NODE_DEVICE_ID) is attached only in a reconfigurable partition. In a partition that is
+    not reconfigurable, each instance opens its own graph compilation domain.
     """
     from urllib.parse import urlsplit
 
@@ -98,27 +99,27 @@ def known_variables(
 # --- names of temporary partitions --------------------------------------------------------------
 
 # A launch that finds no partition in the pod creates a temporary partition, and removes it after
-# the job. A launch that is killed leaves its partition in the pod. The name of a temporary
-# partition contains the host and the process of its launch. The next launch can therefore detect
-# that the process has ended, and that the partition is abandoned.
+# the job. If the launcher is killed, the temporary partition stays in the pod. The name of a
+# temporary partition therefore contains the host and the process ID of the launcher. If the process
+# has ended, a later launch treats the partition as abandoned.
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
-# The maximum number of characters of a host name in a partition's name, and the number of
-# characters of the digest at the end of a shortened host name. A partition's name has at most 64
-# characters, of which the prefix, the process ID and the start time need up to 32.
+# The maximum length of the host name in a partition's name, and the length of the digest at the end
+# of a shortened host name. The name of a partition has at most 64 characters. The prefix, the
+# process ID and the start time in the name need up to 32 of these characters.
 _MOST_HOST, _DIGEST = 32, 10
 _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
-# The longest time that a launch needs to attach the IPUs of its partition after the partition is
-# ready, including a difference between the clocks of two hosts.
+# The maximum number of seconds that a launch needs to attach IPUs after its partition is ready,
+# including a difference between the clocks of two hosts.
 _GRACE_SECONDS = 600.0
 
 
 def temporary_name(host: str) -> str:
-    """Return the name of the temporary partition that a launch in this process creates."""
+    """Return a name for a temporary partition that this process creates on the host ``host``."""
     return f"poprun_{_host(host)}_{os.getpid()}_{start_ticks(os.getpid()) or 0}"
 
 
 def permanent_name(host: str) -> str:
-    """Return the name of a partition that this process creates and that stays in the pod."""
+    """Return a name for a partition that this process creates and does not remove."""
     return temporary_name(host).replace("poprun_", "kept_", 1)
 
 
@@ -135,15 +136,15 @@ def is_abandoned(
     now: float | None = None,
     create_seconds: float = 0.0,
 ) -> bool:
-    """Tell whether ``partition`` is temporary and its launch ended without removing it.
+    """Tell whether a launch created the temporary ``partition`` and ended without removing it.
 
-    ``attachments`` are all attachments of the pod, and a partition with attached IPUs is not
-    abandoned. If the launch ran on this host (``host``), the partition is abandoned if the process
-    of the launch has ended. A partition whose name contains the ID of the calling process is
-    abandoned, because the calling process has not created a partition yet. If the launch ran on
-    another host, the partition is assumed to be abandoned once it has been ready for longer than a
-    launch needs to attach the IPUs. The pod needs ``create_seconds`` to create a partition. ``now``
-    is a time in seconds since 1970; None for the time of the system clock.
+    A partition with attached IPUs is not abandoned. ``attachments`` are all attachments of the pod.
+    If the launch ran on this host (``host``), the partition is abandoned once the process of the
+    launch has ended. If the name of a partition contains the ID of the calling process, the
+    partition is abandoned, because the calling process has not created a partition yet. If the
+    launch ran on another host, the partition is assumed to be abandoned after the maximum time that
+    a launch needs to attach IPUs. ``create_seconds`` is the time that the pod needs to create a
+    partition. ``now`` is a time in seconds since 1970; None for the time of the system clock.
     """
     match = _NAME.fullmatch(partition.name)
     if match is None or any(each.partition == partition.name for each in attachments):
@@ -156,14 +157,14 @@ def is_abandoned(
 
 
 def _host(name: str) -> str:
-    """Return the part of a partition's name that identifies a host.
+    """Return the part of a temporary partition's name that identifies the host ``name``.
 
-    A host name that is too long, or has characters that partition names may not contain, is changed
-    and ends with a digest of the whole name, so that the names of two hosts stay different.
+    If a host name is too long or contains characters that are not allowed, the part ends with a
+    digest of the whole host name. The parts of two hosts therefore stay different.
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # hashlib is imported only here, because the names of most hosts need no digest.
+    import hashlib  # Most launches do not need hashlib, so it is imported late.
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

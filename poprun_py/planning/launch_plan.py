@@ -1,6 +1,6 @@
-"""LaunchPlan, which describes a launch completely before it starts.
+"""The class LaunchPlan, which describes a whole launch before the launch starts.
 
-A plan can be shown, saved in a file (plan_file.py), and launched.
+A launch plan can be shown, saved in a file (plan_file.py), and launched.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from poprun_py.planning.mpi_commands import (
 )
 from poprun_py.planning.topology import Instance, Topology
 
-# The module about partitions is imported for type checkers only, because a launch without a pod
-# does not need the code of pods.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstancePlan:
-    """One instance with its replicas, IPUs, CPUs and environment variables.
+    """The planned replicas, IPUs, CPUs and environment variables of one instance.
 
     The variables of ``env`` are part of the mpirun command line. The variables of ``user_env`` come
-    from --env and --env-file; the launcher sends them to the wrapper of the instance. ``unset``
-    contains the names of variables that only the MPI arguments of other instances set. In this
-    instance, these variables have the values of the launcher's environment, or are unset.
+    from --env and --env-file. The launcher sends ``user_env`` to the wrapper of the instance.
+    ``unset`` contains the names of variables that only the MPI arguments of other instances set.
+    The instance gets the values of these variables from the launcher's environment.
     """
 
     instance: Instance
@@ -57,7 +55,7 @@ class InstancePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class LaunchPlan(Displayed):
-    """A whole launch with its options, its topology, its instances and the command of mpirun.
+    """The plan of a launch, with its options, its topology, its instances and its mpirun command.
 
     Attributes:
         config: The options of the launch.
@@ -68,17 +66,17 @@ class LaunchPlan(Displayed):
         environ: The environment variables of the launcher that made the plan, which are also used
             when the plan is launched.
         compact: Whether the mpirun command has one part for all instances, because a command with
-            one part for each instance would be too long for the kernel. For a compact command, the
-            launcher sends each instance its variables.
-        user_threads: The thread counts that the user set, with the names of the variables as keys.
+            one part for each instance would be too long for the kernel. If ``compact`` is True, the
+            launcher sends the environment variables to the instances.
+        user_threads: The thread counts that the user set in environment variables, by variable.
         network: The network between the hosts; empty if it is not known.
         refusal: An error text that says why the plan cannot be launched, for example because the
             job does not fit the machines; empty if the plan can be launched.
         hostnames: A map from the names of other hosts in the options to the names that these hosts
             report for themselves.
         folder: The working folder of the job; empty for the working folder of the launcher.
-        partition: The decision about the partition, which is made again when the plan is launched;
-            None if no pod is configured.
+        partition: The decision about the IPU partition; None if no pod is configured. The launch of
+            the plan decides again.
     """
 
     config: LaunchConfig
@@ -86,7 +84,7 @@ class LaunchPlan(Displayed):
     machines: tuple[Machine | None, ...]
     instances: tuple[InstancePlan, ...]
     command: tuple[str, ...]
-    # The repr does not contain the environment, because the environment may contain secrets.
+    # The environment may contain secrets, so the repr does not contain the environment.
     environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
     user_threads: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +95,6 @@ class LaunchPlan(Displayed):
     partition: PartitionDecision | None = None
 
     def __repr__(self) -> str:
-        # The repr does not contain the machines and the command, because they are long.
         refused = f", refusal={self.refusal!r}" if self.refusal else ""
         return f"LaunchPlan({self.config!r}, hosts={len(self.topology.hosts)}{refused})"
 
@@ -119,10 +116,10 @@ class LaunchPlan(Displayed):
 
     @property
     def travelling_variables(self) -> dict[str, str]:
-        """The launcher's variables that instances on other hosts need, such as ``POPLAR_*``.
+        """The launcher's environment variables that instances on other hosts need.
 
-        The result is empty for a job on this machine, because all its instances inherit the
-        launcher's variables.
+        If all instances run on this machine, the result is empty, because these instances inherit
+        the launcher's environment.
         """
         if not self.spans_hosts:
             return {}
@@ -130,12 +127,13 @@ class LaunchPlan(Displayed):
         return settings_for_other_hosts(self.config, self.environ, by_user)
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
-        """Return the variables that the launcher sends to the wrapper of an instance.
+        """Return the environment variables that the launcher sends to the wrapper of an instance.
 
-        The value None unsets a variable. The variables of --env are sent, because they are not on
-        the command line. Variables that only the MPI arguments of another instance set are sent,
-        because Open MPI would pass their values on to this instance. For a ``compact`` plan, all
-        variables of the instance are sent.
+        Variables with the value None are unset in the instance. The variables of --env are sent,
+        because the mpirun command does not contain them. If only the MPI arguments of another
+        instance set a variable, the variable is sent, because Open MPI would pass the value of the
+        other instance on to this instance. If the plan is ``compact``, all variables of the
+        instance are sent.
         """
         instance = self.instances[index]
         return {
@@ -145,7 +143,7 @@ class LaunchPlan(Displayed):
         }
 
     def instance_label(self, index: int) -> str:
-        """Return a label for messages, such as ``instance 1 (replicas 4-7)``."""
+        """Return a label of an instance, such as ``instance 1 (replicas 4-7)``."""
         replicas = self.topology.instances[index].replicas
         first, last = replicas.start, replicas.stop - 1
         span = f"replica {first}" if first == last else f"replicas {first}-{last}"
@@ -160,11 +158,11 @@ class LaunchPlan(Displayed):
 def make_plan(inputs: PlanInputs) -> LaunchPlan:
     """Return the plan of a launch.
 
-    If the job does not fit real machines, the plan has the error text as its ``refusal``. Instances
-    on a host whose hardware is not known are not bound to CPUs.
+    If the job does not fit the machines of the hosts, ``refusal`` of the plan is an error text.
+    If the hardware of a host is not known, the instances on the host are not bound to CPUs.
 
     Raises:
-        UsageError: The job does not fit the machines that the options describe.
+        UsageError: The job does not fit the machines that an option such as --hardware describes.
     """
     config, topology, environ = inputs.config, inputs.topology, dict(inputs.environ)
     mpi_arguments = split_mpi_arguments(config)[1]
@@ -178,8 +176,8 @@ def make_plan(inputs: PlanInputs) -> LaunchPlan:
     for instance, placement, variables in zip(topology.instances, placements, planned, strict=True):
         local_args = mpi_arguments.local(instance.index)
         by_user = variables_set_by(local_args, environ)
-        # Open MPI uses the first value that a command gives a variable. The plan therefore sets no
-        # variable that the user's -x arguments set.
+        # If the mpirun command sets a variable twice, Open MPI uses the first value. The plan
+        # therefore sets no variable that the user's -x arguments set.
         env = tuple(pair for pair in variables if pair[0] not in by_user)
         counts = user_thread_counts(local_args, user_env, environ)
         threads = counts.get(PLANNED_THREADS, placement.threads)
@@ -214,12 +212,12 @@ def make_plan(inputs: PlanInputs) -> LaunchPlan:
 def user_thread_counts(
     local_args: Sequence[str], user_env: Pairs, environ: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the thread counts that the user set for an instance, with the variables as keys.
+    """Return the thread counts that the user set for an instance, by environment variable.
 
-    The value of --env counts before that of the MPI arguments ``local_args``, because the wrapper
-    of the instance sets the variables of --env after mpirun. Values that are not numbers are left
-    out. If a value is a list with a count for each level of nested OpenMP regions, the first count
-    is used.
+    Values of --env take precedence over values of the MPI arguments ``local_args``, because the
+    wrapper of the instance sets the variables of --env after mpirun. Variables whose values are not
+    numbers are left out. If a value is a list of counts, one for each level of nested OpenMP
+    regions, the first count is used.
     """
     sources = (dict(user_env), variables_set_by(local_args, environ), environ)
     counts = {}
