@@ -92,7 +92,7 @@ def main(words: Sequence[str]) -> int:
     except DAMAGE_ERRORS as error:
         names = ", ".join(values["runs"])
         raise UsageError(
-            f"the reports of {names} cannot be compared ({error!r:.200}): was one edited?"
+            f"the reports of {names} cannot be compared ({error!r:.200}): was a report edited?"
         ) from None
     return 0
 

@@ -69,7 +69,7 @@ SCALE: Final = click.Command(
         click.Option(
             ["--instances"],
             metavar="COUNTS",
-            help="Numbers of instances, such as 1,2,4 or 1-4. All are compared with the first.",
+            help="Numbers of instances, such as 1,2,4 or 1-4. The first is the base of comparison.",
         ),
         click.Option(
             ["--repeats"],
@@ -227,7 +227,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
         twice = next(count for count in found if found.count(count) > 1)
         raise UsageError(f"--instances {text!r}: {twice} is given twice: give each count once")
     if len(found) > _MOST_COUNTS:
-        raise UsageError(f"--instances {text!r}: {len(found)} counts; at most {_MOST_COUNTS}")
+        raise UsageError(f"--instances {text!r}: expected at most {_MOST_COUNTS} counts")
     return tuple(found)
 
 
@@ -368,7 +368,7 @@ def _show(runs: _MeasuredRuns, arguments: _Arguments, default_page: Path, wanted
     """Print the comparison of the runs, and write its page."""
     remarks = [*slow_instances(runs.measured)]
     if runs.are_limited:
-        remarks.append("runs were ended by --timeout; their speed until then counts")
+        remarks.append("runs were ended by --timeout; the table has their speed until the end")
     if len(runs.measured) < wanted:
         remarks.append(f"{len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured")
     comparison = compare(runs.measured, grouped=True, remarks=remarks)

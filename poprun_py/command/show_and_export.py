@@ -231,7 +231,7 @@ def export_config(config: LaunchConfig) -> None:
     option = config.named("export_config")
     if path.exists() and not config.overwrite_config:
         raise UsageError(
-            f"{option} {path}: the file exists; name another or add --overwrite-config yes"
+            f"{option} {path}: the file exists; name another file or add --overwrite-config yes"
         )
     _write_private(path, text, option)
 

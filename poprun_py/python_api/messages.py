@@ -40,8 +40,8 @@ class JobRequest:
     Attributes:
         job: A plan, or a configuration that the launcher process plans first.
         environ: The environment of the job; None for the environment of the launcher process.
-        folder: The job's private folder, which is removed when the program and the launcher process
-            have ended; None for a job without such a folder.
+        folder: The job's private folder, which the program removes, or the launcher process if the
+            program ends earlier; None for a job without such a folder.
         keeps_output: Whether the output of the instances is stored in the folder.
         listeners: The kinds of lines (log, warn, binding) that the launcher process sends as
             messages instead of printing them.

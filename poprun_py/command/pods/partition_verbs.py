@@ -80,8 +80,8 @@ def _sync_type(
 )  # fmt: skip
 @click.option(
     "--routing", type=click.Choice(_ROUTINGS, case_sensitive=False),
-    help="The expected routing of the IPU-Links. Size and topology determine the routing; a "
-    "warning is printed if it is another one.",
+    help="The expected routing of the IPU-Links. A warning is printed if size and "
+    "topology determine another routing.",
 )  # fmt: skip
 @click.option(
     "--allocation", shell_complete=known_names(ALLOCATION), metavar="NAME",
@@ -106,8 +106,8 @@ def create_partition(
             if wanted not in ("DEFAULT", actual):
                 print_warning(
                     f"partition {partition.name} has the routing {actual}, not {wanted}: its size "
-                    "and the topology of its cluster choose it, and emulated IPUs give the same "
-                    "numbers with each"
+                    "and its cluster's topology determine the routing; results on emulated IPUs do "
+                    "not depend on it"
                 )
         if wait is not None:
             _wait_until_active(store, "create", partition, wait)

@@ -139,7 +139,7 @@ def _own_token(folder: Path) -> str:
     if not 16 <= len(token) <= _MAX_TOKEN_CHARACTERS or not all("!" <= one <= "~" for one in token):
         raise DamagedError(
             f"{path} holds no token (at least 16 printable characters, no blanks): remove it, and "
-            "a new one is made"
+            "a new token is made"
         )
     return token
 

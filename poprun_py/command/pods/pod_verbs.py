@@ -48,7 +48,8 @@ def _names(text: str | None) -> tuple[str, ...]:
 )  # fmt: skip
 @click.option(
     "--num-ipulinkdomains", "--num-ilds", "num_ilds", type=int, default=1, metavar="N",
-    show_default=True, help="The number of IPU-Link domains. Each gets the same number of agents.",
+    show_default=True,
+    help="The number of IPU-Link domains. Each domain gets the same number of agents.",
 )  # fmt: skip
 @click.option(
     "--topology", type=click.Choice(["mesh", "torus"]), default="mesh", show_default=True,

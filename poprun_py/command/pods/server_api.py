@@ -216,7 +216,7 @@ class _RepeatedAnswers:
             self._forget_old(own.since)
             known = self._requests.setdefault((user, request_id), own)
         if known.digest != digest:
-            raise InvalidRequestError("this request id was another request's: choose a new one")
+            raise InvalidRequestError("another request had this request id: choose a new id")
         if known is own:
             try:
                 own.answer.set_result(act())
