@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The environment variables from which numerical libraries read their number of threads. The
-# launcher sets only OMP_NUM_THREADS. A library prefers its own variable, which the user may set.
+# launcher sets only OMP_NUM_THREADS. Each library prefers its own variable, such as
+# MKL_NUM_THREADS, which the user may set.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -27,7 +28,8 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 
-# The number of set_mempolicy on each 64-bit architecture (linux/arch/*/syscall*.tbl).
+# The number of the system call set_mempolicy on each 64-bit architecture
+# (linux/arch/*/syscall*.tbl).
 _SET_MEMPOLICY = {
     "x86_64": 238,
     "aarch64": 237,
@@ -44,7 +46,7 @@ _POLICY_NAMES = {"prefer": "preferred", "prefer (many)": "preferred"}
 
 
 def apply_planned() -> None:
-    """Bind this process as the launcher planned, and with it every program that it starts."""
+    """Bind this process to the CPUs and memory nodes that the launcher planned for it."""
     cpus, nodes = (
         [int(number) for number in os.environ.get(name, "").split(",") if number]
         for name in ("POPRUN_CPUS", "POPRUN_MEMORY_NODES")
@@ -55,7 +57,7 @@ def apply_planned() -> None:
 def apply(cpus: list[int], memory_nodes: list[int]) -> None:
     """Bind this process to CPUs and memory nodes; an empty list changes nothing.
 
-    A refusal of the kernel never stops the instance, and ``read_back`` shows it.
+    If the kernel refuses the binding, this process goes on without it.
     """
     if cpus:
         try:  # noqa: SIM105 (importing contextlib would take longer than this module)
@@ -68,7 +70,7 @@ def apply(cpus: list[int], memory_nodes: list[int]) -> None:
 
 
 def _set_memory_policy(number: int, nodes: list[int]) -> None:
-    """Set the strictest memory policy that the kernel and filters of system calls accept."""
+    """Set the strictest memory policy that the kernel and its filters (seccomp) accept."""
     import ctypes
 
     system_call = ctypes.CDLL(None, use_errno=True).syscall
@@ -80,25 +82,26 @@ def _set_memory_policy(number: int, nodes: list[int]) -> None:
         mask = (ctypes.c_ulong * (chosen[-1] // word_bits + 1))()
         for node in chosen:
             mask[node // word_bits] |= 1 << (node % word_bits)
-        # The kernel ignores the last bit of the mask, so the mask is announced with one bit more
-        # than needed (get_nodes in mm/mempolicy.c).
+        # set_mempolicy ignores the last bit of the mask of nodes, so the given size of the mask is
+        # one bit larger than the mask (get_nodes in mm/mempolicy.c).
         bits = ctypes.c_ulong(len(mask) * word_bits + 1)
         if system_call(ctypes.c_long(number), ctypes.c_long(mode), mask, bits) == 0:
             return
 
 
 def read_back(pid: int) -> "dict[str, Any]":
-    """Return the binding of a process. Unreadable values are None.
+    """Return the binding of a process. A value that cannot be read is None.
 
     Returns:
-        A dictionary. ``ended`` tells whether the process has ended. ``cpus`` are the CPUs that it
-        may use. ``memory_policy`` (default, bind, preferred, ...) and ``memory_nodes`` come from
-        the first mapping in the process's file numa_maps. ``omp_num_threads`` (0 if not set) and
-        ``other_threads``, the other thread variables that are set, come from its environment.
+        A dictionary. ``ended`` tells whether the process has ended. ``cpus`` are the CPUs that the
+        process may use. ``memory_policy`` (default, bind, preferred, ...) and ``memory_nodes`` come
+        from the first mapping in the process's file numa_maps. ``omp_num_threads`` is the process's
+        OMP_NUM_THREADS, 0 if not set. ``other_threads`` contains the other ``THREAD_VARIABLES`` of
+        the process.
     """
     variables = _thread_variables(pid)
     policy, nodes = _memory_policy(pid)
-    # The file status is read last, to tell whether the process was alive during all reads.
+    # /proc/PID/status is read last, to tell whether the process was alive during all reads.
     status = read_fields(pid, "status")
     others = dict(variables or {})
     first_word = others.pop("OMP_NUM_THREADS", "").split(",")[0].strip()
@@ -115,12 +118,13 @@ def read_back(pid: int) -> "dict[str, Any]":
 
 def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     """Return the name and nodes of a process's memory policy; ``(None, [])`` if unreadable."""
-    # Reading the whole file would make the kernel walk the whole address space.
+    # Reading all of numa_maps would make the kernel walk the process's whole address space.
     first = (read_file(pid, "numa_maps", first_page=True) or b"").split(b"\n", 1)[0].decode()
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
-    # The blank in the names of two memory policies is replaced, because a blank ends the name.
+    # Two memory policies have a blank in their names. The blank is replaced, because the first
+    # blank of the line must be the end of the name.
     for name in ("prefer (many)", "weighted interleave"):
         if rest.startswith(name):
             rest = rest.replace(name, name.replace(" ", "_"), 1)
@@ -130,13 +134,13 @@ def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
 
 
 def _thread_variables(pid: int) -> "dict[str, str] | None":
-    """Return the variables of ``THREAD_VARIABLES`` that a process has; None if unreadable."""
+    """Return the ``THREAD_VARIABLES`` in a process's environment; None if it cannot be read."""
     environ: bytes | None = None
     for _ in range(_ENVIRON_TRIES):
         environ = read_file(pid, "environ")
         if environ or environ is None or read_fields(pid, "status").get("State", "Z")[0] in "ZX":
             break
-        # The environment is empty for a moment while a process executes a new program.
+        # While a process executes a new program, its file environ is empty for a moment.
         time.sleep(_ENVIRON_PAUSE_SECONDS)
     if not environ:
         return None

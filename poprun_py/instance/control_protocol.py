@@ -1,7 +1,7 @@
 """Messages between the launcher and the wrappers of the instances, as frames on a stream socket.
 
 A frame is one byte for the kind of message, the length of the payload in four bytes, and the
-payload. Payloads are JSON unless the comment of their kind says otherwise.
+payload. A payload is JSON unless the comment on its kind of message says otherwise.
 """
 
 from poprun_py.instance.quick_imports import socket
@@ -17,88 +17,96 @@ MAX_PAYLOAD = 1 << 20
 
 # --- messages from the wrapper to the launcher ----------------------------------------------------
 
-# The first message: token, rank, pid, host, time_ns and, from instance 0, a free port.
+# A wrapper first sends token, rank, pid, host and time_ns. Instance 0 also sends a free port.
 HELLO = b"H"
-# The program has started: its process id and binding.
+# After the program has started, the wrapper sends the program's process id and binding.
 STARTED = b"S"
 # Output of the program, as raw bytes.
 STDOUT, STDERR = b"O", b"E"
-# The number of steps and other calls so far, if the launcher asked for it and if it has changed.
+# The changed result of ProgressMemory.progress() for a program that counts steps.
 PROGRESS = b"A"
 # The result of ActivitySampler.sample() for a program that counts no steps.
 ACTIVITY = b"I"
-# Answers OBSERVE with the program's time per activity, resource usage and new steps.
+# The wrapper answers OBSERVE with the program's time per activity, resource usage and new steps.
 OBSERVED = b"N"
-# Answers PROPOSE_STOP with the proposal and the number of calls of stopRequested() so far.
+# The wrapper answers PROPOSE_STOP with the proposal and the number of calls of stopRequested() so
+# far.
 POLLED = b"P"
-# Answers DUMP_STACKS with the Python stacks of the instance's processes.
+# The wrapper answers DUMP_STACKS with the Python stacks of the instance's processes.
 STACKS = b"Y"
 # The number of bytes of keyboard input that the program had not read when it ended.
 UNREAD = b"r"
-# The program has read its keyboard input, so the launcher may send more. No payload.
+# The program has read its keyboard input, so the launcher may send more input. No payload.
 KEYS_READ = b"k"
 # The program changed the modes of its terminal: [iflag, oflag, lflag, cc, whether unread input was
 # dropped].
 TERMINAL_MODES = b"M"
-# A request of a program in breakpoint(): ["enter" or "leave", number of the call] or ["wait",
-# number of the call, instance].
+# A program in breakpoint() sends ["enter", CALL], ["leave", CALL] or ["wait", CALL, INSTANCE],
+# where CALL is the number of the call of breakpoint().
 DEBUGGER = b"V"
-# Answers PAUSE when all processes of the program are suspended.
+# The wrapper answers PAUSE when all processes of the program are suspended.
 PAUSED = b"Z"
-# Answers ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of this host].
+# The wrapper answers ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of the
+# wrapper's host].
 CLOCK = b"C"
-# A part of a file that the program wrote, sent after its end: the file's name, a NUL, and the part
-# compressed by zlib.
+# After the end of the program, the wrapper sends each part of the program's files: the file's name,
+# a NUL, and the part compressed by zlib.
 FILE = b"F"
-# Answers LEASE: an empty object after success, or the jobs that hold the CPUs, or a problem.
+# The wrapper answers LEASE with an empty object after success, with the jobs that hold the CPUs, or
+# with a problem.
 LEASED = b"L"
-# A process other than the launcher has asked the wrapper to end by the signal with this number.
+# The payload is the number of a signal by which a process other than the launcher asked the wrapper
+# to end.
 STOP_SIGNAL = b"T"
-# The processes that the program left running when it succeeded, and that were then killed: [[pid,
-# command], ...].
+# The wrapper kills the processes that a successful program left running, and sends their list
+# [[pid, command], ...].
 LEFTOVERS = b"K"
-# How the program ended, with the steps that were not yet reported. More output may follow.
+# The wrapper reports how the program ended, and its last steps. More output may follow.
 PROGRAM_ENDED = b"D"
-# How the program ended, after all of its processes have ended and all output was sent.
+# The wrapper reports again how the program ended, when all processes of the program have ended and
+# all output was sent.
 INSTANCE_ENDED = b"X"
-# The kinds of messages from the wrapper whose payload is not JSON.
+# The payloads of these messages from the wrapper are not JSON.
 RAW = (STDOUT, STDERR, FILE)
 
 # --- messages in both directions ------------------------------------------------------------------
 
-# A file for the program, sent before GO in parts of raw bytes; an empty part ends the file. The
-# wrapper answers with the path of the file or with a problem.
+# The launcher sends a file for the program before GO, in parts of raw bytes. An empty part ends the
+# file. The wrapper answers with the path of the file or with a problem.
 INPUT_FILE = b"J"
 
 # --- messages from the launcher to the wrapper ----------------------------------------------------
 
-# Starts the program: its environment variables, and the seconds between reports of its progress.
+# GO starts the program, with settings such as environment variables of the program.
 GO = b"G"
-# Asks the wrapper, before GO, to lease CPUs of its host for all instances on that host.
+# Before GO, LEASE asks a wrapper to lease CPUs of its host for all instances on that host.
 LEASE = b"L"
-# Keyboard input for the program, as raw bytes. An empty payload ends the input.
+# Keyboard input for the program, as raw bytes. An empty payload ends the program's input.
 KEYS = b"k"
-# Sets the size of the program's terminal: [rows, columns].
+# WINDOW_SIZE sets the size of the program's terminal: [rows, columns].
 WINDOW_SIZE = b"W"
-# Creates a terminal with these settings for the program, unless it has one, and lends the terminal
-# to the program's debugger.
+# NEW_TERMINAL lends the program's terminal to the program's debugger. If the program has no
+# terminal, the wrapper creates one with the settings in the payload.
 NEW_TERMINAL = b"M"
-# The user has left the debugger of some instance, at the call of breakpoint() with this number.
+# The user has left the debugger of an instance. The payload is the number of the call of
+# breakpoint().
 DEBUGGER_LEFT = b"V"
-# Suspends all processes of the program (true) or continues them (false).
+# PAUSE with true suspends all processes of the program; PAUSE with false lets them continue.
 PAUSE = b"Z"
-# Asks the wrapper to send the signal with this number to the program.
+# SIGNAL asks the wrapper to send a signal to the program. The payload is the signal's number.
 SIGNAL = b"K"
-# Proposes the number of a call of stopRequested() that is to stop the program. The number 0 only
-# asks for the number of calls so far.
+# PROPOSE_STOP proposes the number of the stopRequested() call that is to stop the program. With the
+# number 0, PROPOSE_STOP only asks how often the program has called stopRequested().
 PROPOSE_STOP = b"Q"
 # All instances have accepted the proposed call of stopRequested().
 AGREE_STOP = b"R"
-# Asks for the clock of the wrapper's host: the launcher's monotonic nanoseconds.
+# ASK_CLOCK asks for the clock of the wrapper's host, and contains the launcher's monotonic
+# nanoseconds.
 ASK_CLOCK = b"C"
 # DUMP_STACKS asks for the message STACKS, and OBSERVE for the message OBSERVED. No payload.
 DUMP_STACKS, OBSERVE = b"U", b"N"
-# Stops the program: [grace seconds, number of the signal]. SIGKILL follows after the grace time.
+# STOP stops the program: [grace seconds, number of the signal]. SIGKILL follows after the grace
+# time.
 STOP = b"T"
 # The wrapper may end. No payload.
 BYE = b"B"
@@ -106,10 +114,10 @@ BYE = b"B"
 # --- requests of other processes to the launcher's socket on its host -----------------------------
 
 # A child process of a wrapper asks for the launcher's standard input. The launcher answers with one
-# byte, sent together with the descriptor of its standard input.
+# byte and the descriptor of its standard input.
 STDIN = b"i"
-# A command that inspects a running job asks for its Python stacks. The launcher answers with one
-# STACKS frame.
+# A command that inspects a running job asks for the Python stacks of the job's processes. The
+# launcher answers with one STACKS frame.
 INSPECT = b"I"
 
 # --- time-out, frames -----------------------------------------------------------------------------
@@ -120,7 +128,7 @@ LOST_AFTER_SECONDS = 15
 
 
 def keep_alive(channel: "Socket") -> None:
-    """Let the kernel close a TCP connection whose peer no longer answers, even with unsent data."""
+    """Let the kernel close a TCP connection whose peer stops answering, even with unsent data."""
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_NODELAY", 1),
@@ -138,13 +146,13 @@ def pack(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 class Reader:
-    """Cuts a byte stream into frames."""
+    """Cuts the byte stream of a connection into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Add received bytes, and return kind and payload of each frame that is complete now.
+        """Add received bytes, and return the kind and payload of each frame that is now complete.
 
         Raises:
             ValueError: A payload is too long, so the peer does not use this protocol.

@@ -1,7 +1,7 @@
-"""Folders of a job on one host, which are locked while they are used and removed afterwards.
+"""Folders of a job on one host; processes lock the folders while using them, then remove them.
 
 Killed processes leave their folders behind. The next job of the same user on that host removes the
-folders of killed processes. The kernel's lock on a folder tells whether any process uses it, even a
+folders of killed processes. The lock on a folder tells whether a process uses the folder, even a
 process in another container.
 """
 
@@ -14,19 +14,19 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# The file system in memory for files that programs map. On a disk, each changed page of a mapped
-# file would be written back.
+# The in-memory file system for files that programs map. On a disk, the kernel would write back each
+# changed page of a mapped file.
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# If another process removes a new folder before it is locked, the folder is made again, for at most
-# ten seconds. The process that removes the folder may be suspended in the meantime.
+# If another process removes a new folder before this process locks it, this process makes the
+# folder again. It tries for ten seconds, because the other process may be suspended meanwhile.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _DAEMON = "daemon-"
 
 
 def folder_name(kind: str, secret: bytes = b"") -> str:
-    """Return a name for a folder that other users cannot guess, because of its random secret.
+    """Return a folder name that other users cannot guess, because it contains a random secret.
 
     ``kind`` is ``PID``, ``files-PID``, ``host`` or ``job``, where PID is a process id. ``secret``
     has six bytes.
@@ -35,19 +35,19 @@ def folder_name(kind: str, secret: bytes = b"") -> str:
 
 
 def memory_folder_name(token: str) -> str:
-    """Return the name, on every host, of a job's folder in /dev/shm. It hides the job's token."""
+    """Return the name of a job's folder in /dev/shm, which does not reveal the job's token."""
     from hmac import digest
 
     return folder_name("host", digest(token.encode(), b"folders", "sha256")[:6])
 
 
 def is_job_folder(path: str) -> bool:
-    """Return whether a path has the name of a job's folder."""
+    """Return whether a path ends with the name of a job's folder."""
     return _process_in(os.path.basename(path)) is not None
 
 
 def _process_in(name: str) -> int | None:
-    """Return the process id in a job folder's name (0 if missing), or None for other names."""
+    """Return the process id in the name of a job's folder, 0 if missing; None for other names."""
     head, _, secret = name.rpartition("-")
     kind = head.removeprefix("poprun-")
     if kind == head or len(secret) != 12 or secret.strip("0123456789abcdef"):
@@ -59,7 +59,7 @@ def _process_in(name: str) -> int | None:
 
 
 class JobFolder:
-    """A folder that is locked while this process uses it. ``path`` is its absolute path."""
+    """A job's folder at the absolute path ``path``, which this process locks while using it."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -67,7 +67,7 @@ class JobFolder:
 
     @classmethod
     def make(cls, base: str, name: str) -> "JobFolder":
-        """Create a folder that only this user can enter, or use it if it already exists.
+        """Create and lock a job's folder that only this user can enter; lock it if it exists.
 
         Raises:
             OSError: The folder cannot be created, or other users may enter it.
@@ -88,16 +88,17 @@ class JobFolder:
 
     @classmethod
     def join(cls, path: str) -> "JobFolder | None":
-        """Use the launcher's folder at ``path``; return None if this user cannot use it."""
+        """Lock and return the launcher's folder at ``path``; None if this user cannot use it."""
         try:
-            # A folder with another name may belong to another program, and must not be removed.
+            # If a folder does not have the name of a job's folder, it may belong to another program
+            # and must not be removed.
             return cls._lock(path) if is_job_folder(path) else None
         except OSError:
             return None
 
     @classmethod
     def _lock(cls, path: str) -> "JobFolder":
-        """Lock a folder and return it.
+        """Lock and return the job's folder at ``path``.
 
         Raises:
             FileNotFoundError: The folder does not exist, or another process has just removed it.
@@ -116,7 +117,7 @@ class JobFolder:
             except BlockingIOError:
                 raise
             except OSError:
-                pass  # without locks on this file system, no process removes abandoned folders
+                pass  # if the file system has no locks, no process removes abandoned folders
             if not folder._exists():
                 raise FileNotFoundError(path)
         except BaseException:
@@ -125,7 +126,7 @@ class JobFolder:
         return folder
 
     def record_daemon(self, files: str, pid: int) -> None:
-        """Record the folder ``files`` of MPI's daemon ``pid``, the parent of the instances.
+        """Record that the MPI daemon with the process id ``pid`` keeps its files in ``files``.
 
         If the daemon is killed, its files are removed together with this job's folder.
         """
@@ -140,7 +141,8 @@ class JobFolder:
         """Stop using the folder, and remove it if no other process uses it.
 
         Wait at most ``wait_seconds`` for a killed process that still holds its lock on the folder.
-        The kernel may release the locks of a process later than it closes the connections.
+        When a process is killed, the kernel may close the connections of the process before it
+        releases the locks.
         """
         deadline = time.monotonic() + wait_seconds
         while self.descriptor >= 0:
@@ -152,7 +154,7 @@ class JobFolder:
                 time.sleep(_PAUSE_SECONDS)
 
     def remove(self) -> None:
-        """Remove the folder, even if in use, and the recorded files of daemons that have ended."""
+        """Remove the folder, even if in use, and the files of recorded MPI daemons that ended."""
         if self.descriptor < 0:
             return
         try:
@@ -163,7 +165,7 @@ class JobFolder:
             if self._exists():
                 os.rmdir(self.path)
         except OSError:
-            pass  # a process still writes into the folder; the next job removes it
+            pass  # if a process still writes into the folder, the next job removes the folder
         self.close()
 
     def close(self) -> None:
@@ -183,14 +185,15 @@ class JobFolder:
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
     """Lock and return the folders of a job on this host; a folder in /dev/shm comes last.
 
-    The launcher at ``address`` has made the folders on its host. If it may be on another host,
-    ``memory_folder`` is the name of the folder in /dev/shm; else this name is empty.
+    The launcher at ``address`` has made the folders on its host. If the launcher may be on another
+    host, ``memory_folder`` is the name of the job's folder in /dev/shm; if not, ``memory_folder``
+    is empty.
     """
     folders: list[JobFolder | None] = []
     daemon_files = os.environ.get("PMIX_SERVER_TMPDIR", "")
     if memory_folder:
         if is_job_folder(os.path.dirname(daemon_files)):
-            # Despite its TCP address, the launcher is on this host.
+            # The launcher is on this host, although its address is a TCP address.
             folders.append(JobFolder.join(os.path.dirname(daemon_files)))
         try:  # noqa: SIM105
             folders.append(JobFolder.make(SHARED_MEMORY, memory_folder))
@@ -207,7 +210,7 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
 
 
 def folder_locations() -> list[str]:
-    """Return the folders on this host that contain the folders of jobs."""
+    """Return the paths of this host in which jobs make their folders, such as /tmp."""
     own = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
     return list(dict.fromkeys((own, "/tmp", SHARED_MEMORY)))
 
@@ -215,8 +218,8 @@ def folder_locations() -> list[str]:
 def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
     """Remove the job folders in ``locations`` that belong to this user and that no process uses.
 
-    If ``dead``, the process id of a launcher that has ended, is given, only the folders of this
-    launcher are removed.
+    If ``dead`` is the process id of a launcher that has ended, only the folders of that launcher
+    are removed.
     """
     for location in locations:
         try:
@@ -227,7 +230,8 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
             pid = _process_in(name)
             if pid is None or (dead and pid != dead):
                 continue
-            # A living launcher of an earlier version does not lock its folders.
+            # Launchers of earlier versions do not lock their folders, so a folder is kept while the
+            # process in its name is alive.
             if dead or not pid or start_ticks(pid) is None:
                 _remove_unused(os.path.join(location, name))
 
@@ -243,7 +247,7 @@ def _remove_unused(path: str) -> None:
 
 
 def _lock_alone(descriptor: int) -> bool:
-    """Lock a folder against all other processes; return False if another process uses it."""
+    """Lock a folder against all other processes; return False if it is locked already."""
     import fcntl
 
     try:
@@ -254,19 +258,19 @@ def _lock_alone(descriptor: int) -> bool:
 
 
 def _empty(folder: int) -> None:
-    """Remove everything in a folder, whose path other processes may have removed."""
-    # The import of shutil would delay the end of every job on another host by 20 ms.
+    """Remove the content of an open folder, whose path may no longer exist."""
+    # shutil is not used, because its import would delay the end of a job on remote hosts by 20 ms.
     for _, folders, files, parent in os.fwalk(".", topdown=False, dir_fd=folder):
         for remove, names in ((os.unlink, files + folders), (os.rmdir, folders)):
             for name in names:
                 try:  # noqa: SIM105
                     remove(name, dir_fd=parent)
                 except OSError:
-                    pass  # ``folders`` also contains symbolic links to folders
+                    pass  # os.unlink fails for a folder, os.rmdir for a symbolic link to a folder
 
 
 def _remove_daemon_files(folder: int, link: str) -> None:
-    """Remove the files that ``record_daemon`` recorded for a daemon, if the daemon has ended."""
+    """Remove the files that ``record_daemon`` recorded for an MPI daemon, if it has ended."""
     try:
         files = os.readlink(link, dir_fd=folder)
         is_ours = os.lstat(files).st_uid == os.geteuid()

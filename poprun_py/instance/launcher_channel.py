@@ -16,7 +16,8 @@ _CONNECT_SECONDS = 20
 _RETRY_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CHUNK = 1 << 16
-# While 1 MiB of messages is unsent, the wrapper does not read the program's output from its pipe.
+# While 1 MiB of messages to the launcher is unsent, the wrapper does not read the program's output
+# from its pipe.
 _MAX_UNSENT = 1 << 20
 
 
@@ -46,8 +47,8 @@ def connect(address: str, token: str) -> socket.socket:
                 return remote
             sys.exit(f"poprun-py: the process at {where} is not the launcher of this job")
         except ConnectionError:
-            # A launcher with too many open connections closes some of them, even those of its own
-            # wrappers, because it does not know yet who is connected.
+            # If a launcher has too many open connections, it closes some of them, before it knows
+            # which connections are from its own wrappers.
             remote.close()
             if time.monotonic() > deadline:
                 raise
@@ -55,24 +56,25 @@ def connect(address: str, token: str) -> socket.socket:
 
 
 def _authenticate(connection: socket.socket, secret: bytes) -> bool:
-    """Prove to the launcher that this wrapper knows the secret; return whether the launcher does.
+    """Prove that this wrapper knows the job's secret; return whether the launcher knows it, too.
 
-    This is the caller's half of the protocol of ``popdist_py/peers/greeting.py``, which takes long
-    to import.
+    This function repeats the caller's half of ``popdist_py/peers/greeting.py``, because importing
+    that module takes long.
 
     Raises:
         ConnectionError: The launcher closed the connection.
     """
     own_nonce = os.urandom(_NONCE_BYTES)
     connection.sendall(own_nonce)
-    # hmac is imported while the launcher's answer is on its way.
+    # hmac is imported here, so that its import overlaps with the wait for the launcher's answer.
     from hmac import compare_digest, digest
 
     answer = _receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
     nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not compare_digest(proof, digest(secret, b"listener %b %b" % (own_nonce, nonce), "sha256")):
         return False
-    # After the last blank, the protocol would let the wrapper append a claim about itself.
+    # After the last blank, the protocol allows a text about the caller, which the wrapper leaves
+    # empty.
     connection.sendall(digest(secret, b"caller %b %b " % (own_nonce, nonce), "sha256"))
     _receive_exactly(connection, 1)
     return True
@@ -89,7 +91,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def programs_secret(token: str) -> str:
-    """Return the secret that a job's programs share; it does not reveal the job's token."""
+    """Return the secret that a job's programs share; it does not reveal the token of the job."""
     from hmac import digest
 
     return digest(token.encode(), b"programs", "sha256").hex()
@@ -117,20 +119,20 @@ class LauncherChannel:
         self.is_remote = not is_local and connection.getsockname()[0] != connection.getpeername()[0]
 
     def send(self, kind: bytes, value: "Any") -> None:
-        """Queue a message with a JSON payload."""
+        """Queue a message to the launcher with a JSON payload."""
         self.send_bytes(kind, dumps(value).encode())
 
     def send_bytes(self, kind: bytes, payload: bytes) -> None:
-        """Queue a message with these payload bytes; drop the message if the launcher is gone."""
+        """Queue a message with a payload of bytes; drop the message if the launcher is gone."""
         if self.is_connected:
             self._unsent += control_protocol.pack(kind, payload)
 
     def send_now(self, kind: bytes, value: "Any") -> None:
-        """Send a message with a JSON payload at once, before any message is queued."""
+        """Send a message with a JSON payload at once. No message may be queued before."""
         self._connection.sendall(control_protocol.pack(kind, dumps(value).encode()))
 
     def wait_for_messages(self) -> list[tuple[bytes, bytes]]:
-        """Wait for data, and return the messages that are complete.
+        """Wait for data from the launcher, and return the messages that are complete.
 
         Raises:
             SystemExit: The launcher is gone.
@@ -147,12 +149,12 @@ class LauncherChannel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether messages wait to be sent."""
+        """Whether some queued messages are still unsent."""
         return bool(self._unsent)
 
     @property
     def is_full(self) -> bool:
-        """Whether the program's output should wait in its pipe, because many bytes are unsent."""
+        """Whether so many bytes are unsent that no more output of the program should be read."""
         return len(self._unsent) >= _MAX_UNSENT
 
     def register(self, poll: "select.poll") -> None:
@@ -161,7 +163,7 @@ class LauncherChannel:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def exchange(self, event: int) -> "list[tuple[bytes, bytes]] | None":
-        """Send and receive as the poll event allows; return None if the launcher is gone."""
+        """Send and receive as ``event`` allows; return messages, None if the launcher is gone."""
         try:
             if event & select.POLLOUT and self._unsent:
                 del self._unsent[: self._connection.send(self._unsent, socket.MSG_DONTWAIT)]

@@ -1,6 +1,6 @@
 """Process control by signals, limits of open files, and the adoption of orphans.
 
-Only functions for system calls that Python does not offer import ctypes.
+A function imports ctypes only if Python does not offer the function's system call.
 """
 
 import os
@@ -20,7 +20,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Let this process adopt orphaned descendants; return whether it already adopted them."""
+    """Let this process adopt orphaned descendants; return whether it did so before."""
     import ctypes
 
     before = ctypes.c_int()
@@ -44,9 +44,9 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def signal_when_parent_ends(number: int) -> int | None:
     """Let the kernel signal this process when its parent ends, unless it is to outlive the parent.
 
-    Processes that are to outlive their parent are those under nohup, background jobs of a script
-    (they ignore SIGINT), and leaders of a session. A job of an interactive shell gets SIGHUP from
-    the shell or the kernel instead, unless the user has disowned the job.
+    Processes under nohup, background jobs of a script (which ignore SIGINT) and leaders of a
+    session are to outlive their parent. A job of an interactive shell gets SIGHUP from the shell or
+    the kernel instead, unless the user has disowned the job.
 
     Returns:
         The parent's process id; None if no signal was requested.
@@ -107,7 +107,7 @@ def signal_group(pid: int, number: int) -> None:
 def suspend_descendants(pid: int) -> list[int]:
     """Suspend all descendants of ``pid`` by SIGSTOP; return the newly suspended processes."""
     stopped: list[int] = []
-    # The next pass of the loop finds processes that were started during this pass.
+    # Processes that start during one pass of the loop are found in the next pass.
     while running := [
         each
         for each in process_info.descendants(pid)
@@ -121,10 +121,9 @@ def suspend_descendants(pid: int) -> list[int]:
 
 
 def end_mpi_daemon() -> None:
-    """Ask the Open MPI daemon that started this process to end, if it has no other children.
+    """Ask the Open MPI daemon that started this process to end, if the daemon has no other child.
 
-    Without this request, a daemon that has lost mpirun waits for its network for a quarter of an
-    hour.
+    A daemon that has lost its connection to mpirun would otherwise wait for 15 minutes.
     """
     parent = os.getppid()
     is_daemon = (process_info.read_file(parent, "comm") or b"").strip() in (b"prted", b"orted")

@@ -1,15 +1,15 @@
-"""The diagnostics hook, which runs when Python starts in an instance and answers the wrapper.
+"""The diagnostics hook, which runs when Python starts in an instance and answers signals.
 
 - On SIGRTMAX - 3, the process writes the stacks of all its threads to a file of the wrapper. On
-  SIGRTMAX - 4, the process writes a NUL to that file as soon as its main thread runs Python code
-  instead of C code. On a fatal signal, the process prints a Python stack.
+  SIGRTMAX - 4, the process writes a NUL to the wrapper's file as soon as its main thread runs
+  Python code instead of C code. On a fatal signal, the process prints a Python stack.
 - The process tells the wrapper when an exception has ended its main thread, because other threads
   may keep the process alive afterwards.
-- Before a process with torch ends, it waits for gloo's threads, which might abort it while Python
-  shuts down.
+- Before a process with torch ends, it waits for gloo's threads, which might otherwise abort the
+  process while Python shuts down.
 
-The program does not see the hook: its folder is removed from ``sys.path`` and PYTHONPATH, and the
-user's own ``sitecustomize`` is run.
+The hook removes its folder from ``sys.path`` and PYTHONPATH, and runs the user's own
+``sitecustomize``, so that the program does not see the hook.
 """
 
 import atexit
@@ -25,12 +25,12 @@ _GLOO = "pt_gloo_runloop"
 _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
 # The offset of the word _FAILED (progress_memory.py) in the shared memory, and the size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
-# While the program's code runs, the outermost function of its main thread has one of these names.
+# The possible names of the main thread's outermost function while the program's code runs.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
 def _write_stacks_on_signal() -> None:
-    """Let faulthandler write the stacks on the wrapper's signal, even if Python is blocked."""
+    """Let faulthandler write the Python stacks on a signal, even while C code runs."""
     number, _, path = os.environ.pop("POPDIST_STACKS", "").partition(":")
     if not path:
         return
@@ -49,7 +49,7 @@ def _write_stacks_on_signal() -> None:
 
 
 def _answer_on_signal_in_python(number: int, file: int) -> None:
-    """Install a signal handler that writes a NUL once the main thread runs Python code."""
+    """Install a signal handler that writes a NUL to a file once the main thread runs Python."""
     try:
         # The public module signal takes longer to import than _signal, because it defines enums.
         import _signal as signal  # type: ignore[import-not-found]
@@ -58,16 +58,16 @@ def _answer_on_signal_in_python(number: int, file: int) -> None:
 
     signal.signal(number, lambda *_: os.write(file, b"\0") and None)
     signal.siginterrupt(number, False)
-    # Python removes its signal handlers while it shuts down. A signal without its handler would
-    # kill the process, so the signal is ignored from then on.
+    # While Python shuts down, it removes its signal handlers. Without a handler, the signal would
+    # kill the process, so the process ignores the signal during the shutdown.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _report_fatal_exception() -> None:
     """Install an exception hook that tells the wrapper when an exception ends the main thread.
 
-    After an exception in its main thread, a process goes on while Python waits for other threads
-    and for the processes of a pool.
+    After an exception in its main thread, a process stays alive while Python waits for other
+    threads and for the processes of a pool.
     """
     path = os.environ.get("POPDIST_HEARTBEAT", "")
     program, shown = os.getpid(), sys.excepthook
@@ -91,7 +91,8 @@ def _report_fatal_exception() -> None:
 def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool:
     """Return whether Python called the exception hook because the main thread ends.
 
-    Programs and Python's interactive prompt also call the hook, to show an exception and go on.
+    Programs and Python's interactive prompt also call the exception hook, to show an exception and
+    go on.
     """
     if issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
         return False
@@ -100,7 +101,7 @@ def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-    # In any other thread, the outermost function belongs to the threading module.
+    # In a thread of the threading module, the outermost function is ``_bootstrap``.
     is_thread = frame.f_code.co_name.startswith("_bootstrap")
     return not is_thread and frame.f_code.co_name not in _PROGRAM_FUNCTIONS
 
@@ -119,7 +120,8 @@ def _has_others_to_wait_for() -> bool:
 def _tell_wrapper(path: str, program: int) -> None:
     """Write the program's process id to the shared memory, and wake the wrapper to read it.
 
-    ``path`` is the shared memory as /proc/PID/fd/N, where PID is the process id of the wrapper.
+    ``path`` is the file of the shared memory, /proc/PID/fd/N, where PID is the wrapper's process
+    id.
     """
     import signal
 
@@ -127,14 +129,15 @@ def _tell_wrapper(path: str, program: int) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # The wrapper always handles SIGCHLD, because it comes whenever a child process ends.
+        # The wrapper always handles SIGCHLD, because the kernel sends SIGCHLD when a child process
+        # ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
         return
 
 
 def _hide_hook() -> None:
-    """Remove this folder from sys.path and PYTHONPATH, and run the user's own ``sitecustomize``."""
+    """Remove the hook's folder from sys.path and PYTHONPATH; run the user's ``sitecustomize``."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]
@@ -157,9 +160,10 @@ def _wait_for_gloo() -> None:
     """Wait up to a second until gloo's threads are idle, because they may still free a last tensor.
 
     To free a tensor, a thread needs Python's global lock. While the interpreter shuts down, Python
-    ends every thread that asks for the lock. C++ treats this as an error ("terminate called without
-    an active exception"), so the process would end with SIGABRT after a successful training. While
-    this function sleeps, Python's lock is free. A gloo thread in the state S (sleeping) is idle.
+    ends every thread that asks for the global lock. The C++ library treats the end of gloo's thread
+    as an error ("terminate called without an active exception"), so the process would end with
+    SIGABRT after a successful training. While this function sleeps, Python's global lock is free. A
+    gloo thread in the state S (sleeping) is idle.
     """
     if "torch" not in sys.modules:
         return
@@ -175,7 +179,7 @@ def _wait_for_gloo() -> None:
 
 
 def _states_of_threads(name: str) -> set[str]:
-    """Return the state letters of the threads of this process that are called ``name``."""
+    """Return the state letters of this process's threads that have the name ``name``."""
     states = set()
     for thread in os.listdir("/proc/self/task"):
         try:
