@@ -1,7 +1,4 @@
-"""The mpirun command line of a launch, and the user's MPI arguments in it.
-
-The functions here only compute values. installed_mpi.py finds the installed ``mpirun``.
-"""
+"""The mpirun command line of a launch, with the MPI arguments of the user."""
 
 from __future__ import annotations
 
@@ -29,12 +26,13 @@ if TYPE_CHECKING:
     from poprun_py.machines.host_checks import ProbedHosts
 
 _LOOPBACK_ADDRESS = "127.0.0.1"
-# The greatest length of an mpirun command in bytes. Linux accepts at most 2 MiB of arguments and
-# environment together, and less if the size of the stack is limited.
+# The maximum length of an mpirun command in bytes. Linux accepts at most 2 MiB of arguments and
+# environment variables, and less if the size of the stack is limited.
 _MAX_BYTES = 1_500_000
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# Variables that the wrapper of an instance needs to connect to the supervisor. The command
-# line of mpirun contains only their names, because every user of a host can read command lines.
+# Environment variables that the wrapper of an instance needs to connect to the supervisor. The
+# mpirun command line does not contain their values, because every user of a host can read command
+# lines.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 # --- the user's MPI arguments -----------------------------------------------------------------
@@ -44,7 +42,7 @@ _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 class MpiArguments:
     """The words of --mpi-global-args, --mpi-local-args and --instance-mpi-local-args.
 
-    ``of_instance`` maps the indices of instances to the words for these instances only.
+    ``of_instance`` maps the index of an instance to the words that are for this instance only.
     """
 
     for_mpirun: tuple[str, ...] = ()
@@ -56,7 +54,7 @@ class MpiArguments:
         return (*self.of_every_instance, *self.of_instance.get(index, ()))
 
     def names_for_any(self, environ: Mapping[str, str]) -> frozenset[str]:
-        """Return the names of all variables that MPI arguments set for at least one instance."""
+        """Return the names of all variables that the MPI arguments set for any instance."""
         words = (self.of_every_instance, *self.of_instance.values())
         return frozenset(name for each in words for name in variables_set_by(each, environ))
 
@@ -64,13 +62,13 @@ class MpiArguments:
 def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
     """Split the MPI arguments of ``config`` into words.
 
-    The output of the instances does not pass through mpirun, so Open MPI's argument
-    ``--output-filename DIR`` would not have an effect. The argument is removed from the returned
-    options and words, and DIR becomes the value of ``--output-dir`` if that option is not given.
+    Open MPI's argument ``--output-filename DIR`` has no effect, because the output of the instances
+    does not pass through mpirun. The argument is removed from the returned options and words. If
+    ``--output-dir`` is not given, its value becomes DIR.
 
     Raises:
-        UsageError: A quotation mark is missing, or an argument is for an instance that does not
-            exist.
+        UsageError: A quotation mark is missing in the MPI arguments, or an MPI argument is for an
+            instance that does not exist.
     """
     folder, by_option = None, []
     for text in config.mpi_global_args:
@@ -102,7 +100,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
     """Split a string of arguments into words, as a shell would.
 
     Raises:
-        UsageError: A quotation mark is missing in the value of the option ``option``.
+        UsageError: A quotation mark is missing in ``text``, the value of the option ``option``.
     """
     try:
         return tuple(shlex.split(text))
@@ -113,7 +111,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
 
 
 def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return a pair of the words without ``--output-filename FOLDER`` and the last FOLDER."""
+    """Remove every ``--output-filename FOLDER``; return the other words and the last FOLDER."""
     rest, others, folder = list(words), [], None
     while rest:
         word = rest.pop(0)
@@ -143,10 +141,11 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
 
 
 def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set, with their values.
+    """Return the variables and values that the MPI arguments ``-x NAME=VALUE`` and ``-x NAME`` set.
 
-    For ``-x NAME``, the value is that of NAME in ``environ``. A NAME that is not set in ``environ``
-    is left out. If a variable is given twice, its first value counts, as in Open MPI.
+    For ``-x NAME``, the value of the variable is taken from ``environ``. If ``environ`` does not
+    contain NAME, the variable is left out. If the arguments set a variable twice, the first value
+    is used, as in Open MPI.
     """
     variables: dict[str, str] = {}
     for option, argument in pairwise(local_args):
@@ -160,16 +159,16 @@ def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> d
 
 
 def make_command(inputs: PlanInputs, variables: Sequence[Pairs]) -> tuple[tuple[str, ...], bool]:
-    """Return the command that starts every instance, and whether the command is compact.
+    """Return the mpirun command that starts all instances, and whether the command is compact.
 
-    The command has a part for each instance (Open MPI calls it an app context) with the
-    ``variables`` of the instance. A compact command has one part for all instances, because parts
-    for each instance would be too long for the kernel. The part sets only the variables that have
-    the same value in every instance.
+    An mpirun command has a part (an app context in Open MPI) for each instance, with the
+    ``variables`` of the instance. If this command would be too long for the kernel, a compact
+    command with one part for all instances is returned. A compact command sets only the variables
+    that have the same value in all instances.
 
     Raises:
-        UsageError: The command must be compact, but instances have MPI arguments of their own, or
-            the installed MPI does not accept the user of a host.
+        UsageError: The command must be compact, but --instance-mpi-local-args is given, or the
+            installed MPI does not accept a user name in a host list.
     """
     config, topology, environ = inputs.config, inputs.topology, inputs.environ
     is_mpich, num_instances = inputs.mpi.kind == MPICH, len(variables)
@@ -187,7 +186,7 @@ def make_command(inputs: PlanInputs, variables: Sequence[Pairs]) -> tuple[tuple[
         names = [name for name in forwarded if name not in by_user]
         words = ["-n" if is_mpich else "-np", str(count)]
         if not is_mpich and topology.spans_hosts and count < num_instances:
-            # Without --host, Open MPI 5 starts every part of the command on the launcher's host.
+            # Without --host, Open MPI 5 would start all instances on the launcher's host.
             slots = topology.instances_per_host
             words += ["--host", f"{topology.hosts[index // slots].name}:{slots}"]
         given = [f"{name}={value}" for name, value in pairs if name != TARGET_OPTIONS]
@@ -218,17 +217,17 @@ def _x(variables: Iterable[str]) -> list[str]:
 
 
 def escape_colon(word: str) -> str:
-    """Return a word of the program's command line in a form that mpirun does not interpret.
+    """Return a word of the program's command line in a form that mpirun passes on unchanged.
 
-    mpirun reads the word ``:`` as the separator between two parts of its command. The word ``:`` is
-    therefore replaced by ``%:``, and the word ``%:`` by ``%%:``. The wrapper of each instance
-    restores the words before it starts the program.
+    mpirun takes the word ``:`` for a separator between two parts of the mpirun command. The word
+    ``:`` is therefore replaced by ``%:``, and the word ``%:`` by ``%%:``. The wrapper of an
+    instance restores the words before the wrapper starts the program.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
 
 
 def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the parts of an mpirun command, which the word ``:`` separates."""
+    """Split an mpirun command into its parts at each word ``:``."""
     parts: list[list[str]] = [[]]
     for word in command:
         if word == ":":
@@ -241,8 +240,8 @@ def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
     """Return the network that MPI's daemons must use to connect to mpirun; None for any network.
 
-    ``command`` is the mpirun command. ``network`` is the network between the hosts; empty if it is
-    not known.
+    ``command`` is the mpirun command. ``network`` is the network between the hosts; empty if the
+    network is not known.
     """
     for word, value in pairwise(command):
         if word in {"prte_if_include", "oob_tcp_if_include"}:
@@ -253,10 +252,10 @@ def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
 
 
 def end_signal_of_mpirun(command: Sequence[str]) -> int:
-    """Return the signal that is sent to mpirun in place of SIGTERM to end its instances.
+    """Return the signal that makes mpirun end its instances, in place of SIGTERM.
 
-    The launcher shields mpirun from SIGTERM, because schedulers send SIGTERM to all processes of a
-    job. MPICH does not catch Open MPI's signal, SIGHUP.
+    The launcher makes mpirun ignore SIGTERM, because schedulers send SIGTERM to all processes of a job.
+    Open MPI ends its instances on SIGHUP. MPICH does not catch SIGHUP, and gets SIGQUIT.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
@@ -265,12 +264,12 @@ def end_signal_of_mpirun(command: Sequence[str]) -> int:
 
 
 class _Names(NamedTuple):
-    """The names that differ between Open MPI 5 and Open MPI 4."""
+    """The names of options and parameters that differ between Open MPI 5 and Open MPI 4."""
 
-    daemon: str  # mpirun's option that sets a parameter of Open MPI's daemons
-    shell: str  # the component that starts daemons through a remote shell
-    host_file: str  # the parameter that names a file with the hosts
-    network: str  # the parameter that sets the network of the daemons
+    daemon: str  # the mpirun option that sets a parameter of Open MPI's daemons
+    shell: str  # the component that starts daemons through ssh
+    host_file: str  # the parameter for the file with the host list
+    network: str  # the parameter for the network of the daemons
 
 
 _NAMES = {
@@ -280,7 +279,7 @@ _NAMES = {
 
 
 def _open_mpi(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
-    """Return the words before the parts, with the user's global arguments first, as in PopRun."""
+    """Return the start of an Open MPI command, with the user's --mpi-global-args before others."""
     topology = inputs.topology
     words = [inputs.mpi.path, *user]
     for setting in _settings(inputs, user):
@@ -293,7 +292,7 @@ def _open_mpi(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
 
 
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
-    """Tell whether the user's MPI arguments contain a setting, so that the user's value counts."""
+    """Tell whether the user's MPI arguments contain the same setting as ``setting``."""
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
     if flag in {"mca", "prtemca", "pmixmca"}:
@@ -320,9 +319,10 @@ def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ..
     # An instance that ends with an error must not wait for other instances in MPI_Finalize.
     yield ("--mca", "async_mpi_finalize", "1")
     # The number of seconds after which mpirun kills instances that have not ended. The launcher
-    # itself kills instances after the grace time, so mpirun waits two seconds longer. The mpirun of
-    # Open MPI 4 sleeps for this time when an instance ends without MPI_Finalize. There, a short
-    # time does not shorten the grace time, because the wrapper runs until its instance has ended.
+    # kills instances after the grace time, so mpirun waits two seconds longer. If an instance ends
+    # without MPI_Finalize, the mpirun of Open MPI 4 sleeps for this number of seconds, so one
+    # second is used. The wrapper of an instance gives the instance the full grace time
+    # nevertheless.
     limit = str(int(config.grace) + 2) if is_5 else "1"
     yield (names.daemon, "odls_base_sigkill_timeout", limit)
     if probed is not None:
@@ -330,25 +330,25 @@ def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ..
         if is_5:
             yield from _of_daemons(inputs.topology, probed)
     if config.mpi_fast_start and not (probed is not None and probed.has_fabric):
-        # If Open MPI probes all of its transports, the start takes 1.2 s longer. The transports
-        # self, sm and tcp are sufficient for hosts without a faster network than TCP.
+        # If Open MPI probes all of its transports, the start of a job takes 1.2 s longer. On hosts
+        # without a faster network than TCP, the transports self, sm and tcp are sufficient.
         yield ("--mca", "pml", "ob1")
         yield ("--mca", "btl", "self,sm,tcp" if is_5 else "self,vader,tcp")
         if is_5:
             yield ("--mca", "osc", "^ucx")
     if not spans_hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
-        # On one machine, instances communicate through shared memory. Instances use TCP only if
-        # shared memory is not available, or to communicate with MPI processes that the program
-        # itself starts. TCP on the loopback interface is sufficient for both cases.
+        # If all instances run on one machine, they communicate through shared memory. Without
+        # shared memory, and with MPI processes that the program starts, instances communicate
+        # through TCP on the loopback interface.
         yield ("--mca", "btl_tcp_if_include", LOOPBACK)
 
 
 def _on_this_machine(names: _Names, inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
     """Yield the options that start all instances on this machine."""
     if inputs.mpi.kind == OPEN_MPI_5:
-        # OVERSUBSCRIBE lets Open MPI start more instances than this machine has slots, because the
-        # plan decides where instances run. On several hosts, -H gives each host enough slots, and
-        # with OVERSUBSCRIBE, all instances would start on the first host.
+        # With OVERSUBSCRIBE, Open MPI starts more instances than this machine has slots. A job on
+        # several hosts does not use OVERSUBSCRIBE, because Open MPI would start all instances on
+        # the first host.
         yield ("--map-by", ":OVERSUBSCRIBE")
     if "SLURM_JOBID" in inputs.environ:
         yield (names.daemon, "plm", names.shell)
@@ -360,45 +360,43 @@ def _on_this_machine(names: _Names, inputs: PlanInputs) -> Iterator[tuple[str, .
 def _between_hosts(names: _Names, mpirun: str, probed: ProbedHosts) -> Iterator[tuple[str, ...]]:
     """Yield the options that start instances on other hosts and connect them.
 
-    Open MPI must be installed in the same folder on every host.
+    Open MPI must be installed in the same folder on every host of the job.
     """
     folder = Path(mpirun).parent
-    # --prefix names the installation folder of Open MPI on other hosts. If Open MPI comes
-    # from the system's packages, its files are not in one folder, and --prefix is not needed.
+    # The option --prefix gives mpirun the installation folder of Open MPI on other hosts. If Open
+    # MPI was installed from packages of the Linux distribution, --prefix is not needed.
     if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
         yield ("--prefix", str(folder.parent))
     if probed.shell.agent:
         yield (names.daemon, f"plm_{names.shell}_agent", " ".join(probed.shell.agent))
-        # The launcher's machine starts the daemons on all hosts, so that only this machine
-        # needs an ssh key.
+        # mpirun itself starts the daemons on all hosts, so that only the launcher's machine needs
+        # an ssh key.
         yield (names.daemon, f"plm_{names.shell}_no_tree_spawn", "1")
     if network := probed.network.mpi_name:
         yield ("--mca", "btl_tcp_if_include", network)
         if probed.network.includes_us:
             yield (names.daemon, names.network, network)
-    # By default, Open MPI uses "put" for large messages over TCP. With "put", requests in one
-    # direction wait behind the data in the other direction: exchanging 25 MB at 1 Gbit/s took
-    # either 220 or 440 ms. With "send", the exchange always takes 220 ms.
+    # By default, Open MPI sends large messages over TCP with "put", and two hosts need 220 or 440
+    # ms to exchange 25 MB at 1 Gbit/s. With "send", the exchange always takes 220 ms.
     yield ("--mca", "btl_tcp_flags", "send,inplace")
-    # Instances that wait for a message shall yield their core to instances that compute on it.
+    # While an instance waits for a message, other instances on its core shall run.
     yield ("--mca", "mpi_yield_when_idle", "1")
 
 
 def _of_daemons(topology: Topology, probed: ProbedHosts) -> Iterator[tuple[str, ...]]:
     """Yield the options for the daemons of Open MPI 5 on several hosts."""
-    # With the keep-alive settings, Open MPI's daemons notice the loss of a host within 30
-    # seconds instead of eight minutes. The launcher itself notices the loss even earlier, and
-    # reports the loss in a clearer message.
+    # With these keep-alive settings, Open MPI's daemons detect the loss of a host within 30 seconds
+    # instead of eight minutes.
     yield ("--prtemca", "oob_tcp_keepalive_time", "15")
     yield ("--prtemca", "oob_tcp_keepalive_intvl", "5")
     yield ("--prtemca", "oob_tcp_keepalive_probes", "3")
     if probed.shell.agent:
-        # Inside a Slurm allocation, these settings make mpirun use ssh instead of srun, and the
-        # hosts of its command line instead of Slurm's list of tasks.
+        # Inside a Slurm allocation, mpirun would by default start its daemons with srun instead of
+        # ssh.
         yield ("--prtemca", "plm", "ssh")
     else:
-        # With --overlap, Slurm starts this job step even while another step of the allocation
-        # is running.
+        # With --overlap, Slurm starts the daemons of Open MPI even while another job step of the
+        # allocation is running.
         yield ("--prtemca", "plm_slurm_args", "--overlap")
     if probed.shell.agent or not any(host.is_local for host in topology.hosts):
         # If mpirun read Slurm's list of hosts, it would start instances on the launcher's
@@ -423,9 +421,9 @@ def _mpich(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
     given = {word.lstrip("-") for word in user}
     address = inputs.probed.network.own_address if inputs.probed is not None else _LOOPBACK_ADDRESS
     if address and given.isdisjoint({"localhost", "iface"}):
-        # MPICH's proxies on the hosts connect to mpirun at the address that -localhost gives.
-        # Without -localhost, the proxies resolve the name of the launcher's machine, which may give
-        # a different address.
+        # MPICH's proxies on the hosts connect to mpirun at the address of the option -localhost.
+        # Without -localhost, the proxies resolve the name of the launcher's machine, and may get an
+        # address that they cannot connect to.
         words += ["-localhost", address]
     if "bind-to" not in given:
         words += ["-bind-to", "none"]
@@ -436,7 +434,7 @@ def _mpich(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
 
 
 def _for_mpich(args: Sequence[str]) -> list[str]:
-    """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` for MPICH; keep other arguments."""
+    """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` in ``args`` to MPICH's options."""
     words: list[str] = []
     names: list[str] = []
     rest = iter(args)

@@ -1,7 +1,6 @@
-"""The decision whether a launch uses, resets, creates, replaces or inherits its partition.
+"""The decision whether a launch uses, resets, creates, replaces or inherits its IPU partition.
 
-The functions here only compute values. launching/job_ipus.py queries the pod, and carries the
-decision out.
+launching/job_ipus.py queries the pod and carries out the decision.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from popdist_py.pods.pod_errors import NotEnoughIpusError, PodError
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_partition import GCD, PARTITION, is_temporary, known_variables
 
-# An error message about the partitions of a pod names at most this many of them.
+# The maximum number of partitions that an error message about a pod names.
 _MOST_NAMED = 4
 
 
@@ -35,7 +34,8 @@ _MOST_NAMED = 4
 class PodState:
     """A snapshot of a pod with its partitions and its attachments (the IPUs that jobs hold).
 
-    ``where`` is the pod as ``POPRUN_POD`` names it. ``user`` is the user who launches the job.
+    ``where`` is the name of the pod, as in ``POPRUN_POD``. ``user`` is the name of the user who
+    launches the job.
     """
 
     where: str
@@ -46,10 +46,10 @@ class PodState:
 
 
 class Action(StrEnum):
-    """The launcher's action on the partition before the job starts.
+    """The launcher's action on the IPU partition before the job starts.
 
-    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` is
-    for a launcher that runs in an instance of another job. The job then uses IPUs of that instance.
+    ``UPDATE`` removes the partition and creates it again with another shape. With ``INHERIT``, an
+    instance of another job started the launcher, and the new job uses IPUs of this instance.
     """
 
     USE = "use"
@@ -62,22 +62,22 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionDecision:
-    """The partition of a launch, and the action that prepares it.
+    """The IPU partition of a launch, and the action that prepares the partition.
 
     Attributes:
-        action: The launcher's action on the partition before the job starts.
-        where: The pod, as ``POPRUN_POD`` names it.
-        name: The name of the partition; empty if the launch is refused without a partition.
+        action: The launcher's action on the IPU partition before the job starts.
+        where: The name of the pod, as in ``POPRUN_POD``.
+        name: The name of the partition; may be empty if the launch is refused.
         reason: A text that explains the action and, for ``REFUSE``, tells the user what to do.
-        busy: A text that names the jobs that hold the IPUs, if the launch is refused only because
-            of these jobs and may therefore wait for them; empty in all other cases.
+        busy: A text that says why the IPUs are not free, if the launch is refused only for this
+            reason; else empty. The launch may then wait for the IPUs.
         num_ipus: The number of IPUs that the job attaches.
-        partition: The partition as it is before the action; None if it does not exist yet.
-        request: The partition to create; None if the launch does not create one.
+        partition: The partition before the action; None if the partition does not exist yet.
+        request: The partition to create; None if the launch does not create a partition.
         removes: Whether the launcher removes the partition after the job.
-        is_temporary: Whether the launch creates a partition whose name is made from the host and
-            the process of the launch.
-        inherited: For ``INHERIT``, the IPUs of the instance in which the launcher runs.
+        is_temporary: Whether the launch creates a partition with a temporary name.
+        inherited: For ``INHERIT``, the IPUs that the job takes over from the instance of another
+            job.
         inherited_gcd: The graph compilation domain of the ``inherited`` IPUs.
     """
 
@@ -96,20 +96,20 @@ class PartitionDecision:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the launch is refused, because the job cannot get its IPUs."""
+        """Whether the launch is refused because the job cannot get its IPUs."""
         return self.action is Action.REFUSE
 
     @property
     def num_ilds(self) -> int | None:
-        """The number of IPU-Link domains of the partition; None if it is not known."""
+        """The number of IPU-Link domains of the partition; None if the number is not known."""
         made = self.request or self.partition
         return None if made is None else made.num_ilds
 
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the environment variables that describe the partition to an instance.
 
-        The value None unsets a variable. The name of a temporary partition is not known when
-        the plan is made, because the process that later launches the plan chooses the name.
+        Variables with the value None are unset in the instance. For a temporary partition, the name
+        of the partition is None, because a later launch of the plan chooses the name.
         """
         made = self.request or self.partition
         if made is None:
@@ -119,7 +119,7 @@ class PartitionDecision:
 
     @property
     def sentence(self) -> str:
-        """The decision as a line for the log."""
+        """A line for the log that describes the decision about the partition."""
         if self.is_refused:
             return f"partition: refused: {self.reason}"
         first = {
@@ -134,18 +134,18 @@ class PartitionDecision:
 
 
 def refusal(where: str, reason: str) -> PartitionDecision:
-    """Return a decision that refuses the launch on the pod ``where``, with the reason."""
+    """Return a decision that refuses a launch on the pod ``where`` for the reason ``reason``."""
     return PartitionDecision(action=Action.REFUSE, where=where, reason=reason)
 
 
 def decide_partition(
     config: LaunchConfig, environ: Mapping[str, str], now: PodState, *, new_name: str
 ) -> PartitionDecision:
-    """Decide which partition a launch uses, and how the launcher prepares it.
+    """Decide which IPU partition a launch uses, and how the launcher prepares the partition.
 
-    ``environ`` may name a partition, and tells whether the launcher runs in an instance of another
-    job. ``new_name`` is the name of the partition that is created if neither the options nor
-    ``environ`` name a partition, and the pod has only temporary partitions.
+    ``environ`` may name a partition, and tells whether an instance of another job started the
+    launcher. If neither the options nor ``environ`` name a partition, and the pod has only
+    temporary partitions, the launcher creates a partition with the name ``new_name``.
     """
     named = config.vipu_partition or environ.get(PARTITION)
     permanent = [each for each in now.partitions if not is_temporary(each.name)]
@@ -183,12 +183,12 @@ def decide_partition(
 
 
 def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
-    """Return the partition that fits the job exactly.
+    """Return a request for a partition that fits the job exactly.
 
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
-    accepts only powers of two. If one of the two numbers is not a power of two, the partition has
-    one GCD, and its number of IPUs is rounded up. Such a partition is reconfigurable if it fits
-    into one IPU-Link domain and its sync type allows reconfiguration.
+    accepts only powers of two. If the number of IPUs or GCDs is not a power of two, the partition
+    has one GCD, and the number of IPUs is rounded up to a power of two. If this partition fits into
+    one IPU-Link domain and its sync type allows reconfiguration, it is reconfigurable.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -215,7 +215,7 @@ def _sync_type(config: LaunchConfig) -> SyncType | None:
     text = config.sync_type
     if text is None:
         return None
-    # V-IPU's command line spells the names differently, such as ``c2-compatible``.
+    # V-IPU's command line spells the names of sync types differently, such as ``c2-compatible``.
     return SyncType.__members__.get(text.upper().replace("-", "_")) or SyncType(text)
 
 
@@ -226,8 +226,8 @@ def _rounded_up(count: int) -> int:
 def _fits(partition: Partition, wanted: PartitionRequest) -> bool:
     """Tell whether a partition fits the job.
 
-    A reconfigurable partition only has to be large enough. Other partitions need the shape of
-    ``wanted``.
+    A reconfigurable partition fits if it has enough IPUs. Any other partition fits if it has the
+    numbers of IPUs, GCDs and replicas of ``wanted``.
     """
     if wanted.sync_type not in (None, partition.sync_type):
         return False
@@ -244,11 +244,11 @@ def _fits(partition: Partition, wanted: PartitionRequest) -> bool:
 def _outer_ipus(
     environ: Mapping[str, str], attachments: Collection[Attachment], partition: str
 ) -> Attachment | None:
-    """Return the IPUs of ``partition`` that the instance in which the launcher runs uses.
+    """Return the IPUs of the instance of another job in which the launcher runs.
 
-    The result is None if the launcher does not run in an instance of a job that holds IPUs of the
-    partition. The number of IPUs is a power of two, and the position of the first IPU among the
-    outer job's IPUs is a multiple of this number.
+    If the launcher does not run in such an instance, or if the other job holds no IPUs of
+    ``partition``, the result is None. The number of IPUs is rounded up to a power of two, N. The
+    position of the first IPU among the IPUs of the other job is a multiple of N.
     """
     run_id = environ.get(RUN_ID)
     found = (
@@ -293,7 +293,7 @@ def _inherit(
 def _use(
     decision: PartitionDecision, config: LaunchConfig, now: PodState, existing: Partition
 ) -> PartitionDecision:
-    """Use a partition that fits the job. By default, it is reset unless it is reconfigurable."""
+    """Use a partition that fits the job, and by default reset it unless it is reconfigurable."""
     resets = config.reset_partition
     if resets is None:
         resets = not existing.reconfigurable
@@ -328,7 +328,7 @@ def _update(
     now: PodState,
     existing: Partition,
 ) -> PartitionDecision:
-    """Replace a partition that does not fit the job, or refuse the launch."""
+    """Decide to replace a partition that does not fit the job, or to refuse the launch."""
     old, new = shape_text(existing), shape_text(request)
     misfit = (
         f"partition {existing.name} does not fit: it has {old}; {new} {are(request.size)} needed"
@@ -362,7 +362,7 @@ def _busy(
     busy: str,
     advice: str = "wait with --wait-for-resources, or use another partition",
 ) -> PartitionDecision:
-    """Return a refusal of an action that becomes possible when other jobs have ended."""
+    """Return a refusal of a launch that may succeed after other jobs have ended."""
     return replace(decision, action=Action.REFUSE, reason=f"{busy}: {advice}", busy=busy)
 
 
@@ -372,7 +372,7 @@ def _refused_without_room(
     now: PodState,
     others: Sequence[Partition],
 ) -> PartitionDecision:
-    """Return ``decision``, or a refusal if the requested partition does not fit into the pod.
+    """Return ``decision``; if the pod has too few IPUs for the new partition, refuse the launch.
 
     ``others`` are the partitions that stay in the pod beside the new partition.
     """
@@ -384,7 +384,7 @@ def _refused_without_room(
         pass
     except PodError as error:
         return refusal(now.where, str(error))
-    # If the partition would fit into an empty pod, the job may wait until users remove other
+    # If the new partition fits into an empty pod, the job may wait until users remove other
     # partitions.
     try:
         made = place_partition(now.pod, (), request, owner=now.user, created=0.0)

@@ -1,8 +1,9 @@
-"""Check for faults in a command that was copied from a document, such as a PDF file.
+"""Detection of faults in a launch command that was copied from a document, such as a PDF file.
 
-Documents break lines, and print blanks, dashes and commas that a shell takes literally. After an
-unexpected blank or dash, the command-line parser takes the rest of the command as the program. This
-module corrects each fault and parses the rest again, so that one error message names all faults.
+A copied command may contain line breaks, blanks, dashes and commas that are not in the original
+command. After an unexpected blank or dash, the command-line parser takes the rest of the command as
+the program. This module corrects each fault and parses the rest of the command again, so that one
+error message names all faults.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
 from poprun_py.planning.mpi_commands import split_args
 
-# The hyphens, dashes and minus sign that word processors put in place of "-" and "--".
+# The hyphens, dashes and minus sign that word processors insert in place of "-" and "--".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-# Python's own long options. If "python3" is followed by another long option, the option belongs to
-# a script whose name is missing in the command.
+# Python's own long options. If "python3" is followed by any other long option, the name of a script
+# is missing in the command.
 _PYTHON_OPTIONS = (
     "--check-hash-based-pycs", "--help", "--help-all", "--help-env", "--help-xoptions", "--version",
 )  # fmt: skip
 # Python's options whose value may be a separate word.
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-# Python's options that are followed by code or a module's name, so that no script is given.
+# Python's options that are followed by code or by the name of a module instead of a script.
 _PROGRAM_OPTIONS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
 _MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
-# The pattern of a network, such as 10.3.0.0/16. The pattern also accepts xxx.xxx.xxx.0/xx, which
-# documents print as a placeholder, so that the printed command can be tried with --dry-run.
+# The pattern of the address of a network, such as 10.3.0.0/16. The pattern also accepts the
+# placeholder xxx.xxx.xxx.0/xx, so that commands in documents can be tried with --dry-run.
 _NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/\d{1,3}")
 _CONTINUED = "a backslash continues a line only if it is the line's last character"
 
 
 def check_pasted_command(config: LaunchConfig) -> None:
-    """Raise UsageError with all faults that a command has because it was copied from a document."""
+    """Raise UsageError if the command has faults that come from copying it from a document."""
     faults = list(_faults(config))
     if len(faults) == 1:
         raise UsageError(faults[0])
@@ -56,7 +57,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
         (config.named(field), text) for field in _MPI_ARGUMENTS for text in getattr(config, field)
     ]
     while (found := _parse_fault(host, program)) is not None:
-        # The parser is imported only here, because a command without faults is not parsed again.
+        # A command without faults is not parsed again, so the parser is imported late.
         from poprun_py.options.command_line import parse
 
         fault, words = found
@@ -77,8 +78,8 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the fault that made the parser take an option or a host as the program.
 
-    The result is a pair of an error text and the rest of the command with the fault corrected; None
-    if the program exists, or if the parser did not stop at such a fault.
+    The result is an error text and the rest of the command with the fault corrected. If the command
+    has no such fault, the result is None.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
@@ -99,7 +100,7 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
 
 
 def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return an error text about blanks in a host list, and the words after the list."""
+    """Return an error text about blanks in a list of hosts, and the words after the list."""
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):
         parts.append(rest.pop(0))
@@ -121,7 +122,7 @@ def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str,
 
 
 def _is_part_of_list(before: str, word: str) -> bool:
-    """Tell whether ``word`` continues a host list that so far ends with ``before``."""
+    """Tell whether ``word`` belongs to the list of hosts that ends with the word ``before``."""
     if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_program(word):
         return False
     return are_host_names(word.strip(",").split(","))
@@ -139,7 +140,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
     try:
         words = split_args(text, option)
     except UsageError:
-        return  # Arguments with unclosed quotes are reported later, when the launch plan is made.
+        return  # MPI arguments with unclosed quotes are reported when the launch plan is made.
     for index, word in enumerate(words):
         if word not in _MCA or len(words) < index + 3:
             continue
@@ -160,7 +161,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
 
 
 def _missing_script(program: Sequence[str]) -> str:
-    """Return an error text if ``python`` is followed by a script's option but no script."""
+    """Return an error text if a ``python`` command has an option of a script but no script."""
     if not program or not _PYTHON.fullmatch(Path(program[0]).name):
         return ""
     words = iter(program[1:])
