@@ -38,8 +38,7 @@ from poprun_py.options.launch_config import LaunchConfig
 
 _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 << 20, 64 << 20, 1024
 _MAX_CLOCK_SECONDS = 1.0
-# The name of the check whether a host can connect to the launcher. Every instance must connect to
-# the launcher.
+# The name of the check whether a host can connect to the launcher, as every instance must.
 CALLS_BACK = "calls back"
 
 
@@ -51,10 +50,9 @@ class ProbedHosts:
     """The known facts about the hosts of a launch, and the shell that runs commands on the hosts.
 
     The keys of ``machines``, ``hostnames`` and ``other_jobs`` are host names as the user gave them.
-    If a value is unknown, its host has no key. ``hostnames`` has the name that each host reports
-    for itself. ``has_fabric`` is False if all remote hosts reported that TCP is their fastest
-    network. ``other_jobs`` has the jobs of other launchers that hold CPUs or wait for CPUs of each
-    host.
+    Hosts without a known value have no key. ``hostnames`` has the name that each host reports for
+    itself. ``has_fabric`` is False if all remote hosts reported that TCP is their fastest network.
+    ``other_jobs`` has the jobs of other launchers that hold CPUs or wait for CPUs of each host.
     """
 
     shell: Shell
@@ -73,7 +71,7 @@ def probe_hosts(
     environ: Mapping[str, str],
     contact: bool,
 ) -> ProbedHosts:
-    """Return the known facts about ``hosts``.
+    """Probe the hosts of a launch, or read cached reports, and return the known facts.
 
     If ``contact`` is True, the folders of ``--sync`` and ``--synchronise-python-venv`` are copied
     to the hosts, and the hosts are probed. If ``contact`` is False, only the cached reports of
@@ -243,13 +241,12 @@ def _check(name: str, text: str, fault: str, fix: str, *, is_vital: bool = True)
 
 
 def _resources(report: HostReport) -> list[Check]:
-    """Check the network, clock, memory and limits of a host; these problems prevent no launch."""
+    """Check the network, clock, memory and limits of a host without preventing the launch."""
     facts = report.facts
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
     memory, shm, files = facts.get("memory"), facts.get("shm"), facts.get("files")
-    # Each tuple describes a check: its name, its result, whether the result is good, the problem,
-    # and the fix.
+    # Each tuple has a check's name, its result, whether the result is good, a problem and a fix.
     results = [
         ("network", interface.name if interface else "none", interface is not None,
          "no network but loopback is up", "check: ip address"),
@@ -369,8 +366,7 @@ def diagnose(
     """Check the hosts as ``--check`` does, to find the reason of a failed launch.
 
     Returns:
-        Sentences about host problems that may be unrelated to the failed launch. Without such
-        problems, the text is empty.
+        Sentences about host problems that may be unrelated to the failed launch, or an empty text.
 
     Raises:
         StartError: A host has a problem that explains the failed launch.
@@ -398,8 +394,7 @@ def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int]
     if not address:
         yield None
         return
-    # The launcher never accepts the test connections, because the kernel completes a connection
-    # without an accept call.
+    # The launcher accepts no test connection: the kernel completes connections without accept().
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=128) as server:
         yield address, server.getsockname()[1]

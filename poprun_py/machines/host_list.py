@@ -16,8 +16,7 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
 from poprun_py.options.launch_config import LaunchConfig
 
-# The maximum number of hosts in a host list. A host list with more hosts has a typing error, such
-# as a[0-999999999].
+# The maximum number of hosts in a host list, to detect typing errors such as a[0-999999999].
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
@@ -57,7 +56,7 @@ LOCALHOST = Host(name="localhost", is_local=True)
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host list such as ``a,b[0-2,4]:2,me@[fd00::1]:2``.
 
-    An entry is a host name, a name with ranges or an IPv6 address, with optional slots and user.
+    An entry is a host name (ranges allowed) or an IPv6 address, with optional slots and user.
     ``source`` is the name of the host list in error messages.
 
     Raises:
@@ -226,8 +225,7 @@ def _numbers(inside: str, name: str, source: str) -> list[str]:
 def compress(names: Sequence[str]) -> str:
     """Return the short form of host names: ``node0, node1, node3`` becomes ``node[0-1,3]``.
 
-    Host names that differ only in their last number are combined; all other host names are kept
-    unchanged.
+    Host names that differ only in their last number are combined; other names are unchanged.
     """
     split = {name: _LAST_NUMBER.fullmatch(name) for name in names}
     numbered = [match.groups() for match in split.values() if match]
@@ -238,8 +236,7 @@ def compress(names: Sequence[str]) -> str:
     }
     groups: dict[tuple[str, int, str], list[int]] = {}
     for head, digits, tail in numbered:
-        # If node08 is among the host names, the number of node10 also counts as padded to two
-        # digits.
+        # If node08 is among the host names, node10 also counts as padded to two digits.
         width = len(digits) if (head, len(digits), tail) in padded else 0
         groups.setdefault((head, width, tail), []).append(int(digits))
     words = []
@@ -253,8 +250,7 @@ def compress(names: Sequence[str]) -> str:
 def are_host_names(names: Sequence[str]) -> bool:
     """Return whether all names are valid host names or addresses, and no host is named twice."""
     return len({name.lower() for name in names}) == len(names) <= MAX_HOSTS and all(
-        # A text with exactly one colon is a host with slots, such as name:2. An IPv6 address has
-        # several colons.
+        # A text with exactly one colon is not an address but a host with slots, such as name:2.
         _NAME.fullmatch(name) and name.count(":") != 1
         for name in names
     )
@@ -277,8 +273,7 @@ def _unique(hosts: Iterable[Host], source: str) -> tuple[Host, ...]:
 
 # --- the hosts of a launch ----------------------------------------------------------------------
 
-# Environment variables that contain the path of a host file for Open MPI, for example in a
-# Kubernetes MPIJob.
+# Environment variables with the path of a host file for Open MPI, as in a Kubernetes MPIJob.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")

@@ -46,10 +46,10 @@ class Interface:
 class Network:
     """The network chosen for traffic between the hosts, and each host's address on this network.
 
-    ``name`` is an interface name or a CIDR. If no network is chosen, ``name`` is empty, and MPI
-    chooses a network. ``interface`` is the name of the network interface; empty if the hosts have
-    different names for the interface. ``includes_us`` tells whether this machine is on the network.
-    ``own_address`` is this machine's address on the network; empty if unknown.
+    ``name`` is the interface name or CIDR of the network. If no network is chosen, ``name`` is
+    empty, and MPI chooses a network. ``interface`` is the name of the network interface; empty if
+    the hosts have different names for the interface. ``includes_us`` tells whether this machine is
+    on the network. ``own_address`` is this machine's address on the network; empty if unknown.
     """
 
     name: str = ""
@@ -181,8 +181,7 @@ def network_of_hosts(
               for h in hosts if h.is_local or h.name in reported}  # fmt: skip
     if len(theirs) < len(hosts):
         if wanted is not None:
-            # Only hosts with known addresses are checked: a host with unknown addresses may be on
-            # the wanted network.
+            # Hosts with unknown addresses are not checked: they may be on the wanted network.
             wanted_network(theirs, wanted, option)
         return Network(wanted or "")
     own_name = next((host.name for host in hosts if host.is_local), _THIS_MACHINE)
@@ -213,8 +212,7 @@ def _resolve(name: str) -> str:
 def listen_address(others: Sequence[Host], network: str) -> str:
     """Return the address at which this machine listens for connections from the hosts ``others``.
 
-    If this machine has an address on ``network``, this address is returned. Otherwise, the kernel's
-    route to the first remote host determines the address.
+    If this machine is not on ``network``, return its address on the route to the first host.
 
     Raises:
         StartError: This machine has no route to the first remote host.

@@ -1,8 +1,7 @@
 """Reports of hosts about themselves, which are requested over ssh and cached in files.
 
 The launcher asks all hosts for reports in parallel. On each remote host, one ssh command runs
-probe_script.py. Reports are cached, so that a dry run can plan for a host without contacting the
-host.
+probe_script.py. Reports are cached, so that a dry run can plan without contacting hosts.
 """
 
 from __future__ import annotations
@@ -160,8 +159,7 @@ def _collect(host: Host, running: HostProcess, deadline: float) -> HostReport:
 def _explain_no_report(host: str, code: int, stderr: str) -> Problem:
     # If the probe printed no report, ssh failed or Python is missing on the host.
     no_python = re.search(r"No such file|not found|Permission denied.*python", stderr)
-    # If ssh itself failed (exit code 255), a file that the error message calls missing is a file of
-    # ssh and not Python.
+    # If ssh itself failed (exit code 255), a missing file in the error message is not Python.
     if code in (126, 127) or (no_python and code != 255):
         return Problem(
             f"{sys.executable} does not run there",

@@ -2,8 +2,7 @@
 
 Each lease file is locked by the process that created the file. The kernel releases the lock when
 the process ends, so the file of a dead process is recognised at once. All users share the folder of
-lease files, so the files are not trusted: symbolic links are not followed, and named pipes are not
-read.
+lease files, so the files are not trusted: symbolic links and named pipes are not read.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _UNFINISHED = ".new-"
 # The maximum size of a valid lease file, in bytes. A lease of 4096 CPUs has a file of 20 kB.
 _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# These error numbers mean that the system has run out of resources, not that a lease file is
-# invalid.
+# These error numbers mean that the system has run out of resources. The lease file may be valid.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # A process usually locks the folder of leases for about a millisecond. A process that locks the
 # folder for 5 s has been stopped (Ctrl-Z), or blocks other processes on purpose.
@@ -199,7 +197,7 @@ class HeldFile(Generic[RecordT]):
         self.record = record
 
     def close(self) -> None:
-        """Remove the file, and release the lock. A second call of ``close`` does nothing."""
+        """Remove the lease file, and release its lock. A second call of ``close`` does nothing."""
         if self.descriptor >= 0:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -214,8 +212,7 @@ class LeaseFolder:
         path: The path of the folder; a missing folder is created, with write access for all users.
 
     Raises:
-        OSError: The folder cannot be used, or other users could replace this user's files in the
-            folder.
+        OSError: The folder cannot be used, or other users could replace this user's lease files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -279,18 +276,17 @@ class LeaseFolder:
         return True
 
     def create(self, record: RecordT) -> HeldFile[RecordT]:
-        """Create and lock the file of a record. All users can read the file.
+        """Create and lock the file of a record, with read access for all users.
 
         The file gets the name of the record only after the file is complete and locked. The caller
         must hold the mutex of the folder, unless another user keeps the folder locked.
 
         Raises:
-            OSError: The file cannot be created. An unfinished file has been removed.
+            OSError: The record's file cannot be created. No unfinished file is left.
         """
         for _ in range(_MAX_TRIES):
             # Without the mutex, another process may remove the new file before this process locks
-            # the file, or may lock the new file briefly to test whether the creator of the file is
-            # alive.
+            # the file, or may lock the new file to test whether the creator of the file is alive.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 return self._create(record)
         raise FileNotFoundError(
@@ -391,8 +387,8 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def _locks() -> dict[str, list[int]]:
     """Return the ids of the processes that lock each file; the keys are ``device:inode`` (proc(5)).
 
-    Reading the kernel's list of locks takes some 10 ms, in which no process can lock a file. This
-    function is therefore called only when the list is needed.
+    Reading the kernel's list of locks takes some 10 ms, in which no process can lock a file.
+    Callers therefore read the list of locks only when needed.
     """
     found: dict[str, list[int]] = {}
     with contextlib.suppress(OSError):
@@ -420,8 +416,7 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
 def _is_locked_by_other_user(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
     """Return whether a file is locked, but not by its owner or root.
 
-    If only other users lock a file, the job that created the file is dead: the job's own lock is
-    gone.
+    A file that only other users lock belongs to a dead job, because the job's own lock is gone.
     """
     users = _users_that_lock(status, locks)
     return bool(users) and users.isdisjoint({status.st_uid, 0})

@@ -29,8 +29,8 @@ _FOLDER_NAME = "poprun-py-leases"
 # Lease files are in /dev/shm if possible, because files in memory are fast and disappear with a
 # reboot. If /dev/shm is not writable, lease files are in /tmp.
 _BASES = ("/dev/shm", "/tmp")
-# If another job leases the chosen CPUs first, this job chooses CPUs again after a pause of up to
-# 0.05 s. After 20 attempts, this job gives up.
+# If another job leases the chosen CPUs first, this job pauses for up to 0.05 s and chooses CPUs
+# again, in at most 20 attempts.
 _MAX_DECISIONS, _PAUSE_SECONDS = 20, 0.05
 
 Decision = TypeVar("Decision")
@@ -115,8 +115,7 @@ class Lease:
 class LeaseTable:
     """All leases of this machine's CPUs and all waiting jobs, read from the folder of leases.
 
-    If this process runs inside an instance of an outer job, this process may use the outer job's
-    CPUs.
+    If an instance of an outer job launches this job, this job may use the outer job's CPUs.
     The lease of the outer job is in ``outer_leases`` and not in ``leases``.
     """
 
@@ -162,7 +161,7 @@ class LeaseTable:
 
         Raises:
             OvertakenError: Another job leased some of the CPUs after the table of leases was read.
-            OSError: The lease cannot be written.
+            OSError: The lease file cannot be written.
         """
         record = LeaseRecord(
             name=_file_name(LEASE_PREFIX, job),
@@ -229,7 +228,7 @@ def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
 
 
 def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision]) -> Decision:
-    """Return the result of ``decide``; after OvertakenError, call ``decide`` again.
+    """Return the result of ``decide``, which is called again if it raises OvertakenError.
 
     Raises:
         OSError: The leases cannot be read, or other jobs took the CPUs first in every attempt.

@@ -113,8 +113,7 @@ class Machine:
         """Return the machine that the JSON values of ``to_json`` describe.
 
         Raises:
-            HardwareError: ``data`` is not a saved machine, has another version, or contradicts
-                itself.
+            HardwareError: ``data`` is no saved machine, has another version, or is damaged.
         """
         if not isinstance(data, dict) or "version" not in data:
             raise HardwareError(_NO_MACHINE)
@@ -210,7 +209,7 @@ def _check(machine: Machine) -> None:
 def _checked(
     data: dict[str, Any], key: str, part: type[Core] | type[NumaNode]
 ) -> list[dict[str, Any]]:
-    """Check a saved list of cores or NUMA nodes, and return the values of each ``part``."""
+    """Check a saved list of cores or NUMA nodes (``part``), and return the values of each entry."""
     entries = _list(data[key], key)
     if not all(isinstance(entry, dict) for entry in entries):
         raise TypeError(f"{key} must list objects")

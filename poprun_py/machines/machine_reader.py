@@ -307,8 +307,7 @@ def _cpu_list(text: str | None) -> tuple[int, ...] | None:
 
 # --- control groups -----------------------------------------------------------------------------
 
-# The folders in sys/fs/cgroup where systems mount each cgroup controller. The key "" means control
-# groups of version 2.
+# The folders in sys/fs/cgroup where systems mount each controller; "" is cgroup version 2.
 _MOUNTS = {"": ("", "unified"), "cpu": ("cpu", "cpu,cpuacct"), "cpuset": ("cpuset",)}
 
 

@@ -10,8 +10,7 @@ import sys
 
 # This word separates ssh and its own arguments from the arguments that mpirun adds.
 MARK = "--"
-# A remote command that contains this text is written for a C shell. Open MPI 4 writes such commands
-# if the login shell on this machine is a C shell.
+# If the user's login shell is a C shell, Open MPI 4 writes a remote command with this text.
 _C_SHELL_TEXT = "set path = ("
 
 
@@ -20,7 +19,7 @@ def ssh_command(words: list[str]) -> list[str]:
 
     Args:
         words: The command ssh with its own arguments, then ``MARK``, then the arguments that mpirun
-            added: optional options, the host, and the remote command.
+            adds (options, the host, and the remote command).
     """
     end = words.index(MARK)
     ssh, rest = words[:end], words[end + 1 :]

@@ -88,8 +88,7 @@ def state_of(path: str) -> str:
 def networks() -> list[list[Any]]:
     """Return a list ``[interface, address, mask bits, is bridge]`` for each usable address.
 
-    IPv4 addresses come first. Of the IPv6 addresses, only global and permanent addresses are
-    returned.
+    IPv4 addresses are first in the list. IPv6 addresses are listed if global and permanent.
     """
     import fcntl
     import struct

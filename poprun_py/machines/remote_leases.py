@@ -68,15 +68,15 @@ def take_for_launcher(
     Args:
         request: A mapping with the ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job.
             ``may_share`` tells whether the job may take CPUs that other jobs hold. ``within`` is
-            the run name of the outer job, or empty.
+            the run name of the outer job; empty without an outer job.
         environ: The environment variables of this process.
 
     Returns:
-        The answer to the launcher as JSON values, and the lease. If other jobs prevent the lease,
-        the lease is empty, and ``other_jobs`` in the answer lists the other jobs. If the job shares
-        CPUs, ``shared_with`` in the answer lists the other jobs that hold these CPUs. If an error
-        prevents the lease, ``problem`` in the answer is the reason, and the job runs without a
-        lease.
+        A pair: the answer to the launcher as JSON values, and the lease. If other jobs prevent the
+        lease, the lease is empty, and ``other_jobs`` in the answer lists the other jobs. If the job
+        shares CPUs, ``shared_with`` in the answer lists the other jobs that hold these CPUs. If an
+        error prevents the lease, ``problem`` in the answer is the reason, and the job runs without
+        a lease.
     """
     try:
         path = leases_folder(environ)
@@ -94,13 +94,11 @@ def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease
     cpus = os.sched_getaffinity(0).intersection(request["cpus"])
     if not cpus:
         return {}, Lease()
-    # The lease names the parent process, because all instances of the job on this host descend from
-    # the parent process.
+    # The lease names the parent process, from which all instances on this host descend.
     job = job_of(os.getppid(), request["program"])._replace(run_id=request["run_id"])
 
     def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:
-        # The job's own lease is ignored, because this host may be the launcher's own host under
-        # another name.
+        # The job's own lease is ignored: this host may be the launcher's host under another name.
         runs = {request["run_id"], request["within"]}
         leases, queue = _other_jobs((*table.leases, *table.ahead_of(None)), runs)
         leases = tuple(each for each in leases if not cpus.isdisjoint(each.cpus))
@@ -145,6 +143,5 @@ def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJo
 
 
 def _to_json(records: Iterable[Record]) -> list[list[str]]:
-    # The answer has user names instead of user ids, because a user id may belong to different users
-    # on different hosts.
+    # The answer has user names, because user ids may belong to different users on each host.
     return [[each.name, user_name(each.user), record_text(each)] for each in records]

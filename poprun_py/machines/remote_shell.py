@@ -59,7 +59,7 @@ class Shell:
         """The command that mpirun runs in place of ssh, to wrap remote commands in ``sh -c``.
 
         mpirun splits the command at blanks and colons. If a path in the command contains blanks or
-        colons, mpirun therefore runs ssh itself.
+        colons, mpirun runs ssh instead.
         """
         words = (sys.executable, "-I", "-S", mpirun_ssh.__file__, *self.words, mpirun_ssh.MARK)
         is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
@@ -106,7 +106,7 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
 
 
 def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """Return the ssh arguments for the user name of ``hosts``; mpirun uses one for all hosts."""
+    """Return the ssh arguments for logging in to ``hosts``, which must have one user name."""
     others = [host for host in hosts if not host.is_local]
     user = others[0].user if others else ""
     for host in others:
@@ -133,7 +133,7 @@ class HostProcess:
     err: IO[bytes]
 
     def ends_before(self, deadline: float) -> bool:
-        """Wait for the end of the process; return False at the monotonic time ``deadline``."""
+        """Wait for the end of the process; return False if the time ``deadline`` passes first."""
         try:
             self.process.wait(timeout=max(0.01, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -167,7 +167,7 @@ def started(
     """Start a command for each host with ``text`` as input; kill running commands at the end.
 
     Raises:
-        StartError: A command cannot be run. The error message ends with the advice ``fix``.
+        StartError: A command cannot be run; ``fix`` is the advice in the error message.
     """
     with contextlib.ExitStack() as stack:
         running = []
@@ -188,8 +188,7 @@ def started(
             stack.callback(running[-1].end)
             assert process.stdin is not None
             # ``text`` fits into the pipe's buffer in the kernel, so writing never waits for a host.
-            # Python's buffer is bypassed, because flushing the buffer fails if the process has
-            # already ended.
+            # Python's buffer is bypassed, because a flush fails if the process has already ended.
             with contextlib.suppress(BrokenPipeError):
                 os.write(process.stdin.fileno(), text)
             process.stdin.close()
@@ -242,22 +241,20 @@ def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
 
 # --- copies of folders --------------------------------------------------------------------------
 
-# rsync copies folders to the same path on other hosts, and sends only changed files. rsync never
+# rsync copies folders to the same path on other hosts, and sends only changed files. A copy never
 # deletes files on the other hosts, and does not follow symbolic links. Symbolic links to places
 # outside the folder are copied only if the folder is a Python environment, because ``bin/python``
 # of an environment may be a link to another Python.
 _EXCLUDED = (".git", "__pycache__")
 _MAX_COPIES_AT_ONCE = 16
-# rsync's time-out for a connection without traffic, in seconds. The duration of a whole copy by
-# rsync is not limited.
+# rsync's time-out for a connection without traffic, in seconds. A whole copy has no time-out.
 _STALL_SECONDS = 15
 
 
 def folder_to_sync(path: str, option: str = "--sync") -> Path:
     """Return the absolute path of a folder that the user gave for ``option``.
 
-    Symbolic links in the path are kept, because the paths of the user's programs may contain the
-    same links.
+    Symbolic links in the path are kept, because the user's programs may use the same path.
 
     Raises:
         UsageError: The folder is missing, or is a system or home folder such as ``/usr``.
