@@ -1,6 +1,6 @@
-"""A program's CPU time, memory, disk and network traffic, waiting, and Python stacks.
+"""Measures a program's CPU time, memory, traffic and waiting, and reads its Python stacks.
 
-The steps that a program counts itself are in progress_memory.py. The wrapper imports this module
+progress_memory.py reads the steps that a program counts itself. The wrapper imports this module
 only after its program has started.
 """
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
-# System calls of x86-64 and 64-bit ARM that read standard input or wait for it, as pairs of number
-# and first argument from /proc/PID/syscall. The argument of read is the descriptor 0. The argument
-# of select and poll is the highest descriptor plus one.
+# System calls of x86-64 and 64-bit ARM that read standard input or wait for it, as pairs of the
+# call's number and first argument in /proc/PID/syscall. The first argument of read is the
+# descriptor 0. The first argument of select and pselect6 is the highest descriptor plus one.
 _READING = frozenset(
     {(b"0", b"0x0"), (b"23", b"0x1"), (b"270", b"0x1"), (b"63", b"0x0"), (b"72", b"0x1")}
 )
@@ -43,7 +43,7 @@ _MEMORY = ("RssAnon", "RssFile", "RssShmem", "VmSwap")
 
 
 def resource_usage(program: int) -> "dict[str, Any]":
-    """Return the resources that a program and its descendants used, and how long they were delayed.
+    """Return the resources that a program and its descendants used, and the program's delays.
 
     Returns:
         A dictionary. ``cpu_seconds``, ``memory_bytes`` and ``swap_bytes`` are sums over the program
@@ -82,12 +82,11 @@ class ActivitySampler:
         self._at_disk: set[int] = set()  # the threads that waited for a disk in the last sample
 
     def sample(self, written: int) -> "dict[str, Any]":
-        """Return a sample of the program's activity, which has written ``written`` bytes so far.
+        """Return a sample of the activity of a program that has written ``written`` bytes.
 
         Returns:
-            A dictionary with the attributes of ``ActivitySample`` (activity_monitor.py), which
-            describes them. The program is asked for ``away`` only if it uses CPU time and shows no
-            other activity.
+            A dictionary with the attributes of ``ActivitySample`` (activity_monitor.py). ``away``
+            is measured only if the program uses CPU time and shows no other activity.
         """
         pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -101,8 +100,8 @@ class ActivitySampler:
             "call": self._memory.last_collective(),
             "waits": self._memory.waits(),
             "saves": self._memory.saves()
-            # A thread other than the main one must wait for a disk in two samples, because writing
-            # a log line now and then is not progress.
+            # A thread other than a main thread must wait for a disk in two successive samples,
+            # because an occasional log line is not progress.
             or bool(waiting.intersection(pids) or waiting & before),
             "stopped": process_info.state_letter(self._program) in "Tt",
             "ending": self._stacks.has_left_python(self._program),
@@ -134,7 +133,8 @@ def _waits_for_input(pids: "list[int]") -> bool:
                 own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
             except OSError:
                 continue
-            # A descendant may have another standard input, such as a pipe from the program.
+            # A descendant of the program may have a different standard input, such as a pipe from
+            # the program.
             if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
                 return True
     return False
@@ -165,10 +165,7 @@ def _queued_seconds(pid: int) -> float:
 
 
 def _moved_bytes(pid: int) -> int:
-    """Return the bytes that a process read and wrote; only differences of results are meaningful.
-
-    Bytes that the disk transfers are counted twice.
-    """
+    """Return how many bytes a process has read and written, with disk transfers counted twice."""
     fields = process_info.read_fields(pid, "io")
     return sum(int(fields.get(name, "0")) for name in _IO)
 
@@ -181,50 +178,53 @@ def _memory_sizes(pid: int) -> list[int]:
 
 # --- Python stacks --------------------------------------------------------------------------------
 
-# The wrapper sends a signal to the program. In the program, diagnostics_hook/sitecustomize.py
-# handles the signal, and writes the answer to a file that both processes have open.
+# To get Python stacks, the wrapper sends a signal to the program. In the program,
+# diagnostics_hook/sitecustomize.py handles the signal, and writes the stacks to a file that wrapper
+# and program have open.
 
 # The signal that makes a process write a NUL as soon as its main thread runs Python code.
 _ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_ANSWERS = 16
-# The longest waits for the stacks of one process and of all processes, and the time without new
-# bytes after which an answer is considered complete. On a busy host, a process may pause for a
-# moment while it writes its stacks.
+# The wrapper waits at most 1.5 s for the stacks of one process, and at most 2.5 s for all
+# processes. The stacks of a process are complete if no bytes arrive for 0.1 s, because a process on
+# a busy host may pause for a moment while it writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
-# The stacks of all processes are sent in one frame, where a character takes up to six bytes.
+# The stacks of all processes are sent in one message frame, where a character of text takes up to
+# six bytes.
 _MAX_TEXTS = 1 << 17
 
 
 class PythonStacks:
-    """Asks one program for its stacks, and whether it runs Python.
+    """Asks a program for its Python stacks, and whether its main thread runs Python code.
 
-    The program writes to ``file``, whose path ``program_environment.stacks_variables`` contains.
+    The program writes its answers to the open file ``file``.
+    ``program_environment.stacks_variables`` tells the program the path of the file.
     """
 
     def __init__(self, file: int) -> None:
         self._file = file
-        # The process that was last asked whether it runs Python, the time of that question, and the
-        # offset in the file at which the answer is expected.
+        # The last process that was asked whether it runs Python, the time of the question, and the
+        # offset in the file at which the answer of the process is expected.
         self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
         self._has_run_python = False
 
     def has_left_python(self, program: int) -> bool:
-        """Return whether the program's interpreter is shutting down and runs no more Python.
+        """Return whether the program's interpreter is shutting down and runs no more Python code.
 
-        An interpreter that shuts down has removed its handler of the signal that asks whether
-        Python runs. A program that is not Python never had this handler.
+        While an interpreter shuts down, its handler of ``_ASK_SIGNAL`` is missing. A program that
+        is not Python never had a handler of ``_ASK_SIGNAL``.
         """
         state, handles = process_info.state_and_handler(program, _ASK_SIGNAL)
         self._has_run_python = self._has_run_python or handles
         return self._has_run_python and not handles and state not in "TtZX"
 
     def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
-        """Return the least number of seconds since a main thread of ``pids`` last ran Python code.
+        """Return for how many seconds the process that was asked last has not run Python code.
 
-        If ``ask``, one of the processes is asked, unless an earlier question is unanswered. Only a
-        running process with the handler is asked, because the signal would interrupt the sleep of a
-        program in C.
+        If ``ask`` and no process still has to answer, ask one process of ``pids``. The process must
+        be running and handle the signal, because the signal would interrupt the sleep of a program
+        in C.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
@@ -242,7 +242,8 @@ class PythonStacks:
     def stacks(self, program: int) -> "list[dict[str, Any]]":
         """Return the Python stacks of the program and its descendants, one entry per process.
 
-        The signal is sent only to processes that handle it, because it would end any other process.
+        ``STACKS_SIGNAL`` is sent only to processes that handle it, because it would end other
+        processes.
         """
         answers: list[dict[str, Any]] = []
         left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
@@ -296,7 +297,7 @@ class TcpTraffic:
         self._moved = 0
 
     def num_bytes(self, pids: "Iterable[int]") -> int:
-        """Return the bytes sent and received so far. Only differences between calls are meaningful.
+        """Return a count of sent and received bytes; only its growth between calls is meaningful.
 
         If a connection ends between two calls, the last bytes of the connection are not counted.
         """
@@ -367,7 +368,7 @@ def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
 
 
 def _bytes_of(message: bytes) -> "int | None":
-    """Return the number of bytes that a connection carried; None if the message lacks tcp_info."""
+    """Return the number of bytes that a connection carried; None if ``message`` lacks tcp_info."""
     offset = _MESSAGE_BYTES
     while offset + _ATTRIBUTE.size <= len(message):
         size, kind = _ATTRIBUTE.unpack_from(message, offset)

@@ -1,8 +1,8 @@
-"""Environment variables that the wrapper sets for its program, in addition to the launcher's.
+"""Environment variables that the wrapper sets for its program, besides the launcher's variables.
 
-The variables contain ranks under the names of Open MPI and torchrun, keep the traffic of MPI, UCX
-and gloo on the network of the job, and load the library's start hook (popdist_py/start_hook) into
-every Python process.
+Some variables contain ranks under the names of Open MPI and torchrun. Others keep the traffic of
+MPI, UCX and gloo on the network of the job, or load the library's start hook
+(popdist_py/start_hook) into every Python process.
 """
 
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.job_folders import JobFolder
 
-# Variables of Open MPI and torchrun that get the value of another variable.
+# Variables of Open MPI and torchrun, and the variables from which their values are copied.
 _SAME_VALUES = {
     "OMPI_COMM_WORLD_RANK": "RANK",
     "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
@@ -43,8 +43,8 @@ _ACCELERATORS = (
     *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
 )
 _HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
-# Variables with the folders for files that Open MPI's processes map: for segments in Open MPI 5
-# (btl_sm) and Open MPI 4 (btl_vader), and for MPI windows (osc).
+# Variables that name Open MPI's folder for shared memory: for messages in Open MPI 5 (btl_sm) and
+# Open MPI 4 (btl_vader), and for MPI windows (osc).
 _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
@@ -55,7 +55,8 @@ _SHARED_MEMORY_FOLDERS = (
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
 _DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
-# The signal that asks a program for its stacks. Programs and their libraries do not use it.
+# The signal that asks a program for its Python stacks. Programs and libraries do not use this
+# signal.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 # The kernel's file with the routes of this host, and the folder with its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
@@ -76,7 +77,7 @@ def _first_of(*names: str) -> str:
 
 
 def set_variables(variables: "Mapping[str, str | None]") -> None:
-    """Set the variables of this process; a value of None unsets a variable."""
+    """Set environment variables of this process; the value None unsets a variable."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -85,12 +86,14 @@ def set_variables(variables: "Mapping[str, str | None]") -> None:
 
 
 def complete() -> None:
-    """Set the variables that follow from the launcher's variables and from this host."""
-    # The hook's variables come first, because they depend on the names that MPI itself has set.
+    """Set the environment variables that the wrapper derives from the launcher's variables."""
+    # The start hook's variables are set first, because they depend on the variables that MPI itself
+    # has set.
     os.environ.update(hook_variables(os.environ))
     set_mpi_and_torchrun_variables()
     for name in THREAD_VARIABLES:
-        # The launcher sets empty values so that Open MPI does not pass on another instance's value.
+        # The launcher sets thread variables to an empty value, so that Open MPI does not pass on
+        # another instance's value.
         if os.environ.get(name) == "":
             del os.environ[name]
 
@@ -100,12 +103,13 @@ def set_mpi_and_torchrun_variables() -> None:
     for name, same in _SAME_VALUES.items():
         if same in os.environ:
             os.environ.setdefault(name, os.environ[same])
-    if "RANK" not in os.environ:  # the command of a large job was copied into a shell
+    if "RANK" not in os.environ:  # the user copied the command of a large job into a shell
         return
     for name, value in _TORCHRUN_VALUES.items():
         os.environ.setdefault(name, value)
     if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
-        # Without this variable, Hugging Face Accelerate acts as if there were only one instance.
+        # Without ACCELERATE_USE_CPU, Hugging Face Accelerate acts as if there were only one
+        # instance.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     size, local_size = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if size.isdigit() and local_size.isdigit() and int(local_size) > 0:
@@ -132,13 +136,14 @@ def _names_in(folder: str) -> list[str]:
 def set_job_folders(folders: "Sequence[JobFolder]") -> None:
     """Set the variables that tell the program and Open MPI where the job's folders are.
 
-    The first folder is for files that must not outlive the job. Open MPI creates its shared memory
-    in the last folder below /dev/shm.
+    The first of ``folders`` is for files that must not outlive the job. Open MPI creates its shared
+    memory in the last of ``folders`` that is below /dev/shm.
     """
     paths = [folder.path for folder in folders]
     in_memory = [path for path in paths if path.startswith(f"{job_folders.SHARED_MEMORY}/")]
     set_variables(shared_memory_variables(in_memory[-1] if in_memory else None, os.environ))
-    # Without folders, the variable is left over from an outer job, which started this job.
+    # If this job has no folders, a POPDIST_JOB_FOLDER of an outer job, which started this job, is
+    # unset.
     set_variables({"POPDIST_JOB_FOLDER": paths[0] if paths else None})
 
 
@@ -147,7 +152,8 @@ def shared_memory_variables(
 ) -> "dict[str, str | None]":
     """Return the variables that make Open MPI create its shared memory in ``folder``.
 
-    A value of None unsets a variable of an outer job. Variables that the user has set are left out.
+    If ``folder`` is None, variables from an outer job are unset. Variables that the user has set
+    are left out.
     """
     return {
         name: folder
@@ -181,7 +187,7 @@ def _python_path(hook: str, environ: "Mapping[str, str]") -> str:
 
 
 def _interface_variables(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return the variables that keep gloo, and UCX under MPICH, on one network's interface.
+    """Return the variables that keep gloo, and UCX under MPICH, on the interface of ``network``.
 
     Variables that the user has set are left out. Without these variables, gloo uses the address of
     this host's name, and UCX uses every address.
@@ -202,7 +208,8 @@ def _interface_of(network: str) -> str:
     if not slash:
         return network
     try:
-        # The file shows the four bytes of an address as a number in this machine's byte order.
+        # /proc/net/route shows the four bytes of an address as a number in this machine's byte
+        # order.
         wanted = int.from_bytes(socket.inet_aton(address), sys.byteorder)
         mask = (1 << 32) - (1 << 32 - int(bits))
         mask = int.from_bytes(mask.to_bytes(4, "big"), sys.byteorder)
@@ -232,7 +239,7 @@ def stacks_variables(
 
 
 def import_lent_sockets() -> "ModuleType":
-    """Import the module popdist_lent_sockets without the library around it, and return it."""
+    """Import and return the module popdist_lent_sockets, without importing the whole library."""
     sys.path.insert(0, _HOOK)
     try:
         import popdist_lent_sockets  # type: ignore[import-not-found]

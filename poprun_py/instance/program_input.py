@@ -2,8 +2,8 @@
 
 The launcher decides which instance has the keyboard. The program's terminal neither echoes nor
 edits lines (EXTPROC), because the user's own terminal does both. When the program changes the modes
-of its terminal, the wrapper learns of it (packet mode) and tells the launcher, as in Telnet's
-LINEMODE.
+of its terminal, the kernel notifies the wrapper (packet mode), and the wrapper tells the launcher,
+as in Telnet's LINEMODE.
 """
 
 import errno
@@ -44,11 +44,11 @@ class ProgramInput:
     Args:
         setup: The launcher's settings. ``input`` (see ``_make_typed_input``) is present if the
             program has the keyboard from its start. ``debugger`` tells whether breakpoint() may ask
-            for the keyboard. ``term`` is the kind of terminal.
+            for the keyboard. ``term`` is the program's value of TERM.
         memory: The memory that is shared with the program.
         send: The function that queues a message to the launcher.
-        add_output: The function that is called with each terminal for output, the controlling one
-            first, and with the kind of message for that output.
+        add_output: The function that is called with each terminal of the program, the controlling
+            terminal first, and with the kind of message for the terminal's output.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class ProgramInput:
         self.typed = TypedInput(send)
         if "input" in setup:
             self._make_typed_input(setup["input"])
-        # The pipe to which the program's debugger writes one line for each request; -1 without it.
+        # The ends of the pipe to which the program's debugger writes one line for each request; -1
+        # without a debugger.
         self.requests = self._write_requests = -1
         self._incomplete_request = b""
         if setup.get("debugger"):
@@ -75,7 +76,7 @@ class ProgramInput:
             os.set_blocking(self.requests, False)
 
     def _make_typed_input(self, setup: "dict[str, Any]") -> None:
-        """Create the terminal or the pipe that the program reads.
+        """Create the terminal or the pipe from which the program reads its keyboard input.
 
         Args:
             setup: The settings of the terminal: its ``modes`` (iflag, oflag, lflag, cc), its
@@ -90,7 +91,7 @@ class ProgramInput:
                 self.typed = ProgramPipe(self._send)
         except OSError as error:
             self._errno = error.errno or errno.ENXIO
-            # Without the terminal, the program runs with an empty input.
+            # If no terminal can be made, the program runs with an empty standard input.
             os.write(2, f"poprun-py: warning: no terminal for the keyboard: {error}\n".encode())
 
     @property
@@ -108,7 +109,7 @@ class ProgramInput:
         return variables
 
     def ended(self) -> None:
-        """Tell the launcher how much input the program left unread, now that it has ended."""
+        """After the program's end, tell the launcher how much input the program has not read."""
         self._has_ended = True
         self.typed.ended()
 
@@ -140,10 +141,10 @@ class ProgramInput:
             self._memory.leave_debugger(loads(payload))
 
     def _lent_terminal(self, setup: "dict[str, Any]") -> int:
-        """Return the number for ``ProgressMemory.lend_terminal``; make the terminal if needed."""
+        """Return the argument for ``ProgressMemory.lend_terminal``; make a terminal if needed."""
         if self._has_ended:
-            # The program ended while the launcher answered its debugger. The wrapper would wait
-            # for the end of a new terminal.
+            # The program ended while the launcher answered the program's debugger. If the wrapper
+            # made a terminal now, it would wait for the end of the terminal's output.
             return -errno.ENXIO
         if self.terminal is None:
             self._make_typed_input(setup)
@@ -153,8 +154,8 @@ class ProgramInput:
 class TypedInput:
     """Passes typed bytes to the program; asks the launcher for more when all bytes are read.
 
-    Typed bytes are written to ``descriptor``. By default, the program's input is empty, and typed
-    bytes are dropped.
+    Typed bytes are written to ``descriptor``. If ``descriptor`` is -1, the program's input is
+    empty, and typed bytes are dropped.
     """
 
     def __init__(self, send: "Send", descriptor: int = -1) -> None:
@@ -168,21 +169,23 @@ class TypedInput:
             os.set_blocking(descriptor, False)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make the keyboard input the standard input of this child, in a new session or group.
+        """Set the standard input of this child process, in a new process group or session.
 
         Returns:
-            The descriptors for stdout and stderr. Each is a terminal, or else ``out`` or ``err``.
+            The descriptors for the child's stdout and stderr: terminals instead of ``out`` and
+            ``err``, if the program's output goes to terminals.
         """
         os.setpgid(0, 0)
-        # /dev/null replaces the standard input from Open MPI 5, which never ends in instance 0.
+        # The standard input from Open MPI 5 is replaced by /dev/null, because the input of instance
+        # 0 would never end.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         return out, err
 
     def ended(self) -> None:
-        """Tell the launcher how much input the program left unread, now that it has ended."""
+        """After the program's end, tell the launcher how much input the program has not read."""
 
     def type(self, keys: bytes) -> None:
-        """Pass typed bytes on to the program; empty bytes end its input."""
+        """Pass typed bytes on to the program; empty bytes end the program's input."""
         if self._descriptor >= 0:
             self._unwritten += keys or self._end_input()
         elif keys:
@@ -218,7 +221,7 @@ class TypedInput:
                 self._send(control_protocol.KEYS_READ, None)
 
     def _end_input(self) -> bytes:
-        """Close the program's input, or return bytes (such as Ctrl-D) that end it when written."""
+        """Close the program's input, or return the bytes, such as Ctrl-D, that end the input."""
         raise NotImplementedError
 
     def _report_unread(self, count: int) -> None:
@@ -233,12 +236,13 @@ class ProgramPipe(TypedInput):
     """A pipe for the keyboard input of a program."""
 
     def __init__(self, send: "Send") -> None:
-        # The wrapper keeps the reading end open, to count the bytes that the program has not read.
+        # The wrapper keeps the reading end of the pipe open, to count the bytes that the program
+        # has not read.
         self._read_end, self._write_end = os.pipe()
         super().__init__(send, self._write_end)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make the pipe the standard input of this child, in a new process group."""
+        """Make the pipe the standard input of this child process, in a new process group."""
         os.setpgid(0, 0)
         os.dup2(self._read_end, 0)
         return out, err
@@ -284,13 +288,13 @@ class ProgramTerminal(TypedInput):
         return int(os.path.basename(os.ttyname(self._pty.slave)))
 
     def resize(self, size: "list[int]") -> None:
-        """Set the rows and columns of the terminals."""
+        """Set the rows and columns of the program's terminals."""
         self._pty.resize(size)
         if self._error is not None:
             self._error.resize(size)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make this terminal the child's standard input and its session's controlling terminal."""
+        """Make this terminal the child's stdin and the controlling terminal of a new session."""
         os.setsid()
         fcntl.ioctl(self._pty.slave, termios.TIOCSCTTY, 0)
         os.dup2(self._pty.slave, 0)
@@ -331,10 +335,12 @@ class ProgramTerminal(TypedInput):
         return _CTRL_D if code == b"\0" else code
 
     def _is_read(self) -> bool:
-        # A read of the program returns one line, so at most the last line is unread.
+        # In canonical mode (ICANON), each read of the program returns one line, so at most the last
+        # line is unread.
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
-        # The kernel moves written bytes to the reading end with a delay, unless this end is polled.
+        # Without this poll, the kernel delivers written bytes to the program's side of the terminal
+        # with a delay.
         poll = select.poll()
         poll.register(self._pty.slave, select.POLLIN)
         poll.poll(0)
@@ -348,7 +354,7 @@ class Pty:
     Args:
         setup: The ``modes`` and ``size`` of the terminal, as in the settings of ``ProgramInput``.
         on_control: The function that is called with the kernel's control byte when the program
-            changes its terminal.
+            changes the terminal's modes.
 
     Raises:
         OSError: All terminals of the system are in use.
@@ -379,7 +385,7 @@ class Pty:
         return self.master
 
     def read(self, size: int) -> bytes | None:
-        """Return new output; None if there is none yet; empty bytes if the output has ended."""
+        """Return the program's new output: None if there is none yet, empty bytes after its end."""
         data = bytearray()
         while len(data) < size or (data.endswith(b"\r") and len(data) < 2 * size):
             try:

@@ -1,4 +1,4 @@
-"""Start, output, signals, pausing and killing of the child process that is a program."""
+"""The program of an instance as a child process: start, output, signals, pausing and killing."""
 
 import errno
 import os
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from poprun_py.instance.transferred_files import ReceivedFile
 
 _CHUNK = 1 << 16
-_INT_BYTES = 4  # the size in bytes of a file descriptor that a Unix socket sends
+_INT_BYTES = 4  # the size of a file descriptor in a message of a Unix socket
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 # The exit codes of success. After success, processes that the program left running, such as an
 # upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
 _GOOD_CODES = (0, 75)
 _LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
 _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
-# The seconds between two rounds of kills, because a process may start another one during a round.
+# The seconds between two rounds of kills. The kills are repeated, because a process may start
+# another process during a round.
 _KILL_AGAIN_SECONDS = 0.05
 _KILLED_AFTER_EXCEPTION = (
     "poprun-py: {:g} s (--grace) after the exception that ended its main thread, the program was "
@@ -53,7 +54,8 @@ class ProgramProcess:
         self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
         self.start_error = ""
-        # The exit code, or minus the number of the killing signal; None while the program runs.
+        # The program's exit code, or minus the number of the signal that killed the program; None
+        # while the program runs.
         self.exit_code: int | None = None
         self.is_stopping = False  # whether ``stop`` was called
         self.output = ProgramOutput(channel.send_bytes)
@@ -62,7 +64,8 @@ class ProgramProcess:
         self.grace_seconds = 0.0
         self._channel = channel
         self._kill_at = float("inf")
-        # When to kill a program whose main thread has ended with an exception; None before.
+        # The time at which to kill the program after an exception ended its main thread; None
+        # before such an exception.
         self._exception_kill_at: float | None = None
         self._was_killed_after_exception = False
         self._suspended: list[int] = []
@@ -76,11 +79,12 @@ class ProgramProcess:
     def start(self, handled_signals: "Collection[int]") -> None:
         """Bind this process, and start the program with the same binding.
 
-        The signals that this process handles have their default effect in the program.
+        In the program, the ``handled_signals`` of this process have their default effect.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        # A successful exec closes this pipe. After a failed exec, the child writes the reason.
+        # A successful exec closes the report pipe. After a failed exec, the child writes the reason
+        # into the report pipe.
         report_read, report_write = os.pipe()
         parent = os.getpid()
         binding.apply_planned()
@@ -110,7 +114,7 @@ class ProgramProcess:
     def _become_program(
         self, parent: int, out: int, err: int, report: int, handled_signals: "Collection[int]"
     ) -> "NoReturn":
-        """Leave the wrapper's process group, redirect the output, and exec. Runs in the child."""
+        """In the child, leave the wrapper's process group, redirect output and exec the program."""
         if self.input is not None:
             out, err = self.input.typed.become_stdin(out, err)
         else:
@@ -148,9 +152,10 @@ class ProgramProcess:
                 program_usage = usage
 
     def record_end(self, status: int) -> None:
-        """Record the program's wait status, and limit the time of processes left running."""
+        """Record the program's wait status, and limit the time for processes it left running."""
         code = os.waitstatus_to_exitcode(status)
-        # The code 1 replaces SIGKILL, because Python itself exits with 1 after an exception.
+        # If the wrapper killed the program after an exception, the recorded exit code is 1, as if
+        # Python itself had exited after the exception.
         is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
         self.exit_code = 1 if is_killed else code
         if self.input is not None:
@@ -167,7 +172,7 @@ class ProgramProcess:
         )
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program, or SIGTERM or SIGINT to the processes that it left."""
+        """Send a signal to the program; after its end, send SIGTERM or SIGINT to its processes."""
         if self.is_running and self.pid:
             process_control.signal_group(self.pid, number)
         elif not self.is_running and number in (signal.SIGTERM, signal.SIGINT):
@@ -175,9 +180,9 @@ class ProgramProcess:
                 process_control.signal_process(pid, number)
 
     def stop(self, grace_seconds: float, number: int = signal.SIGTERM) -> None:
-        """Ask the program to end by a signal; after ``grace_seconds``, kill all its processes.
+        """Send the program a signal to end; after ``grace_seconds``, kill all its processes.
 
-        A second call sends no signal, but can shorten the grace time.
+        A second call of ``stop`` sends no signal, but can shorten the grace time.
         """
         self.resume()
         self._kill_after(grace_seconds)
@@ -205,7 +210,7 @@ class ProgramProcess:
             self._exception_kill_at = time.monotonic() + self._seconds_after_exception()
 
     def on_time(self, now: float) -> None:
-        """Kill the program if its time is up, and check whether the program has read its input."""
+        """Kill the program if it is due, and check whether the program has read its input."""
         if self._exception_kill_at is not None and now >= self._exception_kill_at:
             self._exception_kill_at = float("inf")
             if self.is_running and not self.is_stopping:
@@ -225,7 +230,7 @@ class ProgramProcess:
         return kill_at if self.input is None else min(kill_at, self.input.typed.next_deadline())
 
     def _kill_after(self, seconds: float) -> None:
-        """Schedule the kill of all processes after ``seconds``, unless it is due sooner."""
+        """Schedule the kill of all processes in ``seconds``, unless a kill is due sooner."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def _seconds_after_exception(self) -> float:
@@ -242,7 +247,7 @@ class ProgramProcess:
             process_control.signal_process(pid, signal.SIGKILL)
 
     def _report_leftovers(self, pids: list[int]) -> None:
-        """Report processes that the program left running and that are killed now, each once."""
+        """Report each process that the program left running and the wrapper kills, only once."""
         new = [pid for pid in pids if pid not in self._reported_leftovers]
         self._reported_leftovers.update(new)
         if new:
@@ -251,7 +256,7 @@ class ProgramProcess:
 
 
 def _take_launchers_stdin() -> None:
-    """Let one instance's program read the launcher's standard input; give others no input."""
+    """Let the program of one instance read the launcher's stdin; other programs get /dev/null."""
     path = os.environ.pop("POPRUN_STDIN", "")
     reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
     if not path:
@@ -286,7 +291,8 @@ class ProgramOutput:
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
         self._send = send
-        # The pipes and terminals that may have more output, and their kinds of messages.
+        # The pipes and terminals that may have more output of the program, and the kind of message
+        # for the output of each.
         self.sources: dict[int, tuple[FileIO | Pty, bytes]] = {}
         self._terminal = -1  # the descriptor of the program's controlling terminal
         self.num_bytes = 0  # the number of bytes of output read so far
@@ -300,25 +306,26 @@ class ProgramOutput:
             self._terminal = descriptor
 
     def read(self, descriptor: int) -> None:
-        """Read output from a descriptor that is ready, and send it."""
+        """Read the program's output from a descriptor that is ready, and send the output."""
         if self._terminal not in self.sources:
             self._pass_on(descriptor, self._read(descriptor))
             return
         written = self._read(self._terminal)
         others = [(each, self._read(each)) for each in self.sources if each != self._terminal]
         if any(data for _, data in others):
-            # Lines may have been written after the first read and before the text on stderr.
+            # The program may have written lines to its terminal after the first read and before its
+            # text on stderr.
             more = self._read(self._terminal)
             written = (written or b"") + (more or b"") or more
         lines, newline, prompt = (written or b"").rpartition(b"\n")
         self._pass_on(self._terminal, lines + newline or None)
         for each, data in others:
             self._pass_on(each, data)
-        # A prompt (text without a newline) is sent last, because text on stderr came before it.
+        # A prompt (text without a newline) is sent last, because the program wrote its text on
+        # stderr before the prompt.
         self._pass_on(self._terminal, (prompt or None) if written else written)
 
     def _read(self, descriptor: int) -> bytes | None:
-        """Return new output; None if there is none yet; empty bytes if the output has ended."""
         return self.sources[descriptor][0].read(_CHUNK)
 
     def _pass_on(self, descriptor: int, data: bytes | None) -> None:

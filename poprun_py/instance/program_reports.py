@@ -23,7 +23,7 @@ class ProgramReports:
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()
-        self.end: dict[str, Any] | None = None  # how the program ended; None while it runs
+        self.end: dict[str, Any] | None = None  # the last report; None while the program runs
         self._program = program
         self._channel = channel
         # How many processes the kernel had killed at the memory limit when the program started.
@@ -33,7 +33,8 @@ class ProgramReports:
         self._progress_seconds = self._activity_seconds = 0.0
         self._progress_at, self._activity_at = float("inf"), 0.0
         self._sent_progress: list[int] | None = None
-        # The number of steps reported so far; None if the launcher does not want every step.
+        # The number of training steps reported so far; None if the launcher does not want every
+        # step.
         self._sent_steps: int | None = None
         self._sampler: ActivitySampler | None = None
         self._stacks_file = unnamed_file("poprun-stacks")
@@ -49,15 +50,15 @@ class ProgramReports:
         os.environ.update(program_environment.stacks_variables(file, command, os.environ))
 
     def program_started(self) -> None:
-        """Read the state of the control group, for which the start of the program need not wait."""
+        """Read the number of killed processes after the start, so as not to delay the start."""
         self._oom_kills_before, _ = memory_kills_and_limit()
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` must be called while the program runs; infinity for never."""
+        """Return the time when ``on_time`` must be called next; infinity for never."""
         return self._progress_at
 
     def on_time(self, now: float) -> None:
-        """Report progress if it is due and has changed; report activity if it is due."""
+        """Report the program's progress, if changed, and its activity, when the reports are due."""
         if not self._program.is_running or now < self._progress_at:
             return
         self._progress_at = now + self._progress_seconds
@@ -122,7 +123,7 @@ class ProgramReports:
         self._channel.send(control_protocol.OBSERVED, report)
 
     def send_end(self, usage: "struct_rusage") -> None:
-        """Report how the program ended, at once, because a failure ends the whole job."""
+        """Report at once how the program ended, because a failure ends the whole job."""
         memory = self.memory
         oom_kills, limit_bytes = memory_kills_and_limit()
         self.end = {
