@@ -66,7 +66,7 @@ def __getattr__(name: str) -> object:
 
 
 def _load_views() -> object:
-    # display/public_values.py calls this function.
+    # display/public_values.py calls ``_load_views``.
     from poprun_py.python_api import value_views
 
     return value_views

@@ -19,7 +19,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-# Advice for a user whose limit of processes, which include threads, is reached.
+# Advice for a user who has reached the limit of processes; threads count as processes.
 PROCESSES_ADVICE = (
     "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "
     "instances"

@@ -1,8 +1,8 @@
 """State, family, CPU time and command of Linux processes, and limits of their control groups.
 
 The functions read /proc and /sys. For a process that has ended, or that the system hides from this
-user, they return None or an empty value. This module imports only os, because further imports would
-delay the start of every instance.
+user, the functions return None or an empty value. This module imports only os, because further
+imports would delay the start of every instance.
 """
 
 import os
@@ -33,7 +33,7 @@ class ProcessStat:
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """Return the stat fields of a process, or of one of its threads."""
     name = "stat" if thread is None else f"task/{thread}/stat"
-    # The command name, in parentheses, may contain any character.
+    # The command name, which the file shows in parentheses, may itself contain parentheses.
     fields = (read_file(pid, name) or b"").rpartition(b")")[2].split()
     return ProcessStat(fields) if len(fields) > 19 else None
 
@@ -47,7 +47,7 @@ def read_fields(pid: int, name: str) -> dict[str, str]:
 def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
     """Return the content of the file ``name`` in /proc/PID; None if it cannot be read.
 
-    With ``first_page``, only the first 4 KiB are read, because a whole file may take long.
+    With ``first_page``, only the first 4 KiB are read, because reading a whole file may take long.
     """
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
@@ -174,7 +174,7 @@ def has_children(pid: int) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process, or its name if that is empty, cut to 80 characters.
+    """Return a process's command line, or its name if the line is empty, cut to 80 characters.
 
     The result is ``?`` if the command line cannot be read.
     """
@@ -207,7 +207,7 @@ def memory_kills_and_limit(root: str = "/") -> "tuple[int, int | None]":
 
 
 def process_refusals_and_limit(root: str = "/") -> "tuple[int, int | None]":
-    """Return how often the kernel refused a process at the limit of processes, and the limit.
+    """Return how often the kernel refused a new process at the limit of processes, and the limit.
 
     The numbers are 0 and None if they are not known.
     """
@@ -235,9 +235,9 @@ def _event_and_limit(
     event_files: "Sequence[str]",
     limit_files: "Sequence[str]",
 ) -> "tuple[int, int | None]":
-    """Return how often an event has occurred in the innermost group, and the lowest limit.
+    """Return how often an event occurred in the innermost control group, and the lowest limit.
 
-    The files are those of version 2 and of version 1.
+    Each list of files contains a file of version 2 and, if there is one, a file of version 1.
     """
     count: int | None = None
     limit: int | None = None
@@ -265,7 +265,7 @@ def _folders(root: str, controller: str) -> "Iterator[str]":
 
 
 def _text(folder: str, *names: str) -> str:
-    """Return the content of the first of some files that can be read; empty if none can."""
+    """Return the content of the first of the files that can be read; empty if none can be read."""
     for name in names:
         try:
             with open(os.path.join(folder, name)) as file:

@@ -41,7 +41,7 @@ def command_name() -> str:
 
 
 def can_erase(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal can erase and rewrite a line. A TERM=dumb terminal cannot."""
+    """Return whether the terminal can erase and rewrite a line: not with TERM=dumb."""
     return environ.get("TERM") != "dumb"
 
 
@@ -66,9 +66,9 @@ class UnwritableError(Exception):
 def prepare_streams() -> None:
     """Open /dev/null on closed standard descriptors, and make stdout accept every character.
 
-    A command calls this function before it opens files or prints. A socket or file that the
-    launcher opens later would get a closed descriptor 1 or 2, and printed text would then go into
-    that socket or file.
+    A command calls this function before it opens files or prints. If descriptor 1 or 2 stayed
+    closed, a socket or file that the launcher opens later would get that descriptor, and printed
+    text would go into the socket or file.
     """
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
@@ -77,7 +77,7 @@ def prepare_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Not every text, such as a file name, is UTF-8.
+        # Printed text, such as a file name, may not be valid UTF-8.
         is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
 
@@ -207,10 +207,11 @@ class Console:
         print_error(f"{command_name()}: {sentence}")
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """Show that the job has waited for ``seconds``, and why; call repeatedly while it waits.
+        """Show why, and for how many ``seconds``, the job waits; called repeatedly during the wait.
 
         On a terminal, each call rewrites the same line. In a file or pipe, a new line is written
-        when the reason, such as "for IPUs: ...", changes. At the end of the wait, it is empty.
+        when the reason, such as "for IPUs: ...", changes. At the end of the wait, ``reason`` is
+        empty.
         """
         if can_rewrite_lines():
             width = shutil.get_terminal_size().columns - 1

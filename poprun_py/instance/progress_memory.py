@@ -1,9 +1,9 @@
 """Memory that a program shares with its wrapper, for steps, collectives, times and stop requests.
 
 The program writes its steps, its collectives and its time per activity (popdist_py/heartbeat.py and
-popdist_py/activities/ledger.py). The wrapper reads these values, and writes the number of the call
-of stopRequested() that stops the program. The memory is a file without a name, so it cannot be left
-behind.
+popdist_py/activities/ledger.py). The wrapper reads the program's values, and writes the number of
+the stopRequested() call that is to stop the program. The memory is a file without a name, so that
+no file is left after a crash.
 """
 
 import mmap
@@ -14,37 +14,38 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from typing import Any
 
-# Indices of the 8-byte words that popdist_py/heartbeat.py shares.
+# Indices of the 8-byte words that popdist_py/heartbeat.py uses, too.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 # The value of _BEGUN if the program will count steps.
 _WILL_STEP = 2
 # The values of _ACTIVITY if the program waits for other instances, or saves or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
-# Indices of the words that popdist_py/activities/ledger.py shares: when counting began, when the
-# nanoseconds of the activities were last updated, the current activity, the numbers of samples, of
-# timed steps and of all steps, and the nanoseconds of each activity.
+# Indices of the words that popdist_py/activities/ledger.py writes: the time when counting began,
+# the time when the nanoseconds of an activity were last updated, the current activity, the numbers
+# of samples, of timed steps and of all steps, and the nanoseconds of each activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
-# The last collective: a bit that tells whether it is running, 7 bits for its kind, and its number;
-# and the time when it began.
+# Indices of two words about the last collective. The first word contains its number, its kind (7
+# bits), and a bit that tells whether it is running. The second word is the time when it began.
 _CALL, _CALL_BEGAN = 26, 27
-# The id of a process whose main thread ended with an exception (diagnostics_hook/sitecustomize.py).
+# The index of the word for the id of a process whose main thread ended with an exception.
 _FAILED = 28
-# Whether the program trained a model apart from the other instances
+# The index of the word that is 1 if the program trained a model separately from the other instances
 # (popdist_py/start_hook/popdist_separate_models.py).
 _SEPARATE = 31
-# A ring buffer with a row of words for each of the last steps: its number, when it ended, how long
-# it took (_UNTIMED: not known), how long it took without waiting for other instances, its samples,
-# and its loss (_UNKNOWN_BITS: not known).
+# A ring buffer contains a row of six words for each of the last 4096 steps: the step's number, the
+# time when it ended, its duration (_UNTIMED if not known), its duration without waiting for other
+# instances, its number of samples, and its loss (_UNKNOWN_BITS if not known).
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
 _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
-# The last steps in a ledger, and those of them whose durations without waiting it contains too.
+# A ledger contains the durations of at most 255 steps. For the last ten steps, the ledger also
+# contains the durations without waiting for other instances.
 _LAST_STEPS, _OWN_STEPS = 255, 10
-# After writing a word, the wrapper waits 1 ms. After this time the program sees the word, and the
-# wrapper sees everything that the program wrote before it could see the word.
+# After writing a word of the shared memory, the wrapper waits 1 ms. From then on, the program reads
+# the new word, and the wrapper reads everything that the program wrote before reading the new word.
 _SETTLE_SECONDS = 0.001
 
 
@@ -57,7 +58,8 @@ def unnamed_file(title: str) -> int:
     try:
         return os.memfd_create(title)
     except OSError:
-        # Hardened systems forbid files in memory, because they may hold a program (memfd_noexec=2).
+        # Hardened systems (memfd_noexec=2) forbid files in memory, because programs can be run from
+        # them.
         import tempfile
 
         return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -117,20 +119,20 @@ class ProgressMemory:
         return self._words[_ACTIVITY] == _SAVING
 
     def failed_process(self) -> int:
-        """Return the id of a process whose main thread ended with an exception, or 0."""
+        """Return the id of a process whose main thread ended with an exception; 0 if none."""
         return self._words[_FAILED]
 
     def ledger(self) -> "dict[str, Any] | None":
         """Return the program's time per activity; None before the program begins to record it.
 
         Returns:
-            A dictionary. ``now``, ``began`` (of counting) and ``since`` (of the current
-            ``activity``) are times of ``time.monotonic_ns``. ``nanoseconds`` contains the time of
-            each activity until now. ``samples`` is the number of samples, and ``timed`` is the
-            number of steps whose time is known. ``steps`` contains the nanoseconds of the last
-            steps, the oldest first. ``own`` contains the nanoseconds of the last ten steps without
-            waiting for other instances. ``loss`` is the loss of the last step; None if it is not
-            known.
+            A dictionary. ``now``, ``began`` (the beginning of counting) and ``since`` (the
+            beginning of the current ``activity``) are times of ``time.monotonic_ns``.
+            ``nanoseconds`` contains the time of each activity until now. ``samples`` is the number
+            of samples, and ``timed`` is the number of steps whose time is known. ``steps`` contains
+            the durations of the last steps in nanoseconds, the oldest step first. ``own`` contains
+            the durations of the last ten steps in nanoseconds, without waiting for other instances.
+            ``loss`` is the loss of the last step; None if it is not known.
         """
         words = self._words
         began = words[_LEDGER_BEGAN]
@@ -139,8 +141,8 @@ class ProgressMemory:
         since, activity = words[_SINCE], words[_ACTIVITY]
         spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
         now = time.monotonic_ns()
-        # The program may write while the words are read. All time belongs to some activity, so the
-        # time that is missing in the sum is added to the current activity.
+        # The program may write words while the wrapper reads them. All time belongs to some
+        # activity, so the time that is missing in the sum is added to the current activity.
         spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
         timed = words[_TIMED_STEPS]
         rows = self.steps(max(0, words[_STEPS] - _LAST_STEPS))["rows"]
@@ -163,10 +165,11 @@ class ProgressMemory:
 
         Returns:
             A dictionary. ``made`` is the number of steps so far. ``lost`` is the number of steps
-            that are no longer in the ring buffer. ``rows`` contains one row per step, the oldest
-            first: the number of the step, the time of ``time.monotonic_ns`` when it ended, its
-            nanoseconds, its nanoseconds without waiting for other instances (negative if not
-            known), its samples, and its loss (None if not known).
+            that are no longer in the ring buffer. ``rows`` contains one row per step, from the
+            oldest to the newest step. A row contains the number of the step, its end as a time of
+            ``time.monotonic_ns``, its duration in nanoseconds, its duration without waiting for
+            other instances (negative if not known), its number of samples, and its loss (None if
+            not known).
         """
         made = self._words[_STEPS]
         if made <= since:
@@ -188,7 +191,7 @@ class ProgressMemory:
         return self._words[_POLLS]
 
     def propose_stop(self, proposal: int) -> None:
-        """Make the program wait in stopRequested() call number ``proposal``."""
+        """Make the program wait in its call of stopRequested() with the number ``proposal``."""
         self._words[_PROPOSED] = proposal
         time.sleep(_SETTLE_SECONDS)
 
@@ -197,7 +200,7 @@ class ProgressMemory:
         self._words[_AGREED] = proposal
 
     def leave_debugger(self, call: int) -> None:
-        """Let the program continue after breakpoint() number ``call``."""
+        """Let the program continue after its call of breakpoint() with the number ``call``."""
         self._words[_DEBUGGED] = max(call, self._words[_DEBUGGED])
 
     def lend_terminal(self, number: int) -> None:

@@ -25,7 +25,7 @@ else:
 def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
     """Return ``dumps`` and ``loads`` made of the C encoder and decoder of json.
 
-    Other interfaces of the C functions in this Python version raise one of many exceptions.
+    If the C functions of this Python version differ, one of several exceptions is raised.
     """
     import _json
 

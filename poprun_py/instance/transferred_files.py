@@ -1,6 +1,6 @@
 """Files that travel between the launcher's host and the host of an instance.
 
-The launcher sends one file before the program starts. The program writes files into a private
+The launcher may send one file before the program starts. The program writes files into a private
 folder of its host, and the wrapper sends them to the launcher after the program has ended.
 """
 
@@ -18,7 +18,8 @@ _NAME = "instance"
 _PART_BYTES = 1 << 19
 # The level of compression is low, because most files are almost empty or contain similar numbers.
 _COMPRESSION = 1
-# Results of functions may be large and seldom shrink, and networks are faster than zlib.
+# Files with results of Python functions are not compressed: they may be large and seldom shrink,
+# and networks are faster than zlib.
 _UNCOMPRESSED = (b"result", b"failure")
 
 
@@ -36,7 +37,7 @@ def _private_path() -> str:
 
 
 class ReceivedFile:
-    """A file from the launcher for the program. It has no path, so no leftover must be removed."""
+    """A file from the launcher for the program, without a path, so that no file is left behind."""
 
     def __init__(self) -> None:
         self._problem = ""
@@ -64,17 +65,17 @@ class ReceivedFile:
         return {"path": f"/proc/self/fd/{self._descriptor}"}
 
     def close(self) -> None:
-        """Close the file in this process after the program, which has it open too, has started."""
+        """Close the file in the wrapper; the program, which has started, keeps the file open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class SentFiles:
-    """The folder for files of the program that are sent to the launcher.
+    """The folder for the program's files that the wrapper sends to the launcher.
 
-    ``prefix`` is the prefix of the files' paths. If the folder cannot be made, the prefix is empty,
-    no files are sent, and the folder of the run lacks the files.
+    The paths of the files begin with ``prefix``. If the folder cannot be made, ``prefix`` is empty
+    and no files are sent.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class SentFiles:
     def variables(self, beginnings: "dict[str, str]") -> "dict[str, str]":
         """Return the environment variables that tell the program where to write files.
 
-        The value of each variable is its beginning from ``beginnings`` and then the prefix.
+        ``beginnings`` contains the text before the prefix in the value of each variable.
         """
         prefix = self.prefix
         return {name: each + prefix for name, each in beginnings.items()} if prefix else {}

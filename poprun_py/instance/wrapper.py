@@ -1,11 +1,11 @@
 """The wrapper: the parent process of one program, which reports on the program to the launcher.
 
-Every instance has a wrapper, between mpirun and the program. The wrapper stays the program's
-parent: only a parent learns how a process ended, and only a living ancestor can collect the
+Every instance has a wrapper, between mpirun and the program. The wrapper stays the parent of the
+program, because only a parent learns how a process ended. Only a living ancestor can collect the
 processes that a program leaves behind. start_wrapper.py starts the wrapper.
 
-If POPRUN_CONTROL is not set, as in a command that was copied into a shell, the wrapper binds itself
-to the planned CPUs and replaces itself by the program.
+If POPRUN_CONTROL is not set, because a user copied the command into a shell, the wrapper binds
+itself to the planned CPUs and replaces itself by the program.
 """
 
 import os
@@ -43,7 +43,8 @@ _ORPHAN_GRACE_SECONDS = 1.0
 # After SIGTERM from mpirun, the grace time never ends: mpirun kills the wrapper 0.25 seconds later.
 _UNLIMITED_GRACE_SECONDS = 3600.0
 # After a program and all of its processes have ended with the exit code 0, the wrapper waits two
-# seconds for the other instances. Then it ends, so that Open MPI sees the end of the instance.
+# seconds for the other instances. Then the wrapper ends, so that Open MPI sees the end of the
+# instance.
 LEAVE_SECONDS = 2.0
 # A launcher that was killed may keep the job's folders locked for about 0.3 seconds.
 _DYING_SECONDS = 0.3
@@ -51,9 +52,9 @@ _REAP_MILLISECONDS = 20
 
 
 def main(argv: list[str]) -> int:
-    """Run the program whose command follows ``--``; return the exit code for this process."""
+    """Run the program whose command follows ``--``; return the exit code of the wrapper."""
     # The launcher makes mpirun block SIGTERM, SIGINT and SIGABRT, and some versions of mpirun pass
-    # their signal mask on to this process.
+    # their signal mask on to the wrapper.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     command = [_unescape(word) for word in argv[argv.index("--") + 1 :]]
     address = os.environ.get("POPRUN_CONTROL")
@@ -68,17 +69,18 @@ def main(argv: list[str]) -> int:
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = launcher_channel.programs_secret(token)
         memory_folder = job_folders.memory_folder_name(token)
-        # The token must not be sent over the network, and both sides have proved that they know it.
+        # The job's token is not sent over the network, because launcher and wrapper have already
+        # proved that they know it.
         token = ""
     _send_hello(channel, token)
     process_control.become_subreaper()
-    # The folders are made now, because the wrapper has to wait for other instances anyway.
+    # The job's folders are made now, because the wrapper has to wait for other instances anyway.
     folders = job_folders.use_folders(address, memory_folder)
     return Wrapper(channel, command, folders).run()
 
 
 def _unescape(word: str) -> str:
-    """Undo the launcher's escaping of ``word`` for mpirun, which turns ``:`` into ``%:``."""
+    """Undo the launcher's escaping of ``word`` for mpirun, which turned ``:`` into ``%:``."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
 
 
@@ -112,14 +114,15 @@ class Wrapper:
         self._program = ProgramProcess(command, channel)
         self._reports = ProgramReports(self._program, channel)
         self._folders = folders
-        self._lease: Lease | None = None  # lease of CPUs for all instances on this host
+        self._lease: Lease | None = None  # the lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
         self._daemon: dict[str, Any] = {}  # the result of _move_daemon_sockets()
         self._spans = ""  # the prefix of the paths of the program's span files
-        self._wake = -1  # a pipe with a byte for each signal; -1 before the program starts
+        self._wake = -1  # the pipe with a byte for each signal; -1 before the start
         self._is_end_reported = False
-        # When this process may end. BYE, or the end of the launcher, allows the end at once.
+        # The time from which the wrapper may end. The message BYE, or the end of the launcher, lets
+        # the wrapper end at once.
         self._leave_at = float("inf")
 
     def run(self) -> int:
@@ -129,13 +132,14 @@ class Wrapper:
             for kind, payload in self._channel.wait_for_messages():
                 handle = self._handle_before_start if self._wake < 0 else self._handle
                 handle(kind, payload)
-        # On the launcher's host, the launcher itself removes the folders of dead jobs.
+        # On the launcher's host, the launcher itself removes the folders of jobs that were killed.
         if self._channel.is_remote and program_environment.is_first_on_host():
             job_folders.remove_abandoned(job_folders.folder_locations())
         self._loop()
         self._release()
         if self._channel.is_connected:
-            # The launcher knows the exit code and ends the job, so mpirun must not see a failure.
+            # The launcher knows the program's exit code and ends the job, so mpirun must not see a
+            # failure.
             return 0
         code = self._program.exit_code or 0
         return code if code >= 0 else 128 - code
@@ -146,7 +150,7 @@ class Wrapper:
         """Make MPI's daemon, which started this process, listen on the job's network only.
 
         Only the first instance of a host moves the daemon's sockets. On the launcher's host, the
-        launcher itself moves them.
+        launcher itself moves the daemon's sockets.
 
         Returns:
             The ports of the moved sockets or a problem, for the STARTED message.
@@ -177,7 +181,8 @@ class Wrapper:
             sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
-        # Only the first instance of a host other than the launcher's imports this module.
+        # The import is not at the top, because only the first instance of a remote host takes
+        # leases.
         from poprun_py.machines.remote_leases import take_for_launcher
 
         answer, self._lease = take_for_launcher(request, os.environ)
@@ -260,7 +265,7 @@ class Wrapper:
             process_control.end_mpi_daemon()
 
     def _do_due_work(self) -> bool:
-        """Collect ended processes; kill or report if due; return whether the wrapper may end."""
+        """Collect ended processes, do due kills and reports; return whether the loop is to end."""
         self._collect_ended()
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
@@ -269,7 +274,7 @@ class Wrapper:
         self._reports.on_time(time.monotonic())
         if not self._is_end_reported and program.is_all_over():
             self._is_end_reported = self._report_end()
-        # If this process ended before BYE, MPICH would end the other instances.
+        # If the wrapper ended before the message BYE, MPICH would end the other instances.
         may_leave = time.monotonic() >= self._leave_at
         return self._is_end_reported and not self._channel.has_unsent and may_leave
 
@@ -284,7 +289,7 @@ class Wrapper:
         self._reports.send_end(usage)
 
     def _wait_for_events(self) -> list[tuple[int, int]]:
-        """Wait until descriptors can be read or written; return them with their poll events."""
+        """Wait until descriptors can be read or written; return each with its poll event."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         self._channel.register(poll)
@@ -318,7 +323,8 @@ class Wrapper:
         self._leave_at = 0.0
         if self._sent_files is not None:
             self._sent_files.remove()
-        # The program's output is still read, so that the program can end, but it is dropped.
+        # The program's output is still read, so that the program can end, but the output is
+        # dropped.
         self._program.stop(_ORPHAN_GRACE_SECONDS)
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
@@ -342,8 +348,9 @@ class Wrapper:
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
             if number in _ENDING:
-                # With a launcher, mpirun kills this process a quarter of a second later. Without a
-                # launcher, only this process can end the processes of the program.
+                # While the launcher lives, mpirun kills the wrapper a quarter of a second later.
+                # After the end of the launcher, only the wrapper can end the processes of the
+                # program.
                 if self._program.is_running:
                     self._channel.send(control_protocol.STOP_SIGNAL, number)
                 is_connected = self._channel.is_connected
@@ -356,7 +363,8 @@ class Wrapper:
     def _report_end(self) -> bool:
         """Send the rest of the program's files, then INSTANCE_ENDED; return whether all was sent.
 
-        Files may be larger than memory, so no part is read while many bytes are unsent.
+        The program's files may be larger than memory, so no part is read while many bytes are
+        unsent.
         """
         if self._sent_files is not None:
             self._unsent_parts, self._sent_files = self._sent_files.parts(), None
@@ -370,10 +378,11 @@ class Wrapper:
         return False
 
     def _limit_stay(self) -> None:
-        """Set a time for this process to end, because the program may have skipped MPI_Finalize.
+        """Set a time for the wrapper to end, because the program may have skipped MPI_Finalize.
 
-        Open MPI notices a program without MPI_Finalize only when this process ends, and then ends
-        the instances that wait for the program. A wrapper with the lease of its host's CPUs stays.
+        Open MPI notices a program without MPI_Finalize only when the wrapper ends. Then Open MPI
+        ends the instances that wait for the program. A wrapper that leases its host's CPUs does not
+        end early.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         if self._program.exit_code == 0 and is_open_mpi and self._lease is None:
