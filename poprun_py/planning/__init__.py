@@ -1,7 +1,6 @@
-"""The plan of a launch, which says where each instance runs and which command starts it.
+"""Launch plans: where each instance of a job runs, and which mpirun command starts it.
 
-The package gathers the inputs of a plan, assigns replicas and IPUs to instances, places instances
-on CPUs, sets their environment variables, decides about the partition, writes the command line of
-the installed MPI, saves plans in files, and warns about problems of a plan. The modules here do not
-start processes of the job.
+The package gathers the inputs of a launch plan, and assigns replicas, IPUs, CPUs and environment
+variables to instances. The package also decides about the IPU partition, writes the mpirun command,
+saves plans in files, and warns about problems of plans.
 """

@@ -254,8 +254,8 @@ def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
 def end_signal_of_mpirun(command: Sequence[str]) -> int:
     """Return the signal that makes mpirun end its instances, in place of SIGTERM.
 
-    The launcher makes mpirun ignore SIGTERM, because schedulers send SIGTERM to all processes of a job.
-    Open MPI ends its instances on SIGHUP. MPICH does not catch SIGHUP, and gets SIGQUIT.
+    The launcher blocks SIGTERM for mpirun, because schedulers send SIGTERM to all processes of a
+    job. Open MPI ends its instances on SIGHUP. MPICH does not catch SIGHUP, and gets SIGQUIT.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 

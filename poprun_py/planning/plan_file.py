@@ -1,7 +1,6 @@
 """Launch plans as JSON, for --export-plan and --from-plan.
 
-The functions here only compute values. A user may have edited a saved plan, so every value of the
-plan is checked when it is read.
+A user may have edited a saved plan, so every value of the plan is checked when the plan is read.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from poprun_py.planning.topology import Instance, Topology, make_topology
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2
-# The versions of plan files that can be read. A plan of version 1 does not store the working folder
-# of the job, so the job runs in the folder where the plan is launched.
+# The versions of plan files that the launcher reads. A plan file of version 1 does not contain the
+# working folder of the job, so the job runs in the working folder of the launcher.
 _READABLE = (1, PLAN_VERSION)
 # The keys under which a saved plan stores the numbers of replicas, instances and IPUs.
 _NUMBERS = ("num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica", "num_ilds")
 _MAX_NUMBER = 1 << 31
-# An error message about unset variables names at most this many of them.
+# The maximum number of variables that an error message about unset variables names.
 _MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
-    """Return ``plan`` with an absolute program path, so that it can be launched from any folder."""
+    """Return ``plan`` with an absolute program path, so that it can be launched in any folder."""
     config = plan.config
     program = absolute_program(
         config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
@@ -55,11 +54,11 @@ def portable(plan: LaunchPlan) -> LaunchPlan:
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """Return ``plan`` as JSON values, with null for the values of --env and --env-file.
+    """Return ``plan`` as JSON values, with null as the value of each variable of the user.
 
-    The values of --env and --env-file may be secret, so they are not saved. When the saved plan is
-    launched, the values are read from the environment. The decision about the partition is saved
-    only as information, because a launch of the saved plan decides again.
+    The values of --env and --env-file may be secret, so they are not saved. A launch of the saved
+    plan reads the values from the environment. The decision about the IPU partition is saved only
+    as information, because a launch of the saved plan decides again.
     """
     topology, partition = plan.topology, plan.partition
     data = {
@@ -133,13 +132,13 @@ def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
-    """Return the plan that ``plan_to_json`` wrote, with the values of --env from ``environ``.
+    """Return the plan that ``plan_to_json`` made, with the values of --env from ``environ``.
 
     If ``environ`` does not contain all variables of --env, the plan can be shown but not launched.
-    Plans that earlier versions of the launcher saved may contain the values of --env.
+    If an earlier version of the launcher saved the plan, ``data`` may contain values of --env.
 
     Raises:
-        UsageError: ``data`` is not a plan of a known version, or contradicts itself.
+        UsageError: ``data`` is not a plan of a known version, or its values are contradictory.
     """
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError("not a launch plan: expected the JSON written by --export-plan")
@@ -177,8 +176,8 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     folder = "" if data["version"] == 1 else _text(data["folder"], "folder")
     if folder and not folder.startswith("/"):
         raise _unexpected("folder", folder, "an absolute path")
-    # Whether the job fits its machines is computed again, so that a user cannot launch a refused
-    # plan by editing the file.
+    # The launcher checks again whether the job fits the machines, so that a user cannot launch a
+    # refused plan after editing the plan file.
     _, refusal = place_instances(config, topology, machines)
     plan = LaunchPlan(
         config=config,
@@ -194,7 +193,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         user_threads=user_thread_counts(
             split_mpi_arguments(config)[1].of_every_instance,
             instances[0].user_env,
-            # Variables in the plan file override those of this process's environment.
+            # Variables in the plan file take precedence over the launcher's environment.
             {**environ, **dict(instances[0].env)},
         ),
         network=_text(data["network"], "network"),
@@ -221,7 +220,7 @@ def _hosts(data: dict[str, Any]) -> tuple[Host, ...]:
 
 
 def _check_topology(data: dict[str, Any], topology: Topology) -> None:
-    """Raise UsageError if the numbers of instances, replicas or IPUs contradict the options."""
+    """Raise UsageError if a saved number, such as that of replicas, contradicts the options."""
     for key in _NUMBERS:
         if data[key] != getattr(topology, key):
             raise UsageError(
@@ -236,7 +235,7 @@ def _check_topology(data: dict[str, Any], topology: Topology) -> None:
 
 
 def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
-    """Return an error text about variables of --env that are not set; empty if all are set."""
+    """Return an error text about variables of --env that have no value; empty if all have one."""
     unset = (
         name
         for entry in instances
@@ -254,9 +253,10 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
-    """Return a saved plan's number of IPU-Link domains, if it is possible for the job.
+    """Return ``saved``, the number of IPU-Link domains in a saved plan, if it is possible.
 
-    The result is None for an impossible number, or if the options give the number.
+    If the options give the number of IPU-Link domains, or if the job cannot be divided among
+    ``saved`` IPU-Link domains, the result is None.
     """
     if config.num_ilds is not None or type(saved) is not int:
         return None
@@ -270,7 +270,7 @@ def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
 
 
 def _check_command(plan: LaunchPlan) -> None:
-    """Raise UsageError if a program, variable or CPU of an instance is not as in the command."""
+    """Raise UsageError if the mpirun command has another program, variable or CPU than the plan."""
     parts = split_command(plan.command)
     program = tuple(escape_colon(word) for word in plan.config.program)
     if len(parts) != (1 if plan.compact else len(plan.instances)):
@@ -286,8 +286,8 @@ def _check_command(plan: LaunchPlan) -> None:
             continue
         words = frozenset(parts[index])
         for name, value in instance.env:
-            # A command of Open MPI contains NAME=VALUE as one word. A command of MPICH contains
-            # NAME and VALUE as two words.
+            # An Open MPI command contains NAME=VALUE as one word. An MPICH command contains NAME
+            # and VALUE as two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
 

@@ -1,6 +1,6 @@
-"""Warnings about a plan, such as idle hosts, uneven placements and options without effect.
+"""Warnings about a launch plan: idle hosts, uneven placements and options without effect.
 
-Each warning is a sentence. The functions here only compute values.
+Each warning is a sentence.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import PLANNED_THREADS
 from poprun_py.planning.launch_plan import LaunchPlan
 
-# The warning about idle hosts names at most this many hosts.
+# The maximum number of hosts that the warning about idle hosts names.
 _MOST_NAMED = 8
-# The launcher warns if the greatest thread count of an instance exceeds the smallest one by more
-# than one thread and by more than this factor.
+# There is a warning if the instance with the most threads has at least two threads more than the
+# instance with the fewest threads, and more than this factor times as many.
 _UNEVEN = 1.5
 
 
 def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[str, ...]:
-    """Return a warning for each problem of a plan. Hosts with the same problem share a warning.
+    """Return the warnings about a plan, with one warning for all hosts with the same problem.
 
-    If ``is_launched`` is True, there is no warning about a refused partition, because the launch
-    decides again whether the job gets its IPUs.
+    If ``is_launched`` is True, there is no warning about a refused IPU partition, because the
+    launch of the plan decides again whether the job gets IPUs.
     """
     config, topology, partition = planned.config, planned.topology, planned.partition
     warnings = []
@@ -47,8 +47,8 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
             f"{config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
         )
-    # An IPU-Link domain of the plan has more IPUs than a real domain only if one instance needs
-    # more IPUs than a real domain has.
+    # An IPU-Link domain of a plan has more than 64 IPUs only if one instance has more than 64
+    # IPUs.
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
         warnings.append(
             f"{config.shown('num_instances')}: one instance drives "
@@ -82,10 +82,11 @@ def placement_warnings(
     *,
     user_threads: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Return warnings about the placements of one host, one sentence each.
+    """Return warnings about the placements of the instances of one host.
 
-    ``user_threads`` maps the thread variables that the user set, such as MKL_NUM_THREADS, to their
-    thread counts. If the user set OMP_NUM_THREADS, its count replaces the planned thread counts.
+    ``user_threads`` maps the variables with thread counts that the user set, such as
+    MKL_NUM_THREADS, to their values. If the user set OMP_NUM_THREADS, its value replaces the
+    planned thread count of every instance.
     """
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
     by_variable = [{PLANNED_THREADS: placement.threads, **user_threads} for placement in placements]
@@ -123,12 +124,11 @@ class _Unused(NamedTuple):
     """Options that have no effect in a plan.
 
     Attributes:
-        names: The options, as field names of ``LaunchConfig``.
+        names: The field names of the options in ``LaunchConfig``.
         reason: The end of the warning, which explains why the options have no effect.
-        neutral: The values with which an option changes nothing, so that no warning is needed.
-        of_one_job: Whether the options are useful in other jobs. If so, the warning is only about
-            options that the user gave for this job. Options from a configuration file or an
-            environment variable apply to all jobs, so there is no warning about them.
+        neutral: The values of an option for which no warning is needed.
+        of_one_job: Whether an option causes a warning only if the user gave it for this job, but
+            not if a configuration file or an environment variable sets it for all jobs.
     """
 
     names: tuple[str, ...]
@@ -223,7 +223,7 @@ def _unused_by_mpi_and_views(planned: LaunchPlan) -> Iterator[_Unused]:
 
 
 def unused_option_warnings(planned: LaunchPlan) -> tuple[str, ...]:
-    """Return a warning for each group of given options that have no effect in the plan."""
+    """Return warnings about the options that the user gave and that have no effect in the plan."""
     config = planned.config
     reported: set[str] = set()
     sentences = []

@@ -1,8 +1,8 @@
 """The topology of a job, which assigns instances, replicas and IPUs to hosts.
 
-With R replicas of P IPUs in I instances, instance i has the L = R/I replicas from iL on, and
-replica r has the P IPUs from rP on. Each host gets a contiguous block of instances. If a job has D
-IPU-Link domains (of at most 64 IPUs each), instance i is in domain i * D / I, rounded down.
+If the instances of a job have L replicas each, instance i has L replicas from the index iL on. Each
+host gets a contiguous block of instances. If a job with I instances has D IPU-Link domains (of at
+most 64 IPUs each), instance i is in the IPU-Link domain i * D / I, rounded down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The topology of a job, with the instances in the order of their indices."""
+    """The topology of a job, with its instances in the order of their indices."""
 
     num_replicas: int
     num_instances: int
@@ -56,14 +56,14 @@ class Topology:
 
     @property
     def num_ipus(self) -> int:
-        """The number of IPUs of the whole job."""
+        """The number of IPUs of all instances of the job."""
         return self.num_replicas * self.ipus_per_replica
 
     @property
     def ipus_per_ild(self) -> int:
         """The number of the job's IPUs in each IPU-Link domain.
 
-        There are more than 64 IPUs in a domain only if one instance has more than 64 IPUs.
+        An IPU-Link domain has more than 64 IPUs only if one instance has more than 64 IPUs.
         """
         return self.num_ipus // self.num_ilds
 
@@ -74,14 +74,14 @@ def make_topology(
     """Divide the instances of ``config`` evenly among ``hosts``.
 
     If there are more hosts than instances, the last hosts stay idle. ``num_ilds`` is the number of
-    IPU-Link domains of the job's partition. Without a partition, ``num_ilds`` is None, and the
-    number of domains is that of ``config`` or the smallest possible number.
+    IPU-Link domains of the job's partition; None without a partition. Without a partition, the job
+    has the number of IPU-Link domains that ``config`` requests, or the smallest possible number.
 
     Raises:
-        UsageError: The number of instances is not a multiple of the number of hosts, or exceeds the
-            slots of a host.
-        StartError: The partition does not have the number of domains that ``config`` requests, or
-            the number of instances is not a multiple of the partition's number of domains.
+        UsageError: The number of instances is not a multiple of the number of hosts, or a host has
+            fewer slots than instances.
+        StartError: The partition does not have the number of IPU-Link domains that ``config``
+            requests, or the number of instances is not a multiple of this number.
     """
     num_instances = config.num_instances
     hosts, idle_hosts = hosts[:num_instances], hosts[num_instances:]

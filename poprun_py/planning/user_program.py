@@ -1,4 +1,4 @@
-"""The program of a job as a command, and checks before the launch that the program can run.
+"""The command of a job's program, and checks before the launch that the program can run.
 
 machines/host_checks.py checks whether other hosts have the program.
 """
@@ -23,19 +23,19 @@ _RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions"
 CALL_FILE = "call"
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# Python's option to run a module. The name of the module is the next word.
+# Python's option to run a module.
 _MODULE = "-m"
 
 
 def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs a program.
+    """Return the command that runs ``program``, which may be a Python script or ``-m MODULE``.
 
-    A Python script or ``-m MODULE`` runs with the Python interpreter that runs the launcher.
+    Scripts and modules run with the Python interpreter that runs the launcher.
     """
     if program and program[0] == _MODULE:
         return (sys.executable, *program)
     if program and program[0].endswith(".py"):
-        # Without ./ in front, Python would read a script name such as -train.py as an option.
+        # Without ./ in front, Python would take a script name such as -train.py for an option.
         script = f"./{program[0]}" if program[0].startswith("-") else program[0]
         return (sys.executable, script, *program[1:])
     return program
@@ -44,10 +44,10 @@ def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
 def absolute_program(
     program: tuple[str, ...], folder: str, environ: Mapping[str, str], *, is_local: bool
 ) -> tuple[str, ...]:
-    """Return the command with absolute paths of the program and of its Python script.
+    """Return the command ``program`` with absolute paths of the program and its Python script.
 
-    A program name without a folder does not change if the job runs on other hosts (``is_local`` is
-    False), because each host searches the program on its own PATH.
+    If the job runs on other hosts (``is_local`` is False), a program name without a folder stays
+    unchanged, because each host searches its own PATH for the program.
     """
     if not program or not program[0]:
         return program
@@ -94,9 +94,9 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 
 
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """Return a text that says why ``python -m`` cannot run a module; empty if it can.
+    """Return a text that says why ``python -m`` cannot run ``module``; empty if Python can.
 
-    The module is searched as Python would search it, but not imported.
+    The module is searched in the folders in which Python would search, but it is not imported.
     """
     # An empty entry in PYTHONPATH stands for the working folder.
     named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
@@ -121,9 +121,9 @@ def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) ->
 
 
 def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> ModuleSpec | None:
-    """Find a module in the folders ``search``.
+    """Find the module ``name`` in the folders ``search``.
 
-    An outermost package or module is also searched with the finders of editable installs.
+    The finders of editable installs are also used for an outermost package or module.
     """
     spec = PathFinder.find_spec(name, search)
     for finder in sys.meta_path if is_outermost else ():
@@ -132,13 +132,13 @@ def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> Mo
 
 
 def _changes_its_path(spec: ModuleSpec) -> bool:
-    """Tell whether a package may change its search path when it is imported."""
+    """Tell whether importing a package may change the package's search path for submodules."""
     origin = spec.origin or ""
     return origin.endswith(".py") and b"__path__" in Path(origin).read_bytes()
 
 
 def _problem_of_script(script: str, folder: Path) -> str:
-    # Python can also run a folder that contains a file __main__.py.
+    # Python can also run a folder if the folder contains a file __main__.py.
     if Path(script).is_file() or Path(script, "__main__.py").is_file():
         return ""
     if Path(script).is_dir():
@@ -147,9 +147,9 @@ def _problem_of_script(script: str, folder: Path) -> str:
 
 
 def _problem_of_interpreter(path: str) -> str:
-    """Return an error text if a file's ``#!`` line names a missing interpreter; else empty.
+    """Return an error text if the ``#!`` line of a file names a missing interpreter; else empty.
 
-    The kernel would report only "No such file or directory", without the name of the interpreter.
+    The kernel would report only "No such file or directory", without the interpreter's name.
     """
     interpreter = next(iter(_interpreter(path)), "")
     if not interpreter or Path(interpreter).exists():
@@ -172,7 +172,7 @@ def _problem(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the words of a file's ``#!`` line; empty if the file does not begin with ``#!``."""
+    """Return the words of the ``#!`` line of a file; empty if the file has no ``#!`` line."""
     try:
         with Path(path).open("rb") as file:
             line = file.readline(256)
@@ -182,9 +182,9 @@ def _interpreter(path: str) -> list[str]:
 
 
 def _hint(word: str, environ: Mapping[str, str]) -> str:
-    """Return a hint if ``word`` is not a program but has a meaning in a shell; else empty.
+    """Return a hint if ``word`` is ``NAME=VALUE`` or a whole command in one pair of quotes.
 
-    Such words are a whole command in one pair of quotes, and ``NAME=VALUE``.
+    For other words, and for paths of existing files, the result is empty.
     """
     if Path(word).exists():
         return ""
@@ -201,17 +201,17 @@ def _hint(word: str, environ: Mapping[str, str]) -> str:
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:
-    """Return the command that calls a function whose pickled call is in ``folder``."""
+    """Return the command that makes the pickled call of a function that ``folder`` contains."""
     return (sys.executable, _RUN_CALL, str(folder), name)
 
 
 def call_folder(program: tuple[str, ...]) -> Path | None:
-    """Return the folder of the pickled call that a command runs; None for other commands."""
+    """Return the folder with the pickled call of a function that a command runs, or None."""
     return Path(program[2]) if program[1:2] == (_RUN_CALL,) and len(program) == 4 else None
 
 
 def short_name(program: tuple[str, ...]) -> str:
-    """Return the short name of the script, module, function or program that a command runs."""
+    """Return a short name of the script, module, function or program that a command runs."""
     if call_folder(program) is not None:
         return f"{program[3]}()"
     scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
