@@ -1,4 +1,4 @@
-"""Plans and machines as text, tables, trees, SVG and HTML.
+"""Launch plans and machines as text, tables, trees, SVG and HTML.
 
-The functions here return text, but do not print it.
+The functions of this package return text, but do not print the text.
 """

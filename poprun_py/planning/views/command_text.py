@@ -1,4 +1,4 @@
-"""Commands of mpirun and of the launcher, as text that a user can paste into a shell."""
+"""Commands of mpirun and of the launcher as text that a user can paste into a shell."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from poprun_py.options.option_types import FLAG, option_name
 from poprun_py.planning.mpi_commands import split_command
 from poprun_py.terminal import command_name
 
-# The options of mpirun that have two values, such as --mca. The second value may begin with a dash.
-# The values of every other option are the words up to the next word that begins with a dash.
+# The options of mpirun that have two values, such as --mca NAME VALUE.
 _TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
 _NEXT_LINE = " \\\n"
 _INDENT = "  "
@@ -22,10 +21,10 @@ _ONE_LINE = 80
 
 
 def folded(command: Sequence[str]) -> str:
-    """Return an mpirun command as text with a line for each option and its values.
+    """Return an mpirun command as text with one line for each option and the option's values.
 
-    A shell splits the text into exactly the words of ``command``. Each part of the command (which
-    Open MPI calls an app context) is an indented block that begins with its number of processes.
+    A shell splits the text into exactly the words of ``command``. The lines of each part of the
+    command (an app context in Open MPI) are indented.
     """
     lines: list[str] = []
     for part, words in enumerate(split_command(command)):
@@ -36,7 +35,6 @@ def folded(command: Sequence[str]) -> str:
             depth = 0 if not lines else 1 if number <= counted else 2
             separator = ": " if part and not number else ""
             lines.append(_INDENT * depth + separator + shlex.join(option))
-        # The wrapper and the program are on separate lines.
         end = program.index("--") + 1 if "--" in program else len(program)
         lines += [
             _INDENT * 2 + shlex.join(words) for words in (program[:end], program[end:]) if words
@@ -45,9 +43,9 @@ def folded(command: Sequence[str]) -> str:
 
 
 def _program_start(words: Sequence[str]) -> int:
-    """Return the index of the first word of the wrapper's command, ``PYTHON -I -S FILE --``.
+    """Return the index of ``PYTHON``, the first word of the wrapper ``PYTHON -I -S FILE --``.
 
-    For a command without the wrapper, the index is the number of words.
+    If the words do not contain the wrapper, the index is the number of words.
     """
     for number in range(1, len(words)):
         if words[number : number + 2] == ("-I", "-S") and words[number + 3 : number + 4] == ("--",):
@@ -56,7 +54,7 @@ def _program_start(words: Sequence[str]) -> int:
 
 
 def _options(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each option of a part of an mpirun command, with the option's values."""
+    """Yield each option of a part of an mpirun command as a list with the option's values."""
     position = 0
     while position < len(words):
         end = position + 1
@@ -70,10 +68,10 @@ def _options(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def launch_command(config: LaunchConfig) -> str:
-    """Return a poprun-py command with all options of ``config``, even those set in files.
+    """Return a poprun-py command with all options of ``config``, also those from files.
 
-    The values of --env may be secret, so the command contains only the names of these variables. A
-    launcher that runs the command takes the values from its own environment.
+    The values of --env may be secret, so the command contains only the names of the variables. A
+    launcher that is started by the command reads the values from its environment.
     """
     given = [shlex.join(words) for words in _given(config) if words]
     parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]
@@ -82,7 +80,7 @@ def launch_command(config: LaunchConfig) -> str:
 
 
 def _given(config: LaunchConfig) -> Iterator[list[str]]:
-    """Yield the words of each given option; an option with several values is repeated."""
+    """Yield the words of each option that the user gave, once for each value of the option."""
     for name, declared in OPTIONS.items():
         value = getattr(config, name)
         if not declared.saved or not config.is_given(name):
@@ -93,8 +91,8 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
             yield [option_name(name)] if value else []
         else:
             for shown in typed_values(config, name):
-                # A value that begins with a dash is joined to its option with "=", because a
-                # separate word with a dash would be parsed as an option.
+                # A separate value that begins with a dash would be parsed as an option, so the
+                # value is joined to its option with "=".
                 is_like_option = shown.startswith("-")
                 option = option_name(name)
                 yield [f"{option}={shown}"] if is_like_option else [option, shown]
@@ -103,7 +101,7 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
 def typed_values(config: LaunchConfig, name: str) -> list[str]:
     """Return the values of an option as a user types them on the command line.
 
-    The values of a secret option are variables, of which only the names are returned.
+    If the values of an option are secret variables, only the names of the variables are returned.
     """
     declared, value = OPTIONS[name], getattr(config, name)
     values = value if declared.repeatable else [value]
@@ -115,5 +113,5 @@ def _typed(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ranges_text(value)
-    # Options that accept the value "all" (for all instances) store this value as None.
+    # Options for instances store the value "all" (all instances) as None.
     return "all" if value is None else str(value)

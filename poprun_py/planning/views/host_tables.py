@@ -1,4 +1,4 @@
-"""Tables of the hardware of a host (``--print-hardware``) and of checks of hosts (``--check``)."""
+"""Tables of the hardware of hosts (``--print-hardware``) and of the checks of ``--check``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NAME = "NUMA node"
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """Return a summary of a machine and a table of its NUMA nodes, without a final newline.
 
-    If the terminal is too narrow for the table, the NUMA nodes are drawn as a tree. If
-    ``style`` is None, the text is not coloured and long lines are not broken, as for a file.
+    If the terminal is too narrow for the table, a tree of NUMA nodes replaces the table. If
+    ``style`` is None, the text has no colours, and long lines are not broken.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
@@ -41,7 +41,7 @@ def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
 
 
 def _table(nodes: list[dict[str, str]], style: TextStyle) -> str:
-    """Return the table of NUMA nodes; empty if it is too wide for the terminal."""
+    """Return the table of NUMA nodes; empty if the table is too wide for the terminal."""
     from rich import box
     from rich.table import Table
 
@@ -65,7 +65,7 @@ def _tree(nodes: list[dict[str, str]], style: TextStyle) -> str:
 
 
 def machine_summary(machine: Machine) -> list[str]:
-    """Return lines of text about a machine's CPUs and memory, and which of them may be used."""
+    """Return lines about the CPUs and memory of a machine, and about those that may be used."""
     cpus = sum(len(core.cpus) for core in machine.cores)
     packages = {core.package for core in machine.cores}
     lines = [
@@ -103,7 +103,7 @@ def _row(machine: Machine, node: NumaNode) -> dict[str, str]:
 
 
 def _core_counts(cores: list[Core]) -> str:
-    """Return the number of cores as text; ``6 x 2`` stands for six cores with two threads each."""
+    """Return the number of cores as text: ``6 x 2`` for six cores with two threads each."""
     sizes = [len(core.cpus) for core in cores]
     counts = {size: sizes.count(size) for size in sorted(set(sizes), reverse=True)}
     if set(counts) <= {1}:
@@ -121,8 +121,8 @@ def _memory(count: int) -> str:
 def check_table(checked: HostChecks, *, colour: bool = False) -> str:
     """Return the table of ``--check`` and a hint for each failed check, without a final newline.
 
-    The table has a row for each check, and a column for each group of hosts with equal results. A
-    failed check is marked with ``!``, and is red if ``colour`` is True.
+    The table has a row for each check, and a column for each group of hosts with equal results.
+    Failed checks are marked with ``!``. If ``colour`` is True, failed checks are red.
     """
     hints = [
         f"{compress(names)}: {check.problem}"
@@ -139,8 +139,8 @@ def _check_grid(checked: HostChecks, colour: bool) -> str:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    # Host names are passed to rich as Text objects, because rich would interpret the brackets in a
-    # string such as "node[0-3]" as markup.
+    # In a plain string such as "node[0-3]", the library rich would interpret the brackets as
+    # markup.
     table.add_row("", *(Text(f"  {compress(names)}") for names in checked.groups.values()))
     columns = [{check.name: check for check in checks} for checks in checked.groups]
     for name in dict.fromkeys(name for column in columns for name in column):

@@ -1,6 +1,6 @@
-"""A plan as an SVG picture of its hosts, and as an HTML page with these pictures.
+"""A launch plan as an SVG picture of its hosts, and as an HTML page with such pictures.
 
-Each group of equal hosts is drawn as one card, a frame that shows the first host of the group.
+Each group of equal hosts is drawn as one card. The card is a frame that shows the first host.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from poprun_py.planning.views.svg import (
 )
 from poprun_py.planning.views.text_drawing import TextStyle
 
-# The width of a card in pixels, which fits on a telephone's screen, and the maximum number of cards
-# in a row.
+# The width of the card of a host in pixels (a telephone's screen is wide enough), and the maximum
+# number of cards in a row.
 _CARD, _MOST_COLUMNS = 368, 3
 _PAD, _INNER_PAD, _GAP, _CELL_GAP, _CACHE_GAP = 12, 7, 10, 2, 5
 _THREAD_HEIGHT = 12
-# A group of several hosts is drawn as a pile of cards. Each lower card of the pile is shifted to
-# the right and down by this many pixels.
+# A group of several hosts is drawn as a pile of cards. This is the distance between the edges of
+# neighbouring cards of a pile, in pixels.
 _PILE_SHIFT = 4
 _COLOURS = 8
 _CLASSES = {IDLE: "idle", FORBIDDEN: "closed", MANY: "many"}
-# NUMA nodes are drawn two in a row if no NUMA node has more than this number of cores.
+# If no NUMA node of a host has more cores than this number, two NUMA nodes are drawn in a row.
 _MOST_IN_HALF = 8
-# The maximum numbers of IPU-Link domains, instances, replicas and IPUs that a picture shows. Of a
-# longer list, the first entries and the last entry are drawn. The limit for instances applies to a
-# host, and is divided among the host's IPU-Link domains.
+# The maximum numbers of IPU-Link domains, instances, replicas and IPUs in a picture. If there are
+# more of them, the first ones and the last one are drawn. The maximum of instances is for each
+# host.
 _MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
 _FEWEST_INSTANCES = 3
-# The columns of the table of instances.
+# The headings of the columns in the table of instances.
 _COLUMNS = (
     *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
     *("replicas", "IPUs", "IPU-Link domain"),
@@ -73,15 +73,15 @@ _COLUMNS = (
 
 
 def plan_svg(plan: LaunchPlan) -> str:
-    """Return the picture of a plan as an SVG document, in ASCII, without a final newline.
+    """Return a picture of a launch plan as an SVG document, in ASCII, without a final newline.
 
-    The colours of the picture follow the reader's preference for light or dark pages. The
+    The reader's preference for light or dark pages decides about the colours of the picture. The
     description in the SVG document contains the whole plan as text.
     """
     tree = plan_tree(plan)
     cards = [_card(tree, host, is_wide=len(tree.hosts) == 1) for host in tree.hosts]
     widest = max(card.width for card in cards)
-    # Four cards are arranged as a square, because a POD256 has four IPU-Link domains.
+    # A POD256 has four IPU-Link domains, so the cards of four hosts are drawn as a square.
     columns = 2 if len(cards) == 4 else min(len(cards), _MOST_COLUMNS)
     width = columns * (widest + _GAP) - _GAP
     parts = [
@@ -97,9 +97,9 @@ def plan_svg(plan: LaunchPlan) -> str:
 
 
 def plan_page(plan: LaunchPlan) -> str:
-    """Return a plan as an HTML page, in ASCII, without a final newline.
+    """Return a launch plan as an HTML page, in ASCII, without a final newline.
 
-    The page is also well-formed XML.
+    The HTML page is also well-formed XML.
     """
     tree = plan_tree(plan)
     hidden = Sentence("Values of --env are not shown: set these variables first.")
@@ -121,8 +121,8 @@ def plan_page(plan: LaunchPlan) -> str:
 def instances_table(tree: PlanTree) -> Table:
     """Return a table with the CPUs, replicas and IPUs of each instance.
 
-    The instances of a group's first host have rows of their own. A row with only one cell describes
-    all other hosts of the group.
+    The table has rows for the instances of the first host in each group of equal hosts. A row with
+    only one cell describes the other hosts of a group.
     """
     rows: list[tuple[str, ...]] = []
     for host in tree.hosts:
@@ -148,7 +148,7 @@ def instances_table(tree: PlanTree) -> Table:
 
 
 def host_pictures(tree: PlanTree) -> InlineSvgs:
-    """Return the picture of each group of hosts, for an HTML page."""
+    """Return a picture of each group of equal hosts, for an HTML page."""
     pictures = [
         document(_card(tree, host), title=f"Cores, instances and IPUs of {compress(host.names)}")
         for host in tree.hosts
@@ -157,7 +157,7 @@ def host_pictures(tree: PlanTree) -> InlineSvgs:
 
 
 def legend(tree: PlanTree) -> str:
-    """Return a sentence that explains the signs in the pictures of a plan."""
+    """Return a sentence that explains the signs in the pictures of a launch plan."""
     drawn = [
         (host.machine, core_labels(host.machine, host.placements))
         for host in tree.hosts
@@ -184,9 +184,9 @@ def legend(tree: PlanTree) -> str:
 
 
 def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
-    """Draw the first host of a group as a card.
+    """Draw the first host of a group of equal hosts as a card.
 
-    The instances are drawn below the cores; in a wide card, beside the cores.
+    The instances are drawn below the cores. In a wide card, they are drawn beside the cores.
     """
     machine = host.machine
     width = _CARD - 2 * _PAD
@@ -204,7 +204,7 @@ def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
 
 
 def _piled(card: Block) -> Block:
-    """Draw the edges of two more cards behind a card, as for a pile of cards."""
+    """Draw the edges of two more cards behind ``card``, so that it looks like a pile of cards."""
     edges = "".join(
         f'<rect class="card" x="{_PILE_SHIFT * n}" y="{_PILE_SHIFT * n}" width="{card.width}" '
         f'height="{card.height}" rx="4"/>'
@@ -227,7 +227,7 @@ def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
 def _node(
     machine: Machine, node: NumaNode, label_of: Callable[[Core], str], first: int, width: int
 ) -> Block:
-    """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
+    """Draw a NUMA node with a cell for each core, and wide gaps between different L3 caches."""
     inner = width - 2 * _INNER_PAD
     cpus = numbered("CPU", node.cpus) if node.cpus else "memory only"
     memory = f"; {bytes_text(node.memory_bytes)}" if node.memory_bytes else ""
@@ -244,7 +244,7 @@ def _node(
 
 
 def _core(core: Core, label_of: Callable[[Core], str], first: int) -> Block:
-    """Draw a core as one cell, or with one cell per hardware thread if their labels differ."""
+    """Draw a core, with a cell for each hardware thread if the threads have different labels."""
     texts = [label_of(thread) for thread in hardware_threads((core,))]
     widest = max(texts, key=len)
     if len(set(texts)) == 1:
@@ -260,7 +260,7 @@ def _core(core: Core, label_of: Callable[[Core], str], first: int) -> Block:
 
 
 def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
-    """Draw a cell in the colours of the instances that the label names."""
+    """Draw a cell for a core, in the colours of the instances that ``label`` names."""
     sign = label.rstrip(SLOW)
     kinds = [_CLASSES[sign]] if sign in _CLASSES else [
         f"own{(int(index) - first) % _COLOURS}" for index in sign.split("/")
@@ -274,7 +274,8 @@ def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least:
 def _instances(topology: Topology, host: HostGroup, width: int) -> Iterator[Block]:
     """Yield a frame for each IPU-Link domain of a host, with the instances in the domain.
 
-    If there are too many domains or instances, the first ones and the last one are drawn.
+    If there are too many IPU-Link domains or instances, only the first ones and the last one are
+    drawn.
     """
     domains = [list(groups) for _, groups in groupby(host.instances, key=lambda group: group.ild)]
     shown = _first_and_last(range(len(domains)), _MOST_DOMAINS)
@@ -350,7 +351,7 @@ def _replicas(group: InstanceGroup, width: int) -> Block:
 
 
 def _first_and_last(numbers: range, most: int) -> list[int | None]:
-    """Return ``numbers``, or its first numbers, None and its last number if there are too many."""
+    """Return at most ``most`` of the ``numbers``, with None in place of numbers in the middle."""
     if len(numbers) <= most:
         return list(numbers)
     return [*numbers[: most - 2], None, numbers[-1]]

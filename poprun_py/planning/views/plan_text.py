@@ -1,4 +1,4 @@
-"""A plan as text: a tree of hosts and instances, a map of cores, and PopRun's topology table."""
+"""A launch plan as text: a tree of hosts, a map of their cores, and PopRun's topology table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from poprun_py.planning.views.plan_tree import (
 from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, wrapped
 
 _MAP_WIDTH = 92
-# If the output is not a terminal and --print-topology was not given, the table of a job with more
-# than ``UNASKED_REPLICAS`` replicas is shortened to ``UNASKED_WIDTH`` columns.
+# If the user did not give --print-topology and the output is not a terminal, the topology table of
+# a job with more than ``UNASKED_REPLICAS`` replicas is shortened to ``UNASKED_WIDTH`` columns.
 UNASKED_WIDTH, UNASKED_REPLICAS = 120, 256
 _LABEL_WIDTH = 11
 _TABLE_TITLE = "poprun topology"
@@ -35,7 +35,8 @@ _TABLE_TITLE = "poprun topology"
 def tree_text(tree: PlanTree, style: TextStyle) -> str:
     """Return the tree of hosts, NUMA nodes, instances and replicas, with CPUs, threads and IPUs.
 
-    A group of equal instances has one line, and so have all equal hosts after the first.
+    A group of equal instances has one line. In a group of equal hosts, all hosts but the first have
+    one line.
     """
     branches = []
     for host in tree.hosts:
@@ -101,7 +102,7 @@ def _joined(*details: object) -> str:
 
 
 def cores_text(tree: PlanTree, style: TextStyle) -> str:
-    """Return a map of the cores of every host; of equal hosts, only the first has a map."""
+    """Return maps of the cores of the hosts, with one map for each group of equal hosts."""
     parts = []
     for host in tree.hosts:
         cores = "unknown machine"
@@ -115,11 +116,12 @@ def cores_text(tree: PlanTree, style: TextStyle) -> str:
 def core_map(
     machine: Machine, placements: Mapping[int, Placement], style: TextStyle | None = None
 ) -> str:
-    """Return a row for each NUMA node with a cell for each core, then a line for each instance.
+    """Return a map of a host's cores, followed by a line for each instance.
 
-    A cell contains the index of the instance that may run on the core. ``|`` separates cores with
-    different L3 caches. ``placements`` maps the indices of instances to their placements. If
-    ``style`` is None, the map is not coloured, as for a file.
+    The map has a row for each NUMA node and a cell for each core. A cell contains the index of the
+    instance that may run on the core. Cores with different L3 caches are separated by ``|``.
+    ``placements`` maps the indices of instances to their placements. If ``style`` is None, the map
+    has no colours.
     """
     style = style or TextStyle()
     label_of = core_labels(machine, placements)
@@ -148,7 +150,7 @@ def core_map(
 def _rows(groups: list[list[str]], width: int) -> list[str]:
     """Arrange groups of cells in rows of at most ``width`` columns.
 
-    A group is divided between rows only if it is wider than a row.
+    If a group of cells is wider than a row, the group is divided between rows.
     """
     rows = [""]
     for group in groups or [["memory only"]]:
@@ -162,7 +164,7 @@ def _rows(groups: list[list[str]], width: int) -> list[str]:
 
 
 def placement_text(placement: Placement) -> str:
-    """Return a placement as text, such as ``CPUs 0-7,16-23; memory of node 0; 8 threads``."""
+    """Return the placement of an instance as text: ``CPUs 0-7; memory of node 0; 8 threads``."""
     cpus = numbered("CPU", placement.cpus) if placement.cpus else "any CPU"
     memory = placement.memory_nodes
     where = f"memory of {numbered('node', memory)}" if memory else "any memory"
@@ -173,9 +175,10 @@ def placement_text(placement: Placement) -> str:
 
 
 def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
-    """Return PopRun's topology table, without a final newline.
+    """Return a topology table like PopRun's, without a final newline.
 
-    If the table is wider than ``max_width`` columns, replicas in the middle are left out.
+    If the table is wider than ``max_width`` columns, replicas in the middle of the table are left
+    out.
     """
     table = _drawn_table(topology, list(range(topology.num_replicas)))
     if max_width is None or len(table.split("\n", 2)[1]) <= max_width:
@@ -184,10 +187,10 @@ def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
 
 
 def _drawn_table(topology: Topology, columns: Sequence[int | None]) -> str:
-    """Draw the table with a column for each replica in ``columns``; None is a column of dots.
+    """Draw PopRun's topology table with a column for each replica, or dots for None in ``columns``.
 
-    Neighbouring columns with the same host, domain or instance share a cell. The index of a host
-    replaces a name that is too long for its cell.
+    Neighbouring replicas of the same host, IPU-Link domain or instance share a cell. If the name of
+    a host is too long for its cell, the cell contains the index of the host.
     """
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5 if None in columns else 0)
     width = len(columns) * (column_width + 1) - 1
@@ -222,7 +225,7 @@ def _drawn_table(topology: Topology, columns: Sequence[int | None]) -> str:
 
 
 def _shortened_table(topology: Topology, max_width: int) -> str:
-    """Draw the first and last replicas, with a note and the names of hosts shown as an index."""
+    """Draw the topology table of the first and last replicas, with notes about all replicas."""
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
     total, hosts, share = topology.num_replicas, topology.hosts, topology.instances_per_host

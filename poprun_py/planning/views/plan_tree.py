@@ -1,9 +1,8 @@
-"""A plan as a tree of values: groups of equal hosts, and their groups of equal instances.
+"""A launch plan as a tree: groups of equal hosts, and their groups of equal instances.
 
-The text of a plan (plan_text.py), its SVG picture and its HTML page (plan_pictures.py) are drawn
-from this tree. Neighbouring hosts with equal machines and equal placements are one group,
-and so are neighbouring instances with the same placement. Texts and pictures of a large job
-therefore stay short.
+plan_text.py and plan_pictures.py draw a plan from its tree. Neighbouring hosts with equal machines
+and equal placements are one group. Neighbouring instances with the same placement are one group.
+Texts and pictures of a large job therefore stay short.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.topology import Instance, Topology
 
-# In a plan with at most this many hosts, each host is a group of its own. In a plan with at most
-# this many IPU-Link domains, hosts of different domains are not in the same group.
+# If a plan has at most this many hosts, each host is drawn separately. If a plan has at most this
+# many IPU-Link domains, hosts of different IPU-Link domains are drawn separately.
 _MOST_UNGROUPED = 4
-# The label of a core names at most this many instances. If more instances may run on the core, the
+# The label of a core names at most this many instances. If more instances may run on a core, its
 # label is the sign ``MANY``.
 _MOST_OWNERS = 2
 
@@ -41,8 +40,7 @@ LEGEND = {
 class InstanceGroup:
     """Neighbouring instances with the same placement in one IPU-Link domain.
 
-    Nearly every group has one instance. ``replicas`` and ``ipus`` are the replicas and IPUs of all
-    instances of the group.
+    ``replicas`` and ``ipus`` are the replicas and IPUs of all instances of the group.
     """
 
     indices: range
@@ -53,12 +51,12 @@ class InstanceGroup:
 
     @property
     def replicas_each(self) -> int:
-        """The number of replicas of each instance of the group."""
+        """The number of replicas of each instance in this group of equal instances."""
         return len(self.replicas) // len(self.indices)
 
     @property
     def ipus_per_replica(self) -> int:
-        """The number of IPUs of each replica of the group."""
+        """The number of IPUs of each replica in this group of equal instances."""
         return len(self.ipus) // len(self.replicas)
 
 
@@ -66,8 +64,8 @@ class InstanceGroup:
 class HostGroup:
     """Neighbouring hosts with equal machines and equal placements.
 
-    ``instances`` are the instances of the first host only. ``other_ends`` are the first and the
-    last instance of the other hosts; None if there are no other hosts. ``has_domains`` tells
+    ``instances`` are the instances of the first host. ``other_ends`` are the first and the last
+    instance of the remaining hosts; None if the group has only one host. ``has_domains`` tells
     whether the job has several IPU-Link domains.
     """
 
@@ -79,29 +77,29 @@ class HostGroup:
 
     @property
     def name(self) -> str:
-        """The name of the first host of the group."""
+        """The name of the first host in this group of equal hosts."""
         return self.names[0]
 
     @property
     def first_index(self) -> int:
-        """The index of the first instance on the first host of the group."""
+        """The index of the first instance on the first host in this group of equal hosts."""
         return self.instances[0].indices.start
 
     @property
     def placements(self) -> dict[int, Placement]:
-        """The placements on the first host, with the indices of the instances as keys."""
+        """The placements of the instances on the group's first host, by index of the instance."""
         return {index: group.placement for group in self.instances for index in group.indices}
 
     @property
     def others(self) -> str:
-        """The names of the other hosts, such as ``node[1-3]``; empty if there are none."""
+        """The names of all hosts but the first, such as ``node[1-3]``; empty for a single host."""
         return compress(self.names[1:]) if len(self.names) > 1 else ""
 
     def others_details(self, domain: str = "ILD") -> str:
-        """Return a text about the other hosts: ``as n0, instances 1-3, replicas 4-15, ILD 0``.
+        """Return a text about all hosts but the first: ``as n0, instances 1-3, replicas 4-15``.
 
-        ``as n0`` says that the hosts have the hardware and placements of host n0. ``domain`` is the
-        word to use for an IPU-Link domain.
+        ``as n0`` means the same hardware and placements as on host n0. ``domain`` is the word for
+        an IPU-Link domain in the text.
         """
         assert self.other_ends is not None
         first, last = self.other_ends
@@ -115,14 +113,14 @@ class HostGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTree:
-    """The tree of a plan, which is drawn as text, as a picture and as an HTML page."""
+    """The tree of a launch plan, which is drawn as text, as a picture and as an HTML page."""
 
     topology: Topology
     hosts: tuple[HostGroup, ...]
 
     @property
     def headline(self) -> str:
-        """A text such as ``2 instances, 8 replicas, 8 IPUs on localhost``."""
+        """A headline such as ``2 instances, 8 replicas, 8 IPUs on localhost``."""
         topology = self.topology
         domains = f" in {topology.num_ilds} IPU-Link domains" if topology.num_ilds > 1 else ""
         hosts = topology.hosts
@@ -135,7 +133,7 @@ class PlanTree:
 
 
 def plan_tree(plan: LaunchPlan) -> PlanTree:
-    """Return the tree of a plan."""
+    """Return the tree of a launch plan."""
     groups = (_host_group(plan, hosts) for hosts in _equal_hosts(plan))
     return PlanTree(topology=plan.topology, hosts=tuple(groups))
 
@@ -146,7 +144,7 @@ def _instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
 
 
 def _equal_hosts(plan: LaunchPlan) -> Iterator[range]:
-    """Yield the indices of the hosts of each group of equal hosts."""
+    """Yield the indices of the hosts in each group of equal hosts."""
     hosts = range(len(plan.topology.hosts))
     if len(hosts) <= _MOST_UNGROUPED:
         yield from (range(host, host + 1) for host in hosts)
@@ -190,16 +188,16 @@ def _instance_group(members: Sequence[InstancePlan]) -> InstanceGroup:
 
 
 def cache_groups(machine: Machine, node: NumaNode) -> list[list[Core]]:
-    """Return the cores of a NUMA node, with a list for each L3 cache."""
+    """Return the cores of a NUMA node, with one list of cores for each L3 cache."""
     cores = [core for core in machine.cores if core.numa_node == node.index]
     return [list(group) for _, group in groupby(cores, key=lambda core: (core.package, core.l3))]
 
 
 def core_labels(machine: Machine, placements: Mapping[int, Placement]) -> Callable[[Core], str]:
-    """Return a function that labels cores of a host with the instances that may run on them.
+    """Return a function that returns a label for each core of a host.
 
-    A label is a sign or the indices of instances, such as ``0/4``. ``placements`` maps the indices
-    of the host's instances to their placements.
+    The label contains the indices of the instances that may run on the core, such as ``0/4``, or a
+    sign of ``LEGEND``. ``placements`` maps the indices of the host's instances to their placements.
     """
     fastest = max(core.efficiency for core in machine.cores)
     owners: dict[int, set[int]] = {}

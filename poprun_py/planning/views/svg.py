@@ -1,6 +1,6 @@
-"""Blocks of SVG with a known size (text, cells, frames), and arrangements of blocks.
+"""Blocks of SVG code for text, cells and frames, and arrangements of blocks in rows and columns.
 
-The coordinates in a block start at the block's own upper left corner. The reader's typeface is not
+The coordinates in a block start at the upper left corner of the block. The reader's typeface is not
 known, so the width of a text is computed for a wide typeface.
 """
 
@@ -24,18 +24,18 @@ _TEXTS = {
     "note": (11, 400),
     "label": (10, 400),
 }
-# The widths of characters, relative to the font size. No width is smaller than in DejaVu Sans,
-# which is a wide typeface.
+# The widths of characters in a wide typeface (at least those of DejaVu Sans), relative to the font
+# size.
 _LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
 _NARROWEST = min(_LETTERS.values())
 _CAPITAL, _OTHER, _BOLD = 0.79, 1.1, 1.12
 _LINE = 1.35
-# The distance from the middle of the letters down to the baseline, relative to the font size.
+# The distance from the vertical middle of a letter to the baseline, relative to the font size.
 _BELOW_MIDDLE = 0.36
 _RADIUS = 4
-# The colours of the classes of the style sheet, on light pages and on dark pages: first of texts
-# and areas, then of lines.
+# The colours of texts and areas, then of lines, by class of the style sheet. The first colour is
+# for light pages, and the second colour is for dark pages.
 _FILLS = {
     "title": ("#0f172a", "#f1f5f9"),
     "name": ("#0f172a", "#f1f5f9"),
@@ -88,20 +88,20 @@ def _style() -> str:
     )
     dashes = "".join(f".{kind}{{stroke-dasharray:3 2}}" for kind in _DASHED)
     middle = ".label{text-anchor:middle}"
-    # Dark colours are for screens only, because paper is light.
+    # Colours for dark pages are used on screens only, because paper is light.
     return (
         f"{''.join(texts)}{middle}{light}{dashes}"
         f"@media screen and (prefers-color-scheme:dark){{{dark}}}"
     )
 
 
-# The style sheet with the colours and fonts of all pictures.
+# The style sheet (CSS) with the colours and fonts of all SVG pictures.
 STYLE = _style()
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a picture, with its size in pixels and SVG code that begins at (0, 0)."""
+    """A part of an SVG picture, with its size in pixels and its SVG code."""
 
     width: int
     height: int
@@ -109,10 +109,7 @@ class Block:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` escaped for XML and HTML, with only ASCII characters.
-
-    ASCII text has the same bytes in all common encodings.
-    """
+    """Return ``text`` escaped for XML and HTML, with only ASCII characters."""
     shown = html.escape(showable(text))
     return shown.encode("ascii", "xmlcharrefreplace").decode()
 
@@ -124,8 +121,8 @@ def paragraph(text: str, kind: str, width: int) -> Block:
     """Return a block of text, with lines of at most ``width`` pixels."""
     size, _ = _TEXTS[kind]
     lines = [text]
-    # The first guess of the number of characters per line assumes only the narrowest letters. This
-    # number of characters is reduced until every line fits.
+    # The number of characters per line is first computed for the narrowest letters, then reduced
+    # until every line fits into the width.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
     while columns > 1 and _widest(lines, kind) > width:
         columns -= 1
@@ -139,11 +136,11 @@ def paragraph(text: str, kind: str, width: int) -> Block:
 
 
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
-    """Return a box with a label in its middle, at least ``least`` pixels wide.
+    """Return a box that is at least ``least`` pixels wide, with a label in the middle.
 
-    ``kinds`` are the classes of the box in the style sheet. The box is divided from left to right
-    into a part for each class. ``notches`` is the number of pairs of marks on the left and right
-    edges, which divide the box from top to bottom.
+    ``kinds`` are classes of the style sheet. The box is divided from left to right into a part for
+    each class. ``notches`` is the number of marks on the left edge and on the right edge of the
+    box.
     """
     width = max(least, _text_width(label, "label") + 4)
     cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
@@ -163,7 +160,7 @@ def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: in
 def framed(block: Block, kind: str, *, pad: int, width: int = 0) -> Block:
     """Return a frame around ``block``, with ``pad`` pixels between the frame and the block.
 
-    The frame is at least ``width`` pixels wide.
+    The returned frame is at least ``width`` pixels wide.
     """
     wide, high = max(width, block.width + 2 * pad), block.height + 2 * pad
     frame = f'<rect class="{kind}" width="{wide}" height="{high}" rx="{_RADIUS}"/>'
@@ -171,7 +168,7 @@ def framed(block: Block, kind: str, *, pad: int, width: int = 0) -> Block:
 
 
 def described(block: Block, text: str) -> Block:
-    """Return ``block`` with a tooltip that contains ``text``."""
+    """Return the SVG block ``block`` with a tooltip that contains ``text``."""
     return Block(block.width, block.height, f"<g><title>{escaped(text)}</title>{block.body}</g>")
 
 
@@ -179,7 +176,7 @@ def described(block: Block, text: str) -> Block:
 
 
 def flowing(blocks: Iterable[Block], width: float, *, gap: int) -> Block:
-    """Return blocks arranged like words of a text, in lines of at most ``width`` pixels."""
+    """Arrange SVG blocks like the words of a text, in lines of at most ``width`` pixels."""
     body: list[str] = []
     x = y = widest = line_height = 0
     for block in blocks:
@@ -192,12 +189,12 @@ def flowing(blocks: Iterable[Block], width: float, *, gap: int) -> Block:
 
 
 def stacked(blocks: Iterable[Block], *, gap: int) -> Block:
-    """Return blocks arranged in a column, from top to bottom."""
+    """Arrange SVG blocks in a column, from top to bottom."""
     return flowing(blocks, 0, gap=gap)
 
 
 def beside(blocks: Iterable[Block], *, gap: int) -> Block:
-    """Return blocks arranged in a row, from left to right."""
+    """Arrange SVG blocks in a row, from left to right."""
     return flowing(blocks, math.inf, gap=gap)
 
 

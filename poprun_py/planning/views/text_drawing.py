@@ -1,4 +1,4 @@
-"""Drawing of coloured text and of trees on a terminal or in a file, with line breaks."""
+"""Coloured text, line breaks and trees of text, for a terminal or a file."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The colour or style of each kind of name in text drawings. The library rich uses the same names.
+# The colour or style of the names of hosts, NUMA nodes, instances and replicas in texts.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
-# The characters beyond ASCII that are needed to draw the lines of trees and tables.
+# The box-drawing characters with which the lines of trees and tables are drawn.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
-# The characters that begin a line of a printed tree: before a child, before the last child, and
-# before each line below a child that is not the last.
+# The characters that begin a line of a tree: before a child node, before the last child node, and
+# before each line below a child node that is not the last.
 _BOX_LINES = ("├─ ", "└─ ", "│  ")
 _ASCII_LINES = ("|- ", "`- ", "|  ")
 _BLANK = "   "
-# The minimum number of characters per line of text, even if a deep tree becomes wider than the
-# terminal.
+# Lines of text have room for at least this many characters, even if a deep tree becomes wider than
+# the terminal.
 _LEAST_TEXT = 12
-# Lines are broken after a comma or semicolon. A phrase that does not fit on a line is broken at a
-# blank.
+# Long lines are broken after a comma or semicolon. If the text up to the next comma does not fit on
+# a line, the text is broken at a blank.
 _PHRASE = re.compile(r"[^,;]+[,;]*\s*|[,;]+\s*")
 _WORD = re.compile(r"\S+\s*|\s+")
 
@@ -32,8 +32,8 @@ class TextStyle:
     Attributes:
         colour: Whether names are written in the colours of ``PALETTE``.
         box_lines: Whether lines are drawn with box-drawing characters instead of ASCII characters.
-        width: The number of columns of the terminal; None for a file or a pipe, where lines are not
-            broken.
+        width: The number of columns of the terminal; None for a file or a pipe, in which lines are
+            not broken.
     """
 
     colour: bool = False
@@ -41,7 +41,7 @@ class TextStyle:
     width: int | None = None
 
     def paint(self, text: str, kind: str) -> str:
-        """Return ``text`` in the colour that ``PALETTE`` has for ``kind``."""
+        """Return ``text`` in the colour of ``kind`` in ``PALETTE``."""
         return f"\x1b[{_CODES[PALETTE[kind]]}m{text}\x1b[0m" if self.colour else text
 
 
@@ -49,7 +49,7 @@ class TextStyle:
 class Branch:
     """A node of a tree, with a name, details and child nodes.
 
-    The name is drawn in the colour that ``PALETTE`` has for ``kind``.
+    The name of the node is drawn in the colour of ``kind`` in ``PALETTE``.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Branch:
 
 
 def draw_tree(root: Branch, style: TextStyle) -> str:
-    """Return a tree as text. A branch has several lines only if ``style.width`` requires them."""
+    """Return a tree as text, in which lines longer than ``style.width`` are broken."""
     return "\n".join(_draw(root, style, "", ""))
 
 
@@ -82,9 +82,9 @@ def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator
 
 
 def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
-    """Break a text after commas, and at blanks where necessary, into lines of limited width.
+    """Break a text into lines of at most ``width`` characters, after commas or else at blanks.
 
-    The first ``unbroken`` characters stay on one line.
+    The first ``unbroken`` characters of the text stay on one line.
     """
     if width is None or len(text) <= width:
         return [text]
