@@ -66,8 +66,8 @@ class TimeLimitError(LaunchError):
 def nearest(word: str, accepted: Iterable[str]) -> str:
     """Return ``; did you mean X?`` with the accepted word that is most similar to ``word``.
 
-    The text is empty if no accepted word is similar. The comparison ignores letter case, and treats
-    hyphens like underscores.
+    The returned text is empty if no accepted word is similar. The comparison ignores letter case,
+    and treats hyphens like underscores.
     """
     spelled = {_folded(each): each for each in accepted}
     close = difflib.get_close_matches(_folded(word), spelled, n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""State, family, CPU time and command of Linux processes, and limits of their control groups.
+"""State, relatives, CPU time and command of processes, and limits of their control groups.
 
 The functions read /proc and /sys. For a process that has ended, or that the system hides from this
 user, the functions return None or an empty value. This module imports only os, because further
@@ -66,7 +66,7 @@ def variable(pid: int, name: str) -> str:
 
 
 def owner(pid: int) -> int | None:
-    """Return the user id of a process."""
+    """Return the id of the user who owns a process."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -145,13 +145,13 @@ def ancestors(pid: int) -> list[int]:
 def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first.
 
-    If the kernel lists the children of a thread, the cost does not grow with the number of
-    processes on the host, and the result includes ended children that were not collected.
+    If /proc lists the children of each thread, the cost does not grow with the number of processes
+    on the host, and the result includes ended processes that were not collected.
     """
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return [pid, *descendants(pid)]
     pids = [pid]
-    for each in pids:  # the loop also visits the processes that it appends
+    for each in pids:  # the loop also visits the processes appended to ``pids``
         for thread in threads(each):
             pids += map(int, (read_file(each, f"task/{thread}/children") or b"").split())
     return pids
@@ -196,8 +196,8 @@ _NO_LIMIT = 1 << 60
 def memory_kills_and_limit(root: str = "/") -> "tuple[int, int | None]":
     """Return how many processes the kernel killed at the memory limit, and the limit in bytes.
 
-    The numbers are 0 and None if they are not known. ``root`` is the folder that contains ``proc``
-    and ``sys``.
+    If the kernel does not report the numbers, they are 0 and None. ``root`` is the folder that
+    contains ``proc`` and ``sys``.
     """
     events, limits = (
         ("memory.events", "memory.oom_control"),
@@ -209,7 +209,7 @@ def memory_kills_and_limit(root: str = "/") -> "tuple[int, int | None]":
 def process_refusals_and_limit(root: str = "/") -> "tuple[int, int | None]":
     """Return how often the kernel refused a new process at the limit of processes, and the limit.
 
-    The numbers are 0 and None if they are not known.
+    If the kernel does not report the numbers, they are 0 and None.
     """
     return _event_and_limit(root, "pids", "max", ("pids.events",), ("pids.max",))
 
@@ -237,7 +237,8 @@ def _event_and_limit(
 ) -> "tuple[int, int | None]":
     """Return how often an event occurred in the innermost control group, and the lowest limit.
 
-    Each list of files contains a file of version 2 and, if there is one, a file of version 1.
+    Each list of files contains a file of control groups version 2 and, if there is one, a file of
+    control groups version 1.
     """
     count: int | None = None
     limit: int | None = None
@@ -265,7 +266,7 @@ def _folders(root: str, controller: str) -> "Iterator[str]":
 
 
 def _text(folder: str, *names: str) -> str:
-    """Return the content of the first of the files that can be read; empty if none can be read."""
+    """Return the content of the first readable file of ``names``; empty if no file is readable."""
     for name in names:
         try:
             with open(os.path.join(folder, name)) as file:

@@ -123,7 +123,7 @@ def _unwritable_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def may_be_lost() -> Iterator[None]:
-    """Drop the text printed inside ``with`` if stdout cannot be written; the job continues."""
+    """Drop the text printed inside ``with`` if stdout cannot be written; continue the job."""
     try:
         yield
         flush_stdout()
@@ -209,9 +209,9 @@ class Console:
     def waiting(self, seconds: float, reason: str) -> None:
         """Show why, and for how many ``seconds``, the job waits; called repeatedly during the wait.
 
-        On a terminal, each call rewrites the same line. In a file or pipe, a new line is written
-        when the reason, such as "for IPUs: ...", changes. At the end of the wait, ``reason`` is
-        empty.
+        On a terminal, each call of ``waiting`` rewrites the same line. In a file or pipe, a new
+        line is written when the reason, such as "for IPUs: ...", changes. At the end of the wait,
+        ``reason`` is empty.
         """
         if can_rewrite_lines():
             width = shutil.get_terminal_size().columns - 1

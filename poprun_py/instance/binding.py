@@ -90,7 +90,7 @@ def _set_memory_policy(number: int, nodes: list[int]) -> None:
 
 
 def read_back(pid: int) -> "dict[str, Any]":
-    """Return the binding of a process. A value that cannot be read is None.
+    """Return the binding of a process, with None for each value that cannot be read.
 
     Returns:
         A dictionary. ``ended`` tells whether the process has ended. ``cpus`` are the CPUs that the
@@ -123,8 +123,8 @@ def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
-    # Two memory policies have a blank in their names. The blank is replaced, because the first
-    # blank of the line must be the end of the name.
+    # Two memory policies have a blank in their names. The blank in such a name is replaced, because
+    # the first blank of the line must be the end of the name.
     for name in ("prefer (many)", "weighted interleave"):
         if rest.startswith(name):
             rest = rest.replace(name, name.replace(" ", "_"), 1)

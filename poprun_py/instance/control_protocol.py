@@ -17,7 +17,8 @@ MAX_PAYLOAD = 1 << 20
 
 # --- messages from the wrapper to the launcher ----------------------------------------------------
 
-# A wrapper first sends token, rank, pid, host and time_ns. Instance 0 also sends a free port.
+# A wrapper first sends token, rank, pid, host and time_ns. Instance 0 also sends a free port of its
+# host.
 HELLO = b"H"
 # After the program has started, the wrapper sends the program's process id and binding.
 STARTED = b"S"
@@ -38,8 +39,8 @@ STACKS = b"Y"
 UNREAD = b"r"
 # The program has read its keyboard input, so the launcher may send more input. No payload.
 KEYS_READ = b"k"
-# The program changed the modes of its terminal: [iflag, oflag, lflag, cc, whether unread input was
-# dropped].
+# The program changed the modes of its terminal to [iflag, oflag, lflag, cc, whether the program
+# dropped unread input].
 TERMINAL_MODES = b"M"
 # A program in breakpoint() sends ["enter", CALL], ["leave", CALL] or ["wait", CALL, INSTANCE],
 # where CALL is the number of the call of breakpoint().
@@ -71,29 +72,30 @@ RAW = (STDOUT, STDERR, FILE)
 
 # --- messages in both directions ------------------------------------------------------------------
 
-# The launcher sends a file for the program before GO, in parts of raw bytes. An empty part ends the
-# file. The wrapper answers with the path of the file or with a problem.
+# The launcher sends a file for the program before GO, in parts of raw bytes. An empty part is the
+# end of the file. The wrapper answers with the path of the received file or with a problem.
 INPUT_FILE = b"J"
 
 # --- messages from the launcher to the wrapper ----------------------------------------------------
 
-# GO starts the program, with settings such as environment variables of the program.
+# GO asks the wrapper to start the program, and contains settings such as environment variables.
 GO = b"G"
 # Before GO, LEASE asks a wrapper to lease CPUs of its host for all instances on that host.
 LEASE = b"L"
-# Keyboard input for the program, as raw bytes. An empty payload ends the program's input.
+# Keyboard input for the program, as raw bytes. An empty payload of KEYS ends the program's input.
 KEYS = b"k"
 # WINDOW_SIZE sets the size of the program's terminal: [rows, columns].
 WINDOW_SIZE = b"W"
 # NEW_TERMINAL lends the program's terminal to the program's debugger. If the program has no
 # terminal, the wrapper creates one with the settings in the payload.
 NEW_TERMINAL = b"M"
-# The user has left the debugger of an instance. The payload is the number of the call of
-# breakpoint().
+# The user has left the debugger of an instance. The payload of DEBUGGER_LEFT is the number of the
+# call of breakpoint().
 DEBUGGER_LEFT = b"V"
 # PAUSE with true suspends all processes of the program; PAUSE with false lets them continue.
 PAUSE = b"Z"
-# SIGNAL asks the wrapper to send a signal to the program. The payload is the signal's number.
+# SIGNAL asks the wrapper to send a signal to the program. The payload of SIGNAL is the signal's
+# number.
 SIGNAL = b"K"
 # PROPOSE_STOP proposes the number of the stopRequested() call that is to stop the program. With the
 # number 0, PROPOSE_STOP only asks how often the program has called stopRequested().
@@ -117,7 +119,7 @@ BYE = b"B"
 # byte and the descriptor of its standard input.
 STDIN = b"i"
 # A command that inspects a running job asks for the Python stacks of the job's processes. The
-# launcher answers with one STACKS frame.
+# launcher answers INSPECT with one STACKS frame.
 INSPECT = b"I"
 
 # --- time-out, frames -----------------------------------------------------------------------------

@@ -14,12 +14,13 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# The in-memory file system for files that programs map. On a disk, the kernel would write back each
-# changed page of a mapped file.
+# The in-memory file system for files that programs map into their memory. On a disk, the kernel
+# would write back each changed page of a mapped file.
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # If another process removes a new folder before this process locks it, this process makes the
-# folder again. It tries for ten seconds, because the other process may be suspended meanwhile.
+# folder again. This process tries for ten seconds, because the other process may be suspended
+# meanwhile.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _DAEMON = "daemon-"
@@ -67,7 +68,7 @@ class JobFolder:
 
     @classmethod
     def make(cls, base: str, name: str) -> "JobFolder":
-        """Create and lock a job's folder that only this user can enter; lock it if it exists.
+        """Create a folder that only this user can enter, if it does not exist; lock and return it.
 
         Raises:
             OSError: The folder cannot be created, or other users may enter it.
@@ -135,7 +136,7 @@ class JobFolder:
             try:  # noqa: SIM105
                 os.symlink(files, f"{_DAEMON}{pid}-{started}", dir_fd=self.descriptor)
             except OSError:
-                pass  # another instance has already recorded the daemon
+                pass  # another instance has already recorded the MPI daemon
 
     def leave(self, wait_seconds: float = 0.0) -> None:
         """Stop using the folder, and remove it if no other process uses it.
@@ -259,7 +260,8 @@ def _lock_alone(descriptor: int) -> bool:
 
 def _empty(folder: int) -> None:
     """Remove the content of an open folder, whose path may no longer exist."""
-    # shutil is not used, because its import would delay the end of a job on remote hosts by 20 ms.
+    # shutil is not used here, because its import would delay the end of a job on remote hosts by 20
+    # ms.
     for _, folders, files, parent in os.fwalk(".", topdown=False, dir_fd=folder):
         for remove, names in ((os.unlink, files + folders), (os.rmdir, folders)):
             for name in names:

@@ -73,8 +73,7 @@ def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not compare_digest(proof, digest(secret, b"listener %b %b" % (own_nonce, nonce), "sha256")):
         return False
-    # After the last blank, the protocol allows a text about the caller, which the wrapper leaves
-    # empty.
+    # A caller may add a text about itself after the last blank. The wrapper adds no text.
     connection.sendall(digest(secret, b"caller %b %b " % (own_nonce, nonce), "sha256"))
     _receive_exactly(connection, 1)
     return True
@@ -128,7 +127,7 @@ class LauncherChannel:
             self._unsent += control_protocol.pack(kind, payload)
 
     def send_now(self, kind: bytes, value: "Any") -> None:
-        """Send a message with a JSON payload at once. No message may be queued before."""
+        """Send a message with a JSON payload at once. The queue of messages must be empty."""
         self._connection.sendall(control_protocol.pack(kind, dumps(value).encode()))
 
     def wait_for_messages(self) -> list[tuple[bytes, bytes]]:
@@ -144,7 +143,7 @@ class LauncherChannel:
 
     @property
     def descriptor(self) -> int:
-        """The file descriptor of the connection."""
+        """The file descriptor of the connection to the launcher."""
         return self._connection.fileno()
 
     @property

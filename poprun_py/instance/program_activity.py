@@ -85,8 +85,9 @@ class ActivitySampler:
         """Return a sample of the activity of a program that has written ``written`` bytes.
 
         Returns:
-            A dictionary with the attributes of ``ActivitySample`` (activity_monitor.py). ``away``
-            is measured only if the program uses CPU time and shows no other activity.
+            A dictionary with the attributes of ``ActivitySample`` (activity_monitor.py). ``away``,
+            the seconds without Python code, is measured only if the program uses CPU time and shows
+            no other activity.
         """
         pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -220,11 +221,11 @@ class PythonStacks:
         return self._has_run_python and not handles and state not in "TtZX"
 
     def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
-        """Return for how many seconds the process that was asked last has not run Python code.
+        """Return for how many seconds a process has not answered ``_ASK_SIGNAL``; 0 if it has.
 
         If ``ask`` and no process still has to answer, ask one process of ``pids``. The process must
-        be running and handle the signal, because the signal would interrupt the sleep of a program
-        in C.
+        be running and handle ``_ASK_SIGNAL``, because a signal would interrupt the sleep of a
+        program in C.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
@@ -335,7 +336,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
     except OSError:
         return
     try:
-        # The kernel's answer might be missing, so reading has a time-out.
+        # The kernel might not answer, so reading from the socket has a time-out.
         kernel.settimeout(_SECONDS)
         for family in (socket.AF_INET, socket.AF_INET6):
             kernel.sendall(_request(family))
@@ -368,7 +369,7 @@ def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
 
 
 def _bytes_of(message: bytes) -> "int | None":
-    """Return the number of bytes that a connection carried; None if ``message`` lacks tcp_info."""
+    """Return how many bytes a TCP connection carried; None if ``message`` lacks tcp_info."""
     offset = _MESSAGE_BYTES
     while offset + _ATTRIBUTE.size <= len(message):
         size, kind = _ATTRIBUTE.unpack_from(message, offset)

@@ -1,7 +1,7 @@
 """Environment variables that the wrapper sets for its program, besides the launcher's variables.
 
-Some variables contain ranks under the names of Open MPI and torchrun. Others keep the traffic of
-MPI, UCX and gloo on the network of the job, or load the library's start hook
+Some of these variables contain ranks under the names of Open MPI and torchrun. Other variables keep
+the traffic of MPI, UCX and gloo on the network of the job, or load the library's start hook
 (popdist_py/start_hook) into every Python process.
 """
 
@@ -55,8 +55,8 @@ _SHARED_MEMORY_FOLDERS = (
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
 _DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
-# The signal that asks a program for its Python stacks. Programs and libraries do not use this
-# signal.
+# The signal that asks a program for its Python stacks. Programs and libraries do not use the signal
+# SIGRTMAX - 3.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 # The kernel's file with the routes of this host, and the folder with its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
@@ -142,7 +142,7 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
     paths = [folder.path for folder in folders]
     in_memory = [path for path in paths if path.startswith(f"{job_folders.SHARED_MEMORY}/")]
     set_variables(shared_memory_variables(in_memory[-1] if in_memory else None, os.environ))
-    # If this job has no folders, a POPDIST_JOB_FOLDER of an outer job, which started this job, is
+    # If this job has no folders, a POPDIST_JOB_FOLDER that was inherited from an outer job is
     # unset.
     set_variables({"POPDIST_JOB_FOLDER": paths[0] if paths else None})
 
@@ -152,8 +152,8 @@ def shared_memory_variables(
 ) -> "dict[str, str | None]":
     """Return the variables that make Open MPI create its shared memory in ``folder``.
 
-    If ``folder`` is None, variables from an outer job are unset. Variables that the user has set
-    are left out.
+    If ``folder`` is None, the variables that were inherited from an outer job are unset. Variables
+    that the user has set are left out.
     """
     return {
         name: folder

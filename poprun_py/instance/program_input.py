@@ -42,9 +42,9 @@ class ProgramInput:
     """The keyboard input of one program, and the requests of its debugger.
 
     Args:
-        setup: The launcher's settings. ``input`` (see ``_make_typed_input``) is present if the
-            program has the keyboard from its start. ``debugger`` tells whether breakpoint() may ask
-            for the keyboard. ``term`` is the program's value of TERM.
+        setup: The launcher's settings for the keyboard. ``input`` (see ``_make_typed_input``) is
+            present if the program has the keyboard from its start. ``debugger`` tells whether
+            breakpoint() may ask for the keyboard. ``term`` is the program's value of TERM.
         memory: The memory that is shared with the program.
         send: The function that queues a message to the launcher.
         add_output: The function that is called with each terminal of the program, the controlling
@@ -63,7 +63,7 @@ class ProgramInput:
         self._add_output = add_output
         self._term = setup.get("term", "")
         self._errno = 0  # the errno if a terminal could not be made, else 0
-        self._has_ended = False  # whether the program has ended
+        self._has_ended = False
         self.typed = TypedInput(send)
         if "input" in setup:
             self._make_typed_input(setup["input"])
@@ -80,9 +80,9 @@ class ProgramInput:
 
         Args:
             setup: The settings of the terminal: its ``modes`` (iflag, oflag, lflag, cc), its
-                ``size`` (rows, columns), whether stdout and stderr are terminals too
-                (``is_stdout``, ``is_stderr``), and the kind of message for its output (``stream``).
-                Empty for a pipe.
+                ``size`` (rows, columns), whether the program's stdout and stderr are terminals too
+                (``is_stdout``, ``is_stderr``), and the kind of message for the terminal's output
+                (``stream``). Empty for a pipe.
         """
         try:
             if setup:
@@ -122,7 +122,7 @@ class ProgramInput:
             try:
                 numbers = [int(word) for word in words]
             except ValueError:
-                continue  # a process other than the debugger wrote this line
+                continue  # a process other than the program's debugger wrote this line
             if len(numbers) != _REQUESTS.get(what):
                 continue
             if what == "leave":
@@ -169,7 +169,7 @@ class TypedInput:
             os.set_blocking(descriptor, False)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Set the standard input of this child process, in a new process group or session.
+        """Move this child process to a new process group or session, and set its stdin.
 
         Returns:
             The descriptors for the child's stdout and stderr: terminals instead of ``out`` and
@@ -210,7 +210,7 @@ class TypedInput:
         except BlockingIOError:
             pass
         except OSError:
-            self._unwritten.clear()  # no process reads the input any more
+            self._unwritten.clear()  # no process reads the program's input any more
         if self._unwritten or not self._is_read():
             self._check_at = time.monotonic() + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
@@ -304,7 +304,7 @@ class ProgramTerminal(TypedInput):
         )
 
     def ended(self) -> None:
-        """Drop all later input, and close the program's side of the terminals."""
+        """Drop keyboard input from now on, and close the program's side of the terminals."""
         self._descriptor = -1
         self._pty.ended()
         if self._error is not None:
@@ -402,8 +402,8 @@ class Pty:
                 self._on_control(packet[0])
         flags = self.modes()[_OFLAG]
         if flags & termios.OPOST and flags & termios.ONLCR:
-            # The \r before each \n is removed, so that output files are the same as with a pipe.
-            # The user's terminal adds the \r again.
+            # The \r before each \n is removed, so that output files have the same content as with a
+            # pipe. The user's terminal adds the \r again.
             data = data.replace(b"\r\n", b"\n")
         return bytes(data) or None
 

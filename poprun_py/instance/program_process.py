@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 _INT_BYTES = 4  # the size of a file descriptor in a message of a Unix socket
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-# The exit codes of success. After success, processes that the program left running, such as an
-# upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
+# The exit codes of success. After such an exit code, processes that the program left running, such
+# as an upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
 _GOOD_CODES = (0, 75)
 _LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
 _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
-# The seconds between two rounds of kills. The kills are repeated, because a process may start
-# another process during a round.
+# The seconds between two attempts to kill all processes of the program. The wrapper repeats the
+# attempt, because a process may start another process during the attempt.
 _KILL_AGAIN_SECONDS = 0.05
 _KILLED_AFTER_EXCEPTION = (
     "poprun-py: {:g} s (--grace) after the exception that ended its main thread, the program was "
@@ -83,15 +83,15 @@ class ProgramProcess:
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        # A successful exec closes the report pipe. After a failed exec, the child writes the reason
-        # into the report pipe.
+        # If the child executes the program, the kernel closes the report pipe. If the child cannot
+        # execute the program, it writes the reason into the report pipe.
         report_read, report_write = os.pipe()
         parent = os.getpid()
         binding.apply_planned()
         self.started_ns = time.monotonic_ns()
         try:
             pid = os.fork()
-        except OSError as error:  # for example, the system has too many processes
+        except OSError as error:  # fork fails if, for example, the system has too many processes
             os.write(report_write, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
         else:
             if pid == 0:
@@ -210,7 +210,7 @@ class ProgramProcess:
             self._exception_kill_at = time.monotonic() + self._seconds_after_exception()
 
     def on_time(self, now: float) -> None:
-        """Kill the program if it is due, and check whether the program has read its input."""
+        """Kill the program if a kill is due, and check whether the program has read its input."""
         if self._exception_kill_at is not None and now >= self._exception_kill_at:
             self._exception_kill_at = float("inf")
             if self.is_running and not self.is_stopping:
@@ -286,7 +286,7 @@ def _launchers_stdin(path: str) -> int | None:
 class ProgramOutput:
     """The output of one program, from its pipes and from its terminals if it has any.
 
-    ``send`` is called with the kind of message and the bytes of each part of the output.
+    ``send`` is called with each part of the program's output and the kind of message for it.
     """
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
@@ -295,7 +295,7 @@ class ProgramOutput:
         # for the output of each.
         self.sources: dict[int, tuple[FileIO | Pty, bytes]] = {}
         self._terminal = -1  # the descriptor of the program's controlling terminal
-        self.num_bytes = 0  # the number of bytes of output read so far
+        self.num_bytes = 0
 
     def add(self, source: "FileIO | Pty", kind: bytes) -> None:
         """Add a pipe or a terminal; the first terminal is the program's controlling terminal."""

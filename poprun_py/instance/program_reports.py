@@ -23,13 +23,14 @@ class ProgramReports:
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()
-        self.end: dict[str, Any] | None = None  # the last report; None while the program runs
+        self.end: dict[str, Any] | None = None  # the report of the program's end; None before it
         self._program = program
         self._channel = channel
-        # How many processes the kernel had killed at the memory limit when the program started.
+        # The number of processes that the kernel had killed at the memory limit when the program
+        # started.
         self._oom_kills_before = 0
-        # The seconds between reports of progress, and between reports of the activity of a program
-        # that makes no steps.
+        # The seconds between two reports of progress, and the seconds between two reports of
+        # activity while the program makes no steps.
         self._progress_seconds = self._activity_seconds = 0.0
         self._progress_at, self._activity_at = float("inf"), 0.0
         self._sent_progress: list[int] | None = None
@@ -50,7 +51,7 @@ class ProgramReports:
         os.environ.update(program_environment.stacks_variables(file, command, os.environ))
 
     def program_started(self) -> None:
-        """Read the number of killed processes after the start, so as not to delay the start."""
+        """After the program's start, read how many processes the kernel has already killed."""
         self._oom_kills_before, _ = memory_kills_and_limit()
 
     def next_deadline(self) -> float:

@@ -2,8 +2,8 @@
 
 The program writes its steps, its collectives and its time per activity (popdist_py/heartbeat.py and
 popdist_py/activities/ledger.py). The wrapper reads the program's values, and writes the number of
-the stopRequested() call that is to stop the program. The memory is a file without a name, so that
-no file is left after a crash.
+the stopRequested() call that is to stop the program. The shared memory is a file without a name, so
+that no file is left after a crash.
 """
 
 import mmap
@@ -14,20 +14,22 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from typing import Any
 
-# Indices of the 8-byte words that popdist_py/heartbeat.py uses, too.
+# Indices of the 8-byte words of the shared memory that popdist_py/heartbeat.py uses.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
-# The value of _BEGUN if the program will count steps.
+# The value of the word _BEGUN if the program will count training steps.
 _WILL_STEP = 2
-# The values of _ACTIVITY if the program waits for other instances, or saves or loads a checkpoint.
+# The values of the word _ACTIVITY while the program waits for other instances, and while it saves
+# or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
 # Indices of the words that popdist_py/activities/ledger.py writes: the time when counting began,
 # the time when the nanoseconds of an activity were last updated, the current activity, the numbers
 # of samples, of timed steps and of all steps, and the nanoseconds of each activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
-# Indices of two words about the last collective. The first word contains its number, its kind (7
-# bits), and a bit that tells whether it is running. The second word is the time when it began.
+# Indices of two words about the last collective operation. The first word contains the number of
+# the collective, its kind (7 bits), and a bit that tells whether it is running. The second word is
+# the time when the collective began.
 _CALL, _CALL_BEGAN = 26, 27
 # The index of the word for the id of a process whose main thread ended with an exception.
 _FAILED = 28
@@ -44,8 +46,8 @@ _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
 # A ledger contains the durations of at most 255 steps. For the last ten steps, the ledger also
 # contains the durations without waiting for other instances.
 _LAST_STEPS, _OWN_STEPS = 255, 10
-# After writing a word of the shared memory, the wrapper waits 1 ms. From then on, the program reads
-# the new word, and the wrapper reads everything that the program wrote before reading the new word.
+# After writing a word of the shared memory, the wrapper waits 1 ms. After 1 ms, the program sees
+# the new word, and the wrapper sees everything that the program wrote before seeing the new word.
 _SETTLE_SECONDS = 0.001
 
 
@@ -164,12 +166,12 @@ class ProgressMemory:
         """Return the steps that the program made after its first ``since`` steps.
 
         Returns:
-            A dictionary. ``made`` is the number of steps so far. ``lost`` is the number of steps
-            that are no longer in the ring buffer. ``rows`` contains one row per step, from the
-            oldest to the newest step. A row contains the number of the step, its end as a time of
-            ``time.monotonic_ns``, its duration in nanoseconds, its duration without waiting for
-            other instances (negative if not known), its number of samples, and its loss (None if
-            not known).
+            A dictionary. ``made`` is the number of steps that the program has made so far. ``lost``
+            is the number of requested steps that are no longer in the ring buffer. ``rows``
+            contains one row per step, from the oldest to the newest step. A row contains the number
+            of the step, its end as a time of ``time.monotonic_ns``, its duration in nanoseconds,
+            its duration without waiting for other instances (negative if not known), its number of
+            samples, and its loss (None if not known).
         """
         made = self._words[_STEPS]
         if made <= since:

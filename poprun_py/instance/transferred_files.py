@@ -1,7 +1,8 @@
 """Files that travel between the launcher's host and the host of an instance.
 
-The launcher may send one file before the program starts. The program writes files into a private
-folder of its host, and the wrapper sends them to the launcher after the program has ended.
+The launcher may send one file for the program before the program starts. The program writes files
+into a private folder of its host, and the wrapper sends them to the launcher after the program has
+ended.
 """
 
 import os
@@ -24,7 +25,7 @@ _UNCOMPRESSED = (b"result", b"failure")
 
 
 def write_end_time(prefix: str) -> None:
-    """Write the current time, in monotonic nanoseconds, into a file beside the span files."""
+    """Write the current time of the monotonic clock into a file beside the program's span files."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     with suppress(OSError), open(os.open(f"{prefix}.ended", flags, 0o600), "w") as file:
         file.write(str(time.monotonic_ns()))
@@ -74,8 +75,8 @@ class ReceivedFile:
 class SentFiles:
     """The folder for the program's files that the wrapper sends to the launcher.
 
-    The paths of the files begin with ``prefix``. If the folder cannot be made, ``prefix`` is empty
-    and no files are sent.
+    The paths of the program's files begin with ``prefix``. If the folder cannot be made, ``prefix``
+    is empty and no files are sent.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class SentFiles:
         import zlib
 
         folder, names = os.path.dirname(self.prefix), list[str]()
-        with suppress(OSError):  # the program may have removed the folder of its files
+        with suppress(OSError):  # The program may have removed the folder of its files.
             # A file whose name begins with a dot was incomplete when the program was killed.
             names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
         for name in names:

@@ -117,9 +117,9 @@ class Wrapper:
         self._lease: Lease | None = None  # the lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
-        self._daemon: dict[str, Any] = {}  # the result of _move_daemon_sockets()
+        self._wake = -1  # the pipe with a byte for each signal; -1 before the program starts
+        self._daemon: dict[str, Any] = {}
         self._spans = ""  # the prefix of the paths of the program's span files
-        self._wake = -1  # the pipe with a byte for each signal; -1 before the start
         self._is_end_reported = False
         # The time from which the wrapper may end. The message BYE, or the end of the launcher, lets
         # the wrapper end at once.
@@ -265,7 +265,7 @@ class Wrapper:
             process_control.end_mpi_daemon()
 
     def _do_due_work(self) -> bool:
-        """Collect ended processes, do due kills and reports; return whether the loop is to end."""
+        """Collect ended processes, do due kills and reports; return whether the wrapper may end."""
         self._collect_ended()
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
@@ -348,9 +348,9 @@ class Wrapper:
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
             if number in _ENDING:
-                # While the launcher lives, mpirun kills the wrapper a quarter of a second later.
-                # After the end of the launcher, only the wrapper can end the processes of the
-                # program.
+                # While the launcher lives, mpirun kills the wrapper a quarter of a second after
+                # this signal. After the end of the launcher, only the wrapper can end the processes
+                # of the program.
                 if self._program.is_running:
                     self._channel.send(control_protocol.STOP_SIGNAL, number)
                 is_connected = self._channel.is_connected

@@ -1,12 +1,11 @@
 """The diagnostics hook, which runs when Python starts in an instance and answers signals.
 
-- On SIGRTMAX - 3, the process writes the stacks of all its threads to a file of the wrapper. On
-  SIGRTMAX - 4, the process writes a NUL to the wrapper's file as soon as its main thread runs
-  Python code instead of C code. On a fatal signal, the process prints a Python stack.
-- The process tells the wrapper when an exception has ended its main thread, because other threads
-  may keep the process alive afterwards.
-- Before a process with torch ends, it waits for gloo's threads, which might otherwise abort the
-  process while Python shuts down.
+On SIGRTMAX - 3, the process writes the stacks of all its threads to a file of the wrapper. On
+SIGRTMAX - 4, the process writes a NUL to the wrapper's file as soon as its main thread runs Python
+code instead of C code. On a fatal signal, the process prints a Python stack. The process tells the
+wrapper when an exception has ended its main thread, because other threads may keep the process
+alive afterwards. Before a process with torch ends, it waits for gloo's threads, which might
+otherwise abort the process while Python shuts down.
 
 The hook removes its folder from ``sys.path`` and PYTHONPATH, and runs the user's own
 ``sitecustomize``, so that the program does not see the hook.
