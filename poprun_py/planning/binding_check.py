@@ -1,4 +1,4 @@
-"""Check that the instances run on the CPUs and memory nodes of the plan.
+"""Check that the instances run on the CPUs and memory nodes that their launch plan requires.
 
 The wrapper of each instance reads the actual binding from the kernel (``binding.read_back``).
 """

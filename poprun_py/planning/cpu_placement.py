@@ -30,7 +30,7 @@ class Placement:
     Attributes:
         numa_nodes: The NUMA nodes of the instance's CPUs; empty if placement is disabled.
         memory_nodes: The NUMA nodes whose memory the instance may use; empty for all nodes.
-        cpus: The CPUs that the instance is bound to; empty if it may use all CPUs.
+        cpus: The CPUs that the instance is bound to; empty if the instance may use all CPUs.
         threads: The number of compute threads of the instance (OMP_NUM_THREADS), as planned or as
             set by the user.
     """
@@ -70,7 +70,7 @@ def place_instances(
 
 
 def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[Placement, ...]:
-    """Return one placement for each of the ``num_instances`` local instances of a host.
+    """Return a placement for each of the ``num_instances`` instances of a host.
 
     As with PopRun, a single instance without --cores-per-instance may use all CPUs that other jobs
     do not hold. If placement is disabled, every instance may use all these CPUs.
@@ -142,7 +142,7 @@ def _check_shares(shares: Sequence[_Cores], mode: str, config: LaunchConfig) -> 
             )
 
 
-# --- placement modes, which divide the cores into one share for each instance -------------------
+# --- placement modes: one share of the cores for each instance ----------------------------------
 
 
 def _spread_cores(cores: _Cores, num_instances: int, _: int | None) -> list[_Cores]:
@@ -237,7 +237,7 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
 
 
 def _cuts(total: int, parts: int) -> list[tuple[int, int]]:
-    """Split ``range(total)`` into ``parts`` ranges whose lengths differ by at most one."""
+    """Split ``range(total)`` into ``parts`` ranges of nearly equal length."""
     size, remainder = divmod(total, parts)
     return list(pairwise(i * size + min(i, remainder) for i in range(parts + 1)))
 
@@ -350,7 +350,7 @@ def share_beside_jobs(
     held: frozenset[int],
     index: int | None = None,
 ) -> HostShare | None:
-    """Return the part of a host that the job uses beside other jobs; None if the job does not fit.
+    """Return the part of a host that a job can use beside other jobs; None if the job does not fit.
 
     A job with --cores-per-instance prefers NUMA nodes of which other jobs hold no CPUs. A job
     without --cores-per-instance takes all CPUs that other jobs do not hold. ``held`` are the CPUs
@@ -383,7 +383,7 @@ def share_of_placements(
     placements: tuple[Placement, ...],
     index: int | None = None,
 ) -> HostShare:
-    """Return the part of a host that the job uses with the given placements.
+    """Return the part of a host that a job uses if its instances have the given placements.
 
     If the job does not run on the host, no CPUs and NUMA nodes are returned.
     """

@@ -34,7 +34,7 @@ class PlanInputs:
         config: The options of the launch.
         topology: The hosts of the job, and the instances of each host.
         environ: The launcher's environment.
-        machines: The hardware of each host; None for a host whose hardware is not known.
+        machines: The hardware of each host; None for a host with unknown hardware.
         mpi: The installed MPI.
         probed: The results of probing the other hosts; None for a job on this machine only.
         env_file_text: The content of the file of ``--env-file``; None without ``--env-file``.
@@ -69,7 +69,7 @@ def gather_inputs(
 
     Raises:
         UsageError: A file cannot be read, or the value of an option is not valid.
-        StartError: No MPI is installed, or a host cannot be used.
+        StartError: No MPI is installed, or the launcher cannot use a host of the job.
     """
     check_subnet(config)
     hosts = topology.hosts
@@ -117,7 +117,7 @@ def check_subnet(config: LaunchConfig) -> None:
 
 
 def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts that ``config`` names, else the hosts in ``environ``, else this machine.
+    """Return the hosts that ``config`` or else ``environ`` names, or this machine if neither does.
 
     Raises:
         UsageError: The list of hosts is malformed, or the file with the list cannot be read.
@@ -143,8 +143,8 @@ def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfi
     """Return ``config`` with the number of instances that --nproc-per-node requests.
 
     Raises:
-        UsageError: The numbers of instances, replicas and IPUs contradict one another, or the
-            number of instances depends on the CPUs of a host whose hardware is not known.
+        UsageError: The numbers of instances, replicas and IPUs are contradictory, or the number of
+            instances depends on the CPUs of a host with unknown hardware.
     """
     if isinstance(config.nproc_per_node, int):
         return config.on_hosts(len(hosts))
@@ -168,7 +168,7 @@ def is_described(config: LaunchConfig) -> bool:
 def _machines_of(
     config: LaunchConfig, hosts: tuple[Host, ...], reported: Mapping[str, Machine]
 ) -> tuple[Machine | None, ...]:
-    """Return the hardware of each host; None for a host whose hardware is not known.
+    """Return the hardware of each host; None for a host with unknown hardware.
 
     ``reported`` maps the names of other hosts to the hardware that they report.
     """

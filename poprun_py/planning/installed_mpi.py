@@ -1,4 +1,4 @@
-"""Search for the installed MPI, and detection of its implementation, version and library."""
+"""The installed MPI: search for its mpirun, implementation, version and library."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
     name of the option that gave ``wanted``.
 
     Raises:
-        StartError: No mpirun was found, or the mpirun belongs to an MPI that is not supported.
+        StartError: No mpirun was found, or the launcher does not support the MPI of the mpirun.
     """
     path = _wanted_path(wanted, option) if wanted is not None else _default_path(environ)
     wheel = _wheel_version(path, sys.path)

@@ -198,7 +198,7 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
 
     If only one instance has a variable, Open MPI passes its value to all instances. The other
     instances therefore get the variable with an empty value, and their wrapper unsets the variable.
-    ``skip`` contains the names of variables to leave out.
+    Variables whose names are in ``skip`` are left out.
     """
     by_instance = []
     for placement in placements:

@@ -60,20 +60,18 @@ class LaunchPlan(Displayed):
     Attributes:
         config: The options of the launch.
         topology: The hosts, and the instances, replicas and IPUs of each host.
-        machines: The hardware of each host; None for a host whose hardware is not known.
+        machines: The hardware of each host; None for a host with unknown hardware.
         instances: The plan of each instance.
         command: The command line of mpirun.
-        environ: The environment variables of the launcher that made the plan, which are also used
-            when the plan is launched.
+        environ: The environment variables of the launcher that makes and launches the plan.
         compact: Whether the mpirun command has one part for all instances, because a command with
             one part for each instance would be too long for the kernel. If ``compact`` is True, the
             launcher sends the environment variables to the instances.
         user_threads: The thread counts that the user set in environment variables, by variable.
-        network: The network between the hosts; empty if it is not known.
+        network: The network between the hosts; empty if the network is not known.
         refusal: An error text that says why the plan cannot be launched, for example because the
             job does not fit the machines; empty if the plan can be launched.
-        hostnames: A map from the names of other hosts in the options to the names that these hosts
-            report for themselves.
+        hostnames: A map from the name of a host in the options to the name that the host reports.
         folder: The working folder of the job; empty for the working folder of the launcher.
         partition: The decision about the IPU partition; None if no pod is configured. The launch of
             the plan decides again.
@@ -156,7 +154,7 @@ class LaunchPlan(Displayed):
 
 
 def make_plan(inputs: PlanInputs) -> LaunchPlan:
-    """Return the plan of a launch.
+    """Make the plan of a launch from its inputs.
 
     If the job does not fit the machines of the hosts, ``refusal`` of the plan is an error text.
     If the hardware of a host is not known, the instances on the host are not bound to CPUs.

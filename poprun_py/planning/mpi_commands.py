@@ -238,7 +238,7 @@ def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
-    """Return the network that MPI's daemons must use to connect to mpirun; None for any network.
+    """Return the network through which MPI's daemons connect to mpirun; None for any network.
 
     ``command`` is the mpirun command. ``network`` is the network between the hosts; empty if the
     network is not known.
@@ -316,7 +316,7 @@ def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ..
         yield from _on_this_machine(names, inputs)
     if config.allow_run_as_root:
         yield ("--allow-run-as-root",)
-    # An instance that ends with an error must not wait for other instances in MPI_Finalize.
+    # If an instance ends with an error, it must not wait for other instances in MPI_Finalize.
     yield ("--mca", "async_mpi_finalize", "1")
     # The number of seconds after which mpirun kills instances that have not ended. The launcher
     # kills instances after the grace time, so mpirun waits two seconds longer. If an instance ends
@@ -399,8 +399,8 @@ def _of_daemons(topology: Topology, probed: ProbedHosts) -> Iterator[tuple[str, 
         # allocation is running.
         yield ("--prtemca", "plm_slurm_args", "--overlap")
     if probed.shell.agent or not any(host.is_local for host in topology.hosts):
-        # If mpirun read Slurm's list of hosts, it would start instances on the launcher's
-        # machine, even if this machine is not one of the job's hosts.
+        # If mpirun used Slurm's list of hosts, mpirun would start instances on the launcher's
+        # machine, even if the launcher's machine is not a host of the job.
         yield ("--prtemca", "ras", "^slurm")
 
 

@@ -186,9 +186,10 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     """Return a request for a partition that fits the job exactly.
 
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
-    accepts only powers of two. If the number of IPUs or GCDs is not a power of two, the partition
-    has one GCD, and the number of IPUs is rounded up to a power of two. If this partition fits into
-    one IPU-Link domain and its sync type allows reconfiguration, it is reconfigurable.
+    accepts only powers of two as numbers of IPUs and GCDs. If the number of IPUs or GCDs is not a
+    power of two, the partition has one GCD, and the number of IPUs is rounded up to a power of two.
+    If this partition fits into one IPU-Link domain and its sync type allows reconfiguration, it is
+    reconfigurable.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -224,7 +225,7 @@ def _rounded_up(count: int) -> int:
 
 
 def _fits(partition: Partition, wanted: PartitionRequest) -> bool:
-    """Tell whether a partition fits the job.
+    """Tell whether ``partition`` fits the job that needs ``wanted``.
 
     A reconfigurable partition fits if it has enough IPUs. Any other partition fits if it has the
     numbers of IPUs, GCDs and replicas of ``wanted``.
@@ -374,7 +375,7 @@ def _refused_without_room(
 ) -> PartitionDecision:
     """Return ``decision``; if the pod has too few IPUs for the new partition, refuse the launch.
 
-    ``others`` are the partitions that stay in the pod beside the new partition.
+    ``others`` are all partitions of the pod that the new partition does not replace.
     """
     ipus = now.pod.ipus()
     try:

@@ -76,7 +76,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 
 
 def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the fault that made the parser take an option or a host as the program.
+    """Return the fault because of which the parser took an option or a host for the program.
 
     The result is an error text and the rest of the command with the fault corrected. If the command
     has no such fault, the result is None.

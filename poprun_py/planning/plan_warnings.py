@@ -1,7 +1,4 @@
-"""Warnings about a launch plan: idle hosts, uneven placements and options without effect.
-
-Each warning is a sentence.
-"""
+"""Warnings about a launch plan: idle hosts, uneven placements and options without effect."""
 
 from __future__ import annotations
 
@@ -121,7 +118,7 @@ def placement_warnings(
 
 
 class _Unused(NamedTuple):
-    """Options that have no effect in a plan.
+    """A group of options that have no effect in a plan for the same reason.
 
     Attributes:
         names: The field names of the options in ``LaunchConfig``.

@@ -118,8 +118,8 @@ def core_map(
 ) -> str:
     """Return a map of a host's cores, followed by a line for each instance.
 
-    The map has a row for each NUMA node and a cell for each core. A cell contains the index of the
-    instance that may run on the core. Cores with different L3 caches are separated by ``|``.
+    The map has a row for each NUMA node and a cell for each core. A cell contains the indices of
+    the instances that may run on the core. Cores with different L3 caches are separated by ``|``.
     ``placements`` maps the indices of instances to their placements. If ``style`` is None, the map
     has no colours.
     """

@@ -22,8 +22,7 @@ from poprun_py.planning.topology import Instance, Topology
 # If a plan has at most this many hosts, each host is drawn separately. If a plan has at most this
 # many IPU-Link domains, hosts of different IPU-Link domains are drawn separately.
 _MOST_UNGROUPED = 4
-# The label of a core names at most this many instances. If more instances may run on a core, its
-# label is the sign ``MANY``.
+# If more instances than this number may run on a core, the core has the label ``MANY``.
 _MOST_OWNERS = 2
 
 IDLE, FORBIDDEN, MANY, SLOW = ".", "x", "*", "'"

@@ -118,7 +118,7 @@ def escaped(text: str) -> str:
 
 
 def paragraph(text: str, kind: str, width: int) -> Block:
-    """Return a block of text, with lines of at most ``width`` pixels."""
+    """Return an SVG block of text, with lines of at most ``width`` pixels."""
     size, _ = _TEXTS[kind]
     lines = [text]
     # The number of characters per line is first computed for the narrowest letters, then reduced
@@ -158,7 +158,7 @@ def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: in
 
 
 def framed(block: Block, kind: str, *, pad: int, width: int = 0) -> Block:
-    """Return a frame around ``block``, with ``pad`` pixels between the frame and the block.
+    """Return a frame around an SVG block, with ``pad`` pixels between the frame and the block.
 
     The returned frame is at least ``width`` pixels wide.
     """

@@ -30,8 +30,8 @@ class TextStyle:
     """The colours, characters and width of a text drawing.
 
     Attributes:
-        colour: Whether names are written in the colours of ``PALETTE``.
-        box_lines: Whether lines are drawn with box-drawing characters instead of ASCII characters.
+        colour: Whether names of hosts and instances have the colours of ``PALETTE``.
+        box_lines: Whether trees and tables are drawn with box-drawing characters, not ASCII.
         width: The number of columns of the terminal; None for a file or a pipe, in which lines are
             not broken.
     """
