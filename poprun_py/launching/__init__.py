@@ -1,6 +1,6 @@
-"""One launch, from its configuration to its result.
+"""The steps of one launch, from its options to its result.
 
-This package contains the order of the steps (plan, wait for cores and IPUs, run, restart), the
-leases of cores, the lifetime of a partition, the attempts, and the files of a run (its report, its
-page, the timeline and the metrics). Other packages supervise processes and draw pages.
+A launch plans a job, waits for cores and IPUs, runs the job, and restarts the job after failures.
+This package also leases cores, gets a partition of a pod for the job, and writes the files of a run
+(report, page, timeline, metrics). Other packages supervise processes and draw pages.
 """

@@ -1,7 +1,7 @@
-"""The attempts of a launch, with a growing pause before each restart.
+"""Attempts to run a job: its first start, and restarts after failures with growing pauses.
 
-Each attempt is one job for the supervisor. An attempt after a restart may have another plan, which
-leaves out the hosts that were lost.
+The supervisor runs each attempt as a separate job. If hosts were lost, a restart may use a new plan
+without these hosts.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ OnAttempt = Callable[[Job], None]
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts of one launch.
+    """All attempts of one launch to run its job.
 
     Attributes:
-        plan: The plan of the first attempt, and later the plan of the next one.
-        record: The record of the run.
+        plan: The launch plan of the current attempt, or of the next attempt before a restart.
+        record: The object that records the run's attempts, timeline and metrics.
         console: The console that prints the launcher's messages.
-        cpus: The CPUs that the job has leased on this machine; empty without a lease.
-        partition: The IPUs of the job, the same for all attempts.
-        descriptors: The descriptors to which the instances' stdout and stderr are written.
+        cpus: The CPUs that the job has leased on this machine; empty if it has no lease.
+        partition: The partition with the job's IPUs, which all attempts use.
+        descriptors: The file descriptors to which the instances' stdout and stderr are written.
         output_folder: A folder for the instances' output, used if --output-dir is not given.
-        on_attempt: A function that is called with the job before each attempt.
+        on_attempt: A function that is called before each attempt, with the attempt's Job.
     """
 
     plan: LaunchPlan
@@ -76,12 +76,12 @@ class Attempts:
     on_attempt: OnAttempt = lambda _: None
     _parent: int = field(default_factory=os.getppid, init=False)
     _stdin_position: int | None = field(default_factory=stdin_position, init=False)
-    # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
-    # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
+    # The value of time.monotonic() when the job's time limit began. The time in which the user
+    # suspends (Ctrl-Z) or debugs the job is added to this value.
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def run(self) -> LaunchResult:
-        """Run the job, again after each failure as often as --max-restarts and --timeout allow."""
+        """Run the job; restart it after failures as often as --max-restarts and --timeout allow."""
         restart = 0
         while True:
             result = self.run_once(restart)
@@ -96,7 +96,7 @@ class Attempts:
                 return _ended_by(result, number, restart)
 
     def run_once(self, count: int) -> LaunchResult:
-        """Run one attempt of the job, which was restarted ``count`` times before."""
+        """Run one attempt of the job; ``count`` is the number of restarts before this attempt."""
         planned = self.plan
         attempt = self.record.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
@@ -120,7 +120,7 @@ class Attempts:
         return replace(result, restart_count=count)
 
     def has_time(self, seconds: float) -> bool:
-        """Return whether a pause of ``seconds`` would end before the time limit; warn if not."""
+        """Return whether the job's time limit allows a pause of ``seconds``; warn if not."""
         limit = self.plan.config.timeout
         left = math.inf if limit is None else self._began + limit - time.monotonic()
         if left > seconds:
@@ -132,7 +132,7 @@ class Attempts:
         return False
 
     def _tell_of_restart(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure before a restart. If allowed, plan the restart without lost hosts."""
+        """Report a failure before a restart. With --allow-fewer-hosts, plan without lost hosts."""
         from poprun_py.launching.failure_report import report_text
 
         config, warn = self.plan.config, self.console.warn
@@ -144,7 +144,7 @@ class Attempts:
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
-    """Make the folder for a function's results if the job calls a function."""
+    """If the job calls a Python function, make the folder for the function's results."""
     call = call_folder(planned.config.program)
     if call is not None:
         with start_errors("the folder for the function's results cannot be made"):
@@ -155,15 +155,16 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
 
 
 def backoff_seconds(restart: int) -> float:
-    """Return the seconds before a restart: 1 before the first, doubled each time, at most 60."""
+    """Return the seconds to wait before a restart: 1, then 2, 4 and so on, at most 60."""
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
 
 
 def pause(seconds: float, parent: int) -> int:
-    """Wait before a restart; return the number of the signal that ended the wait, else 0.
+    """Wait before a restart; return 0, or the number of the signal that ended the wait.
 
-    SIGUSR2 is meant for the programs, so it is ignored while no program runs. The end of the
-    process ``parent``, which started the job, counts as SIGHUP.
+    SIGUSR2 is meant for the user's programs. No program runs during this wait, so SIGUSR2 is
+    ignored. If the process ``parent``, which started the launcher, ends, the number of SIGHUP is
+    returned.
     """
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, PARENT_ENDED}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -177,7 +178,7 @@ def pause(seconds: float, parent: int) -> int:
                 continue
             if got.si_signo != PARENT_ENDED:
                 return got.si_signo
-            if os.getppid() != parent:  # not only a thread of the parent has ended
+            if os.getppid() != parent:  # the end of a thread of the parent sends PARENT_ENDED too
                 return signal.SIGHUP
         return 0
     finally:
@@ -185,11 +186,11 @@ def pause(seconds: float, parent: int) -> int:
 
 
 def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
-    """Return the last run's result, changed to say that a signal ended the job before a restart."""
+    """Return the failed attempt's result, changed to say that a signal prevented the restart."""
     return replace(
         result,
-        # SIGUSR1 asks for a stop after which the job can be resumed. Between two runs, a job can
-        # always be resumed.
+        # SIGUSR1 asks the job to stop in a state from which it can be resumed. Between two
+        # attempts, the job is always in such a state.
         exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
         reason=f"{signal.Signals(number).name} received before restart {restart}",
         hung=(),
@@ -208,10 +209,10 @@ def job_of(
     *,
     warn: Log = lambda _: None,
 ) -> Job:
-    """Return one attempt of a plan as a job for the supervisor.
+    """Return the Job with which the supervisor runs one attempt of a plan.
 
-    Earlier attempts have used ``spent_seconds`` of the time limit. ``warn`` takes warnings about
-    the leases on other hosts.
+    Earlier attempts have used ``spent_seconds`` of the job's time limit. ``warn`` is called with
+    each warning about core leases on other hosts.
     """
     config = planned.config
     return Job(
@@ -242,9 +243,9 @@ def _command(planned: LaunchPlan, attempt: AttemptRecord, partition: HeldPartiti
             {
                 **of_all,
                 **planned.channel_variables(index),
-                # The job's partition may differ from the planned partition, so its
-                # environment variables replace those of the planned partition. The variables that
-                # the user has set replace all other variables of the same name.
+                # The job may use another partition than planned. The environment variables of the
+                # used partition replace the planned variables. Environment variables that the user
+                # has set override all others.
                 **partition.variables(index),
                 **dict(each.user_env),
             }
@@ -272,7 +273,7 @@ def _hosts(planned: LaunchPlan, attempt: AttemptRecord, warn: Log) -> Hosts:
         network=network_of_mpirun(planned.command, planned.network),
         leases=_leases(planned, attempt),
         refusal_of=partial(_refusal_of, planned, warn),
-        # The messages of mpirun seldom name the reason of a failed start.
+        # If mpirun fails to start the instances, its messages seldom name the reason.
         explain_failed_start=partial(
             diagnose,
             planned.config,
@@ -315,7 +316,7 @@ def _watchers(planned: LaunchPlan, attempt: AttemptRecord, held: HeldPartition) 
 
 
 def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, Any]]:
-    """Return the lease requests for the other hosts, keyed by the host's first instance."""
+    """Return the requests to lease cores of other hosts, keyed by each host's first instance."""
     if leases_place() is None:
         return {}
     topology = planned.topology
@@ -328,8 +329,8 @@ def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, 
                 "numa_nodes": sorted(share.numa_nodes),
                 "program": short_name(planned.config.program),
                 "run_id": attempt.run_id,
-                # Another job may have taken the cores before a restart. The restarted job then
-                # shares the cores with that job.
+                # Another job may lease these cores between a failure and the restart. The restarted
+                # job then shares the cores with the other job.
                 "may_share": planned.config.share_cores or attempt.restart_count > 0,
                 "within": planned.environ.get(RUN_ID, ""),
             }
@@ -337,7 +338,7 @@ def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, 
 
 
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
-    """Return why the job cannot lease cores on an instance's host; empty if leasing works."""
+    """Return an error text if other jobs hold the cores of an instance's host; else no text."""
     host = planned.topology.hosts[planned.instances[index].instance.host_index].name
     if problem := answer.get("problem"):
         warn(f"no cores of host {host} are kept from other jobs: {problem}")

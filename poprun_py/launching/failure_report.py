@@ -1,7 +1,7 @@
 """The report for the user about a job that failed, hung or was stopped.
 
-The report begins with the instance that failed first. The instances that failed as a consequence
-follow. run_folder.py writes the same facts as JSON.
+The report first describes the instance that failed first, then the instances that failed as a
+consequence. run_folder.py writes the same facts about a failure to a JSON file.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _TRACEBACK = re.compile(
     r"|  \+ Exception Group Traceback \(most recent call last\):|Fatal Python error: )",
     re.M,
 )
-# Matches the message about a program with a syntax error, which Python prints without a traceback.
+# Matches Python's error message for a program with a syntax error, which has no traceback.
 _NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
 _CHAIN = "The above exception was the direct cause|During handling of the above exception"
 _CHAINED = re.compile(rf"\n(?:{_CHAIN})")
-# The last line of a traceback is not indented. An empty line follows, and no chained traceback.
+# Matches the last line of a Python traceback, which is not indented and precedes an empty line. If
+# the traceback of a chained exception follows, the line is not the last one.
 _LAST_LINE = re.compile(rf"^(?! |{_CHAIN}).*(?=\n\n(?!{_CHAIN}))", re.M)
 
 Label = Callable[[int], str]
 
 
 def report_text(result: LaunchResult, label: Label, *, repeats_stderr: bool = False) -> str:
-    """Return the report of a run as text; empty if there is nothing to report.
+    """Return the report on a run's failure, hang or stop; empty if there is nothing to report.
 
     Args:
         result: The result of the run.
-        label: A function that names an instance with its replicas, such as
-            ``instance 1 (replicas 4-7)``.
-        repeats_stderr: Whether the report has the end of the failed instance's stderr even if these
-            lines are the last lines on the launcher's stderr.
+        label: A function that returns an instance's name, such as ``instance 1 (replicas 4-7)``.
+        repeats_stderr: Whether to include the end of the failed instance's stderr even if the
+            launcher's stderr already ends with these lines.
     """
     if result.exit_code == RESUME_EXIT_CODE:
         return _line("stopped at a checkpoint; run the same command again to go on")
@@ -74,7 +74,7 @@ def report_text(result: LaunchResult, label: Label, *, repeats_stderr: bool = Fa
 
 
 def traceback_of(stderr: str) -> str:
-    """Return the last Python traceback in ``stderr``, with the exceptions that led to it."""
+    """Return the last Python traceback in ``stderr``, including its chained exceptions."""
     start = _traceback_start(stderr)
     if start is None:
         return ""
@@ -84,7 +84,7 @@ def traceback_of(stderr: str) -> str:
 
 
 def _traceback_start(stderr: str) -> int | None:
-    """Return where the last traceback begins, with the exceptions that led to it."""
+    """Return the index at which the last traceback and its chained exceptions begin, or None."""
     matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
     if not matches:
         return None
@@ -96,10 +96,7 @@ def _traceback_start(stderr: str) -> int | None:
 
 
 def stderr_excerpt(stderr: str) -> list[str]:
-    """Return the end of ``stderr`` that explains a failure.
-
-    The excerpt begins with the last traceback, but has at least 20 and at most 60 lines.
-    """
+    """Return the last 20 lines of ``stderr``, or up to 60 to include the last traceback."""
     lines = _drawn_lines(stderr)
     start = _traceback_start(stderr)
     explaining = len(_drawn_lines(stderr[start:])) if start is not None else 0
@@ -107,13 +104,13 @@ def stderr_excerpt(stderr: str) -> list[str]:
 
 
 def _drawn_lines(stderr: str) -> list[str]:
-    """Return the lines that are not empty. A progress bar is reduced to its last state."""
+    """Return the lines of ``stderr`` that are not empty, with progress bars in their last state."""
     drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
     return [line for line in drawn if line]
 
 
 def diagnosis(instance: InstanceResult) -> str:
-    """Return a sentence if an instance vanished, was killed or ran out of memory; else no text."""
+    """Return the reason if an instance vanished, was killed or ran out of memory; else no text."""
     peak = bytes_text(instance.max_rss_bytes)
     limit = instance.memory_limit_bytes
     of_limit = f" of {bytes_text(limit)} allowed" if limit else ""
@@ -128,7 +125,7 @@ def diagnosis(instance: InstanceResult) -> str:
     return ""
 
 
-# --- parts of the report ----------------------------------------------------------------------
+# --- parts of the failure report --------------------------------------------------------------
 
 
 def _first_failure(first: InstanceResult, label: Label, *, repeats_stderr: bool) -> str:
@@ -157,8 +154,8 @@ def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
 def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
     """Return texts that say where an instance hangs.
 
-    An instance that counts steps has one text with its step. Other instances have texts with their
-    last collective and the source lines of their stacks.
+    If an instance counts steps, the only text names its current step. For other instances, the
+    texts name the last collective operation and the source lines of the stacks.
     """
     if instance.progress is not None and instance.progress.counts:
         return [_step_place(instance.progress)]
@@ -170,7 +167,7 @@ def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
 
 
 def _place(instance: InstanceResult) -> str:
-    """Return the present step or collective of a program; empty if both are unknown."""
+    """Return a text that names an instance's current step or collective; empty if unknown."""
     progress, collective = instance.progress, instance.collective
     if collective is not None and (progress is None or not progress.counts):
         return _collective_place(collective)
@@ -178,7 +175,7 @@ def _place(instance: InstanceResult) -> str:
 
 
 def _collective_place(last: Collective) -> str:
-    """Return ``in all_reduce number 2 for 14 s``, or ``after its 2nd collective (all_reduce)``."""
+    """Describe an instance's last collective, such as ``in all_reduce number 2 for 14 s``."""
     if last.goes_on:
         return f"in {last.name} number {last.number} for {last.seconds:.0f} s"
     return f"after its {_ordinal(last.number)} collective ({last.name})"
@@ -209,13 +206,13 @@ def _call(number: int, step: int) -> str:
 
 
 def collateral_of(result: LaunchResult) -> list[InstanceResult]:
-    """Return the instances that were stopped, or failed, after the first failure."""
+    """Return the instances that failed or were stopped after the first failed instance."""
     first = result.first_failure
     return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
 
 
 def _killed(result: LaunchResult) -> str:
-    """Name the instances that had to be killed when the user ended the job."""
+    """Return a line that names the instances that had to be killed when the user ended the job."""
     members = [r for r in result.instances if r.code == -9 and r.was_stopped and not r.was_lost]
     if not members:
         return ""
@@ -247,7 +244,7 @@ def _normal_traceback(instance: InstanceResult) -> list[str]:
 
 
 def _named(members: list[InstanceResult], result: LaunchResult) -> str:
-    """Return ``instances 0-2, 5``, with the hosts that they ran on if the job has several."""
+    """Name instances, such as ``instances 0-2, 5``; if the job has several hosts, add hosts."""
     spans = ranges_text([r.index for r in members]).split(",")
     hosts = list(dict.fromkeys(r.host for r in members if r.host))
     several_hosts = len({r.host for r in result.instances if r.host}) > 1

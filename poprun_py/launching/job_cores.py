@@ -1,9 +1,9 @@
-"""Leases of a job's cores on this machine, and the search for free cores on other hosts.
+"""Leases of CPU cores of this machine for a job, and the search for free cores of other hosts.
 
-Jobs that run side by side get different cores. The share of a job is chosen and leased under one
-mutex, so no other job can take the same cores between the choice and the lease. For the other
-hosts, this module only finds out which cores other jobs hold. The first instance of each host
-leases that host's cores when the instance starts.
+Leases give different cores to jobs that run at the same time. A job chooses and leases its cores
+while it holds a mutex, so that no other job can lease the same cores in between. On other hosts,
+this module only queries which cores are held by other jobs. The first instance on each of these
+hosts leases the host's cores when the instance starts.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
 
-# The seconds between two reads of the leases. A waiting job polls, because it cannot wait for a
-# lock, a signal and a time limit together. Reading a few small files takes a fraction of a
-# millisecond. Jobs further back in the queue poll less often, so that many waiting jobs do not
-# disturb the running jobs.
+# The seconds between two reads of the lease files while a job waits for cores. A waiting job polls
+# these files, because it cannot wait for a lock, a signal and a time limit together. Jobs further
+# back in the queue for cores poll less often, so that many waiting jobs do not disturb the running
+# jobs.
 _POLL_SECONDS, _MOST_POLL_SECONDS = 0.2, 2.0
-# The seconds between two queries of the other hosts. A query opens an ssh connection to each host.
+# The seconds between two queries of other hosts for their free cores. Each such query opens an ssh
+# connection to every host.
 _POLL_HOSTS_SECONDS = 3.0
 _FIRST_IN_QUEUE = "other jobs are first in the queue"
 
@@ -65,7 +66,7 @@ Machines = tuple[Machine | None, ...]
 
 
 def leases_place() -> Path | None:
-    """Return the folder of this machine's leases; None if POPRUN_LEASES=none turns them off.
+    """Return the folder of this machine's lease files; None if POPRUN_LEASES=none is set.
 
     Raises:
         UsageError: POPRUN_LEASES does not name a folder.
@@ -79,14 +80,14 @@ def leases_place() -> Path | None:
 def lease_as_planned(
     planned: LaunchPlan, console: Console, wait: Wait, held: contextlib.ExitStack
 ) -> Lease:
-    """Lease exactly the cores that a plan names, until ``held`` is closed.
+    """Lease exactly the cores that a plan names; closing ``held`` ends the lease.
 
     Raises:
-        StartError: Other jobs hold some of the plan's cores.
+        StartError: Other jobs hold some of the cores that the plan names.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     share = share_of_plan(planned)
-    # A plan may be made for another machine, but only CPUs of this machine can be leased.
+    # The plan may name CPUs of another machine, but only CPUs of this machine can be leased.
     here = frozenset(os.sched_getaffinity(0)) & share.cpus
     share = share._replace(cpus=here)
 
@@ -103,16 +104,16 @@ def lease_beside_others(
     wait: Wait,
     held: contextlib.ExitStack,
 ) -> tuple[Machines, Lease]:
-    """Lease cores of this machine that other jobs do not hold, until ``held`` is closed.
+    """Lease cores of this machine that no other job holds; closing ``held`` ends the lease.
 
-    ``alone`` is the plan of the job as if no other jobs ran. The keys of ``other_jobs`` are the
-    names of the other hosts.
+    ``alone`` is the plan that this job would have if no other jobs were running. ``other_jobs``
+    maps the name of each other host to the jobs that hold or await its cores.
 
     Returns:
-        A pair: the machines without the cores that other jobs hold, for a new plan; and the lease.
+        The job's machines, in which the CPUs of other jobs are marked as held, and the lease.
 
     Raises:
-        StartError: Other jobs hold too many cores, or the limit of the wait is reached.
+        StartError: Other jobs hold too many cores, and this job may not wait any longer.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     config, topology, whole = alone.config, alone.topology, share_of_plan(alone)
@@ -133,7 +134,8 @@ def lease_beside_others(
         is_recent = time.monotonic() - asked < _POLL_HOSTS_SECONDS
         if is_recent or config.share_cores or not alone.spans_hosts:
             return share.machines, lease
-        # During a long wait on this machine, another job may have taken cores of the other hosts.
+        # While this job waited for cores of this machine, another job may have leased cores of the
+        # other hosts.
         other_jobs = ask()
         with contextlib.suppress(BusyError):
             if left_by_others(alone, other_jobs).machines == left:
@@ -142,7 +144,7 @@ def lease_beside_others(
 
 
 def share_of_plan(planned: LaunchPlan, index: int | None = None) -> HostShare:
-    """Return the part of a host that a plan uses; ``index`` is None for this machine."""
+    """Return the CPUs and NUMA nodes that a plan uses on host ``index``, or on this machine."""
     placements = tuple(each.placement for each in planned.instances)
     return share_of_placements(planned.topology, planned.machines, placements, index)
 
@@ -152,18 +154,18 @@ def share_of_plan(planned: LaunchPlan, index: int | None = None) -> HostShare:
 
 @dataclass(slots=True)
 class CoreRequest:
-    """One job's request for cores of this machine.
+    """A job's request to lease cores of this machine.
 
     Attributes:
-        config: The options, which say whether the job may share cores.
-        whole: The job's share of a machine without other jobs.
-        share_beside: Returns the job's share if other jobs hold the given CPUs; None if the job
-            does not fit on the free CPUs.
-        console: Prints warnings, and notes about other jobs.
-        wait: The time that the job may wait for other jobs.
-        held: The lease ends when this stack is closed.
-        place: The job's place in the queue; None before the job waits.
-        problem: The reason why the lease cannot be written; empty without a problem.
+        config: The options of the launch, such as whether the job may share cores.
+        whole: The cores that this job would lease if no other jobs were running.
+        share_beside: A function that returns the cores for this job if other jobs hold the given
+            CPUs; None if the job does not fit on the free CPUs.
+        console: The console that prints warnings and messages about other jobs.
+        wait: The object that limits how long this job waits for cores.
+        held: The exit stack that ends the lease when the stack is closed.
+        place: The job's place in the queue for cores; None if the job has not joined the queue.
+        problem: The reason why the lease file cannot be written; else an empty string.
     """
 
     config: LaunchConfig
@@ -176,10 +178,10 @@ class CoreRequest:
     problem: str = ""
 
     def lease(self) -> tuple[HostShare, Lease]:
-        """Lease the job's share; wait, share cores or refuse the job if other jobs hold too many.
+        """Lease the job's cores. If other jobs hold too many cores, wait, share cores or fail.
 
         Raises:
-            StartError: Other jobs hold too many cores, or the limit of the wait is reached.
+            StartError: Other jobs hold too many cores, and this job may not wait any longer.
             UsageError: POPRUN_LEASES does not name a folder.
         """
         path = leases_place()
@@ -192,8 +194,8 @@ class CoreRequest:
             self._warn_of_no_leases(problem_text(error, path))
             return self.whole, Lease()
         self.held.enter_context(lease)
-        # Messages are written after the mutex was released, because writing blocks while the reader
-        # of the messages is slow.
+        # Printing can block on a slow terminal or pipe. Messages are therefore printed only after
+        # the mutex of the lease folder was released.
         if self.problem:
             self._warn_of_no_leases(self.problem)
         if table.held_cpus:
@@ -201,16 +203,16 @@ class CoreRequest:
         return share, lease
 
     def close(self) -> None:
-        """Leave the queue."""
+        """Leave the queue for cores."""
         if self.place is not None:
             self.place.close()
 
     def _take(self, folder: LeaseFolder) -> tuple[LeaseTable, HostShare, Lease]:
-        """Take the lease; return the table of the other leases, the job's share and its lease.
+        """Lease the job's cores; return the table of other jobs' leases, the cores and the lease.
 
         Raises:
-            BusyError: The cores are not free, or jobs ahead in the queue wait for cores. The job
-                has joined the queue, unless its wait is over.
+            BusyError: Too few cores are free, or other jobs are ahead in the queue for cores. If
+                this job may wait, it has joined the queue.
         """
         try:
             table, share, lease = decide_on_table(folder, partial(self._decide, folder))
@@ -227,9 +229,9 @@ class CoreRequest:
     def _decide(
         self, folder: LeaseFolder, table: LeaseTable
     ) -> tuple[LeaseTable, HostShare | None, Lease]:
-        """Lease free cores, or all planned cores if the job may share cores; else join the queue.
+        """Lease free cores. If too few are free, share the planned cores, or join the queue.
 
-        The returned share is None if the job does not get cores.
+        If the job does not get cores, the returned share of cores is None.
         """
         job = this_job(short_name(self.config.program))
         share = None if table.ahead_of(self.place) else self.share_beside(table.held_cpus)
@@ -238,7 +240,7 @@ class CoreRequest:
             share = self.whole
         if share is None:
             if self.place is None and not self.wait.is_over:
-                # If joining the queue fails, the job waits behind all jobs in the queue.
+                # If joining the queue for cores fails, this job waits behind all jobs in the queue.
                 with contextlib.suppress(OSError):
                     self.place = table.join_queue(job)
             return table, None, Lease()
@@ -250,7 +252,7 @@ class CoreRequest:
             return table, share, Lease()
 
     def _busy(self, table: LeaseTable) -> BusyError:
-        """Return the error for cores that are not free, with the other jobs and advice."""
+        """Return an error that names the jobs that hold or await CPUs of this machine."""
         ahead, holders = table.ahead_of(self.place), leases_text(table.leases)
         reasons = [holders] if holders else []
         if ahead:
@@ -266,7 +268,7 @@ class CoreRequest:
         )
 
     def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
-        """Report the cores that other jobs hold, only in the log if the placement is unaffected."""
+        """Report which cores other jobs hold; if the placement is unaffected, only in the log."""
         if not share.cpus.isdisjoint(table.held_cpus):
             self.console.warn(sharing_text("cores", table.leases))
             return
@@ -292,9 +294,9 @@ class CoreRequest:
 
 
 class _Left(NamedTuple):
-    """The machines without other jobs' cores, the placements on them, and the shared hosts.
+    """The cores that other jobs leave free, the placements on these cores, and shared hosts.
 
-    On a shared host, other jobs hold so many cores that the job shares cores with them.
+    On a shared host, too few cores are free, so this job shares cores with other jobs.
     """
 
     machines: Machines
@@ -309,16 +311,17 @@ def wait_for_hosts(
     console: Console,
     wait: Wait,
 ) -> Machines:
-    """Wait until the other hosts have enough cores that other jobs do not hold.
+    """Wait until the other hosts of the job have enough free cores.
 
-    ``alone`` is the plan of the job as if no other jobs ran. The keys of ``other_jobs`` are the
-    names of the other hosts; ``ask`` queries these hosts again.
+    ``alone`` is the plan that this job would have if no other jobs were running. ``other_jobs``
+    maps the name of each other host to the jobs that hold or await its cores. ``ask`` queries the
+    hosts again and returns a new version of ``other_jobs``.
 
     Returns:
-        The machines without the cores that other jobs hold.
+        The job's machines, in which the CPUs of other jobs are marked as held.
 
     Raises:
-        StartError: Other jobs hold too many cores, or the limit of the wait is reached.
+        StartError: Other jobs hold too many cores, and this job may not wait any longer.
     """
     answers = itertools.chain((other_jobs,), iter(ask, None))
 
@@ -329,7 +332,7 @@ def wait_for_hosts(
     left, last = wait.until(look)
     for index, host in enumerate(alone.topology.hosts):
         found = last.get(host.name)
-        # On a host with too few free cores, the wrapper process warns that cores are shared.
+        # If cores are shared on a host, a warning follows when the host's first instance starts.
         if found is None or not found.leases or index in left.shared:
             continue
         count = alone.topology.instances_per_host
@@ -341,10 +344,10 @@ def wait_for_hosts(
 
 
 def left_by_others(planned: LaunchPlan, other_jobs: Mapping[str, OtherJobs]) -> _Left:
-    """Return the machines of a plan without the cores that other jobs hold on the other hosts.
+    """Return a plan's machines, in which other jobs' CPUs on other hosts are marked as held.
 
     Raises:
-        BusyError: The other jobs of a host leave too few cores, and the job may not share cores.
+        BusyError: Other jobs leave too few cores of a host free, and this job may not share cores.
     """
     machines, shared = planned.machines, set[int]()
     placements: tuple[Placement, ...] = ()

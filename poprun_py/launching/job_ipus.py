@@ -1,8 +1,8 @@
-"""The IPUs of a job, which come from a partition of a pod.
+"""The partition of a pod from which a job gets its IPUs.
 
-A pure function (planning/partition_decision.py) decides which partition is used. The plan contains
-a first decision. The launcher decides again just before the job starts, since other jobs change the
-pod.
+A pure function in planning/partition_decision.py decides which partition a job uses. The launch
+plan contains a first decision about the partition. The launcher decides about the partition again
+just before the job starts, because other jobs may have changed the pod.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
 
-# The command's --help and a launch without a pod do not import modules about pods.
+# Only launches that use a pod import these modules about pods at run time.
 if TYPE_CHECKING:
     from popdist_py.pods.model import Attachment, Partition, PartitionRequest
     from popdist_py.pods.pod_store import PodStore
     from poprun_py.planning.partition_decision import PartitionDecision, PodState
 
 NO_POD = "none"
-# The seconds between two queries of the pod during a wait for IPUs. Each query makes three small
-# requests, often to a server on another machine. Pods do not have a queue: free IPUs go to the
-# first job that asks for them.
+# The seconds between two queries of the pod while a job waits for IPUs. Each query sends three
+# small requests, often to a server on another machine. A pod has no queue of jobs: free IPUs go to
+# the first job that asks for them.
 _POLL_SECONDS = 0.3
-# The first and the longest pause, in seconds, between two queries of a partition that is not ready.
+# The shortest and the longest pause in seconds between two checks whether a partition is ready.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-# The seconds after which a wait for a new partition is reported to a user at a terminal.
+# If the wait for a partition takes longer than this many seconds, the launcher tells the user.
 _SILENT_SECONDS = 1.0
-# The most decisions on a partition before the job is refused. The launcher decides again if another
-# job has taken the IPUs in the meantime.
+# The most tries to get a partition before the job is refused. A try fails if another job takes the
+# IPUs between the decision about the partition and the attachment of the IPUs.
 _MOST_DECISIONS = 5
 
 
@@ -61,9 +61,9 @@ _MOST_DECISIONS = 5
 
 
 def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionDecision | None:
-    """Return the decision about the partition of a launch; None if no pod is configured.
+    """Decide which partition of the pod a launch uses; return None if no pod is configured.
 
-    If the pod does not answer, the decision is a refusal.
+    If the pod does not answer, the returned decision refuses the launch.
     """
     try:
         store = _open_pod(config, environ)
@@ -78,7 +78,7 @@ def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> Parti
 
 
 def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | None:
-    """Open the pod of a launch; return None if no pod is configured, or with --offline-mode yes."""
+    """Return the pod that a launch uses; None if no pod is configured or --offline-mode is yes."""
     if config.offline_mode or config.pod == NO_POD:
         return None
     environ = dict(environ)
@@ -93,7 +93,7 @@ def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | No
 
 
 def pod_state(store: PodStore) -> PodState:
-    """Return the present state of a pod; raise PodError if the pod does not answer."""
+    """Return the current state of a pod; raise PodError if the pod does not answer."""
     from poprun_py.planning.partition_decision import PodState
 
     return PodState(
@@ -110,7 +110,7 @@ def _decide(
 ) -> tuple[PartitionDecision, tuple[Partition, ...]]:
     """Return the decision about a launch's partition, and the partitions of dead launches.
 
-    The caller removes the partitions of dead launches before it acts on the decision.
+    Before the caller acts on the decision, it removes the partitions of dead launches.
     """
     from poprun_py.planning.job_partition import is_abandoned, permanent_name, temporary_name
     from poprun_py.planning.partition_decision import decide_partition
@@ -119,7 +119,7 @@ def _decide(
     abandoned = tuple(
         each
         for each in state.partitions
-        # A partition of another user cannot be removed.
+        # A user cannot remove the partitions of other users.
         if each.owner == state.user
         and is_abandoned(each, state.attachments, host, create_seconds=state.pod.create_seconds)
     )
@@ -129,14 +129,14 @@ def _decide(
     return decide_partition(config, environ, state, new_name=name), abandoned
 
 
-# --- holding a partition --------------------------------------------------------------------------
+# --- holding a partition while a job runs ---------------------------------------------------------
 
 
 @contextlib.contextmanager
 def ipus_of_job(
     planned: LaunchPlan, run_id: str, console: Console, wait: Wait
 ) -> Iterator[HeldPartition]:
-    """Hold a partition for a job, and give it back at the end of ``with``.
+    """Hold a partition for a job until the end of the ``with`` block.
 
     Raises:
         StartError: The job cannot get its IPUs.
@@ -160,9 +160,9 @@ def ipus_of_job(
 
 @contextlib.contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that the partition is given back.
+    """Make SIGTERM and SIGHUP raise SystemExit, so that the job's partition is given back.
 
-    While instances run, the supervisor's signal handlers replace the handlers of this function.
+    While instances run, the supervisor replaces the signal handlers of this function.
     """
 
     def end(number: int, _: FrameType | None) -> None:
@@ -182,7 +182,7 @@ def _exit_on_signals() -> Iterator[None]:
 
 @dataclass(slots=True)
 class _JobPartition:
-    """The partition and the attachment of one job."""
+    """The partition that one job uses, and the attachment of the job to IPUs of the partition."""
 
     store: PodStore
     plan: LaunchPlan
@@ -190,19 +190,19 @@ class _JobPartition:
     wait: Wait
     has_waited: bool = False  # for IPUs of other jobs
     attachment: Attachment | None = None
-    # The name of the partition that this job created, and when the pod created it. The time stays
-    # 0.0 if a signal interrupts the creation.
+    # The name of the partition that this job created, and the time of the partition's creation. If
+    # a signal interrupts the creation, the time of creation stays 0.0.
     created: str = ""
     created_at: float = 0.0
     is_removed_at_end: bool = False
-    # A partition that this job removed to create another one of the same name. If the job does not
-    # get the new partition, the removed partition is created again.
+    # The partition that this job removed to create a new partition of the same name. If the job
+    # does not get the new partition, the launcher creates the removed partition again.
     replaced: Partition | None = None
 
-    # --- taking a partition before the job ------------------------------------------------------
+    # --- getting a partition before the job starts ----------------------------------------------
 
     def take(self, run_id: str) -> HeldPartition:
-        """Create or reset the partition as decided, and attach the job's IPUs."""
+        """Decide on a partition for the job, prepare the partition, and attach the job's IPUs."""
         self._debug(f"connecting to V-IPU: {self.store.where}")
         left = _MOST_DECISIONS
         while True:
@@ -248,21 +248,22 @@ class _JobPartition:
         return self.store.attach(partition.name, num_ipus, holder)
 
     def _decide(self) -> PartitionDecision:
-        """Decide on the partition, and remove the partitions of dead launches.
+        """Decide which partition the job uses, and remove the partitions of dead launches.
 
         Raises:
-            BusyError: Other jobs have the IPUs.
-            StartError: The job is refused, or the partition does not fit the plan.
+            BusyError: Other jobs hold the IPUs that the job needs.
+            StartError: The decision refuses the job, or the partition does not fit the job's plan.
         """
         try:
             decision, abandoned = _decide(self.store, self.plan.config, self.plan.environ)
         except UnreachableError as error:
-            # The server of a pod may be restarted while a job waits for IPUs.
+            # If the server of a pod is restarted while a job waits for IPUs, the job goes on
+            # waiting.
             if not self.has_waited:
                 raise
             raise BusyError(str(error), f"for IPUs: {error}", _POLL_SECONDS) from None
         for each in abandoned:
-            # Another process may remove the partition at the same time.
+            # Another launch may remove the same partition at the same time.
             with contextlib.suppress(UnknownNameError, InUseError):
                 self.store.remove_partition(each.name)
                 self.console.log(f"removed partition {each.name} of a launch that is dead")
@@ -281,11 +282,11 @@ class _JobPartition:
         return decision
 
     def _prepare(self, decision: PartitionDecision) -> Partition:
-        """Create, replace or reset the partition as decided, and return it."""
+        """Create, replace or reset a partition as ``decision`` says, and return the partition."""
         from poprun_py.planning.partition_decision import Action
 
-        # Each change is recorded before it is made, because a signal can interrupt a call of the
-        # store after the change.
+        # Each change of the pod is noted in ``self`` before the call that makes the change, because
+        # a signal can interrupt the call after the change.
         if decision.action is Action.UPDATE:
             self.replaced = decision.partition
             self.store.remove_partition(decision.name)
@@ -293,7 +294,8 @@ class _JobPartition:
             return self._create(decision.request, is_removed_at_end=decision.removes)
         partition = self.store.partition(decision.name)
         if decision.action is Action.RESET:
-            # Wait until an earlier creation or reset has ended, even if it ended with an error.
+            # Wait until an earlier creation or reset of the partition has ended, even with an
+            # error.
             self._wait_until_ready(partition, accepts_error=True)
             return self.store.reset_partition(decision.name)
         return partition
@@ -313,13 +315,13 @@ class _JobPartition:
         """Wait until a partition is ACTIVE; --vipu-partition-attempts limits the wait.
 
         Raises:
-            StartError: The partition is not ACTIVE in time, or is in the state ERROR.
+            StartError: The partition did not become ACTIVE in time, or is in the state ERROR.
         """
         from popdist_py.pods.model import PartitionState
 
         limit = self.plan.config.vipu_partition_attempts * self.plan.config.vipu_server_timeout
         began, pause = time.monotonic(), _FIRST_PAUSE
-        # sys.stderr is None in the launcher process of a program that has closed its stderr.
+        # If a program that calls the Python API has closed its stderr, sys.stderr is None here.
         tells = sys.stderr is not None and sys.stderr.isatty()
         while partition.state is PartitionState.PENDING:
             waited = time.monotonic() - began
@@ -346,7 +348,7 @@ class _JobPartition:
     # --- giving the partition back after the job ------------------------------------------------
 
     def close(self) -> None:
-        """Detach the IPUs, and remove the partition if it is temporary. Failures are warnings."""
+        """Detach the job's IPUs, and remove a temporary partition. Failures are only warnings."""
         attachment, self.attachment = self.attachment, None
         try:
             if attachment is not None:
@@ -362,7 +364,7 @@ class _JobPartition:
 
     @property
     def _lost(self) -> str:
-        """The last part of a warning, which names a partition that could not be created again."""
+        """The end of a warning, about a removed partition that was not created again; or empty."""
         if self.replaced is None:
             return ""
         from poprun_py.planning.partition_decision import shape_text
@@ -371,10 +373,11 @@ class _JobPartition:
         return f"; partition {self.replaced.name}, which had {shape}, may be missing: make it anew"
 
     def _give_back_partition(self) -> None:
-        """Remove the partition that this job created, and restore the one that it replaced."""
+        """Remove the partition that this job created, and create the replaced partition again."""
         name, old = self.created, self.replaced
         try:
-            # Another user may have removed the partition and created another of the same name.
+            # Another user may have removed this job's partition and created a partition of the same
+            # name.
             if (
                 name
                 and (self.is_removed_at_end or old is not None)
@@ -390,8 +393,8 @@ class _JobPartition:
         if old is not None:
             from poprun_py.planning.partition_decision import shape_text
 
-            # The partition's name is taken if the old partition was not removed, or if another user
-            # has created one of this name.
+            # NameTakenError means that the old partition was not removed, or that another user has
+            # created a partition of the same name.
             with contextlib.suppress(NameTakenError):
                 self.store.create_partition(_request_of(old))
                 self.console.log(f"partition {old.name} is as before: {shape_text(old)}")
@@ -403,9 +406,9 @@ class _JobPartition:
 
 
 def _request_of(partition: Partition) -> PartitionRequest:
-    """Return the request that creates a removed partition again."""
+    """Return a request to create a removed partition again."""
     from popdist_py.pods.model import PartitionRequest
 
-    # The allocation may choose another cluster.
+    # The request names no cluster: the pod may create the partition in any cluster.
     names = {each.name for each in fields(PartitionRequest)} - {"cluster"}
     return PartitionRequest(**{name: getattr(partition, name) for name in names})

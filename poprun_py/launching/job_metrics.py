@@ -1,6 +1,6 @@
-"""The destinations of a run's metrics, which all attempts of the run share.
+"""The destinations of a run's metrics, such as TensorBoard, for all attempts of the run.
 
-Destinations that cannot work are refused before anything starts.
+If metrics cannot be written to a destination, the launch fails before a program starts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
 _TENSORBOARD_FOLDER: Final = "tensorboard"
-# Environment variables that name the Weights & Biases run of the user's program. The launcher's own
-# Weights & Biases run must not get the same name.
+# Environment variables that select the Weights & Biases run of the user's program. They are not
+# passed on to the launcher's own Weights & Biases run.
 _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
 
 
@@ -34,7 +34,8 @@ class JobMetrics:
     """The destinations of one run's metrics.
 
     Raises:
-        UsageError: The port is taken, wandb is not installed, or a folder cannot be written to.
+        UsageError: The metrics port is taken, the package wandb is not installed, or a folder for
+            metrics cannot be written to.
     """
 
     def __init__(self, planned: LaunchPlan, run_id: str) -> None:
@@ -46,7 +47,7 @@ class JobMetrics:
             "program": short_name(config.program).encode(errors="replace").decode(),
             "num_instances": len(planned.instances),
         }
-        # The group in Weights & Biases for all runs of this job.
+        # The Weights & Biases group for all Weights & Biases runs of this job.
         self._wandb_group = planned.environ.get(_WANDB_GROUP) or run_id
         self._processes: list[MetricsProcess] = []
         self._recorders: list[Callable[[int], Recorder]] = []
@@ -64,20 +65,17 @@ class JobMetrics:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables that tell the programs about the metrics of the run.
-
-        The variables put the programs' Weights & Biases runs into the group of the launcher's run.
-        """
+        """Environment variables that set the Weights & Biases group of the programs' runs."""
         uses_wandb = any(each.tool == WANDB for each in self._destinations)
         return {_WANDB_GROUP: self._wandb_group} if uses_wandb else {}
 
     def start(self, folder: Path | None, tell: Callable[[str], None]) -> None:
-        """Start the processes that write or serve the metrics; tell the address of the metrics.
+        """Start the processes that write or serve metrics; report the address of served metrics.
 
         ``folder`` is the folder of the run; None without --output-dir.
 
         Raises:
-            StartError: A process cannot be started.
+            StartError: A process that writes or serves metrics cannot be started.
         """
         from poprun_py.running.metrics.metrics_feed import (
             ChartRecorder,
@@ -112,11 +110,11 @@ class JobMetrics:
             tell(f"metrics are served at http://{host}:{port}/metrics")
 
     def begin(self, restart_count: int) -> tuple[Recorder, ...]:
-        """Return the recorders for the metrics of the next attempt."""
+        """Return the recorders that collect the metrics of the next attempt."""
         return tuple(make_recorder(restart_count) for make_recorder in self._recorders)
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait until all metrics are written, and tell if this takes long; return the problems."""
+        """Wait until all metrics are written, and return the problems. Report a long wait."""
         troubles = [trouble for each in self._processes for trouble in each.finish(tell)]
         self._processes = []
         return troubles
@@ -147,7 +145,7 @@ class JobMetrics:
 def _require_wandb(option: str) -> None:
     spec = find_spec("wandb")
     # ``find_spec`` also finds a folder named wandb, such as the folder in which wandb stores its
-    # runs. The spec of a folder has no origin.
+    # runs. For a plain folder, ``spec.origin`` is None.
     if spec is None or spec.origin is None:
         raise UsageError(f"{option}: the package wandb is not installed: pip install wandb")
 

@@ -1,7 +1,8 @@
-"""The timeline of a run, which merges the spans of all attempts into one trace.
+"""The timeline of a run: the time spans of all attempts, merged into one trace file.
 
-With --output-dir, the spans are kept in the run's folder, where they remain if the launcher is
-killed. Without --output-dir, the spans are in temporary folders.
+With --output-dir, the instances write their spans into the run's folder, where the spans remain if
+the launcher is killed. Without --output-dir, the instances write their spans into temporary
+folders.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ if TYPE_CHECKING:
 
 TIMELINE_FILE: Final = "timeline.json.gz"
 _FOLDER: Final = "spans"
-# The most attempts whose spans are kept. Each attempt takes up to --timeline-size of disk space.
+# The timeline keeps the spans of at most this many attempts. The spans of each attempt take up to
+# --timeline-size of disk space.
 _MOST_ATTEMPTS: Final = 8
-# The least size of an instance's file of spans. A smaller file would hold only a few hundred spans.
+# The smallest size in bytes of the file with an instance's spans. A smaller file would hold only a
+# few hundred spans.
 _LEAST_BYTES: Final = 1 << 18
 
 
 class JobTimeline:
-    """The timeline of one run with --timeline. The run has a folder only with --output-dir.
+    """The timeline of one run with --timeline; ``run_folder`` is None without --output-dir.
 
     Raises:
-        UsageError: The trace cannot be written at the path of --timeline.
+        UsageError: The trace file cannot be written at the path that --timeline gives.
     """
 
     def __init__(self, planned: LaunchPlan, run_folder: Path | None) -> None:
@@ -47,11 +50,11 @@ class JobTimeline:
             self._path = (run_folder or Path()) / TIMELINE_FILE
         self._is_in_run = config.timeline == AUTO and run_folder is not None
         self._folders: list[Path] = []
-        self._temporary: JobFolder | None = None  # the parent of the folders without --output-dir
-        self._first = 1  # the attempt number of the first folder of spans
+        self._temporary: JobFolder | None = None  # the parent of temporary folders of spans
+        self._first = 1  # the number of the attempt of the first folder in ``_folders``
         self._has_dropped = False
-        # The path is checked before the job starts. An error at the end of the job would be too
-        # late to choose another path.
+        # The path of the trace file is checked before the job starts. After the job, it would be
+        # too late for the user to choose another path.
         folder = self._path.parent
         if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
             raise UsageError(
@@ -60,17 +63,17 @@ class JobTimeline:
             )
 
     def begin(self, planned: LaunchPlan, attempt_folder: str | None) -> FilePlace:
-        """Return the place for the spans of the next attempt.
+        """Make a folder for the spans of the next attempt, and return its place.
 
         Raises:
-            StartError: The folder cannot be made.
+            StartError: The folder for the spans cannot be made.
         """
         if attempt_folder is not None:
             folder = Path(attempt_folder, _FOLDER)
             if not self._folders:
                 self._first = int(attempt_folder.rpartition("-")[2])
         else:
-            # A program that removes old files may remove the folder while the job runs.
+            # A program that removes old temporary files may have removed the folder of a long job.
             if self._temporary is None or not Path(self._temporary.path).is_dir():
                 self.close()
                 self._temporary = make_launcher_folder()
@@ -86,12 +89,13 @@ class JobTimeline:
         return place_of_spans(folder, max(_LEAST_BYTES, share))
 
     def finish(self) -> Merged | None:
-        """Write the trace; return None if no program started.
+        """Merge all spans into the trace file; return None if no program started.
 
         Raises:
-            OSError: The trace cannot be written. The caller can then keep the spans with ``keep``.
+            OSError: The trace file cannot be written. The caller can then keep the spans with
+                ``keep``.
         """
-        # This module is imported only at the end of a job with a timeline.
+        # The code that merges spans is imported only at the end of a job with a timeline.
         from popdist_py.timeline.merging import merge_files, recorded_instances
 
         instances = recorded_instances(self._folders, self._first)
@@ -104,7 +108,7 @@ class JobTimeline:
         return merged
 
     def sentence(self, merged: Merged) -> str:
-        """Return a sentence about the written timeline."""
+        """Return a message that names the trace file and summarizes its contents."""
         parts = [f"timeline: {merged.path}: {counted(merged.num_spans, 'span', ',')}"]
         if merged.num_dropped:
             parts[0] += f", {counted(merged.num_dropped, 'older one', ',')} dropped"
@@ -117,11 +121,11 @@ class JobTimeline:
         return "; ".join([*parts, *merged.troubles, "open it at ui.perfetto.dev"])
 
     def keep(self) -> list[Path]:
-        """Keep the folders of the spans, which ``close`` would remove, and return their paths."""
+        """Protect the folders of spans from removal by ``close``, and return their paths."""
         folders, self._folders = self._folders, []
         if self._temporary is None:
             return folders
-        # Under another name, later jobs do not remove the folder as abandoned.
+        # The folder gets another name, so that later jobs do not remove it as an abandoned folder.
         old = Path(self._temporary.path)
         kept = old.with_name(f"{old.name}-kept")
         try:
@@ -133,13 +137,13 @@ class JobTimeline:
         return [kept / folder.name if folder.parent == old else folder for folder in folders]
 
     def close(self) -> None:
-        """Remove the temporary folders."""
+        """Remove the temporary folder with the spans, if there is one."""
         if self._temporary is not None:
             self._temporary.remove()
 
 
 def _keep_earlier(path: Path) -> None:
-    """Rename the trace of an earlier launch of the same run to ``timeline-1.json.gz`` and so on."""
+    """Rename the trace file of an earlier launch to the first free ``timeline-N.json.gz``."""
     if path.exists():
         names = (path.with_name(f"timeline-{n}.json.gz") for n in itertools.count(1))
         path.rename(next(name for name in names if not name.exists()))

@@ -1,8 +1,7 @@
-"""The function that plans a job, gets its cores and IPUs, and runs it in one or more attempts.
+"""The function ``launch``, which plans a job, gets its cores and IPUs, and runs the job.
 
-The command line, the launcher process of the Python API and ``poprun-py scale`` call ``launch``,
-which runs the job in the calling process. The calling process therefore gets signals such as
-SIGINT.
+The command line, the launcher process of the Python API and ``poprun-py scale`` call ``launch``.
+The process that calls ``launch`` supervises the job, and receives signals such as SIGINT.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ class Request:
     """A job to launch, with its environment and outputs.
 
     Attributes:
-        job: The options of a launch, which is planned first; or a plan, which runs unchanged.
-        environ: The launcher's environment; None for the environment of this process.
+        job: The options of a launch, or a finished launch plan, which is run unchanged.
+        environ: The launcher's environment variables; None for the variables of this process.
         output_folder: A folder for the instances' output, used if --output-dir is not given.
-        descriptors: The descriptors to which the instances' stdout and stderr are written.
+        descriptors: The file descriptors to which the instances' stdout and stderr are written.
     """
 
     job: LaunchConfig | LaunchPlan
-    # The environment's values may be secret, so the repr leaves them out.
+    # Environment variables may contain secrets, so ``repr`` omits this field.
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     output_folder: str | None = None
     descriptors: tuple[int, int] = (1, 2)
@@ -67,18 +66,18 @@ def launch(
     """Launch a job, wait until all its processes have ended, and return its result.
 
     The job is restarted after a failure as often as --max-restarts allows. While the job runs, the
-    working folder of this process is the folder of the plan.
+    working folder of this process is the folder in which the plan was made.
 
     Args:
         request: The job to launch, with its environment and outputs.
         console: The console that prints the launcher's messages.
-        on_plan: A function that is called with the plan as soon as it is final: before the job
-            waits for cores if the cores are known by then, else when the job has its cores.
-        on_attempt: A function that is called with the job before each attempt.
+        on_plan: A function that is called with the final plan: before the job waits for cores if
+            the plan does not depend on other jobs, else when the job has its cores.
+        on_attempt: A function that is called before each attempt, with the attempt's Job.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together. Nothing was started.
-        StartError: The launch could not start, or --strict-binding found a wrong binding.
+        StartError: The job could not start, or --strict-binding found a wrong CPU binding.
     """
 
     def show(planned: LaunchPlan) -> None:
@@ -127,14 +126,14 @@ def _tell_before_start(planned: LaunchPlan, console: Console) -> None:
 
 
 def _warn_of_little_shared_memory(console: Console) -> None:
-    """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow."""
+    """Warn if /dev/shm has too little free space for MPI's messages, so that MPI is slow."""
     with contextlib.suppress(OSError):
         state = os.statvfs(_SHARED_MEMORY)
         free = state.f_bavail * state.f_frsize
         # If MPI cannot write to /dev/shm at all, it uses another folder, which is equally fast.
         if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
-            # Measured with two instances over TCP instead of /dev/shm: a message of 4 bytes takes
-            # 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.
+            # Measured with two instances that use TCP instead of /dev/shm: a message of 4 bytes
+            # takes 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.
             console.warn(
                 f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
                 "instance: its own messages within this host take TCP, some 4 times as long; "

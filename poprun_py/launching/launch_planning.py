@@ -1,6 +1,6 @@
-"""Planning of a launch for the present hosts, machines, MPI and pod.
+"""Planning of a launch from its options and the current hosts, machines, MPI and pod.
 
-Pure functions in poprun_py/planning make the decisions, from the input that this module collects.
+This module collects the inputs of a plan. Pure functions in poprun_py/planning make the plan.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console, Log
 
-# A launch without a pod does not import the code of pods.
+# Only launches that use a pod import the modules about pods at run time.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
@@ -55,7 +55,7 @@ def plan(
     """Return the plan of everything that launching ``config`` would do, without starting anything.
 
     If the job does not fit the real machines, the plan has a warning, and can be shown but not
-    launched. If ``config`` describes machines that the job does not fit, UsageError is raised.
+    launched. If ``config`` describes machines, and the job does not fit them, UsageError is raised.
 
     Args:
         config: The options of the launch.
@@ -63,12 +63,12 @@ def plan(
         mpi: The MPI implementation to use; by default the installed MPI.
         hosts: The hosts for the instances; by default the hosts that ``config`` names, else the
             hosts that the environment names, else this machine.
-        contact_hosts: Whether to connect to the other hosts, as a launch does, or to use the
-            hardware that earlier launches recorded for these hosts.
+        contact_hosts: Whether to query the hardware of the other hosts, as a launch does. If false,
+            the hardware that earlier launches recorded for these hosts is used.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
-        StartError: No MPI is installed, a host cannot take part, or the job cannot get its IPUs.
+        StartError: No MPI is installed, a host cannot be used, or the job cannot get its IPUs.
     """
     inputs = _gather(config, environ, contact_hosts=contact_hosts, mpi=mpi, hosts=hosts)
     return make_plan(inputs)
@@ -82,14 +82,15 @@ def plan_and_lease(
     held: contextlib.ExitStack,
     show: Callable[[LaunchPlan], None],
 ) -> tuple[LaunchPlan, Lease]:
-    """Plan a launch with cores that other jobs do not hold; lease them until ``held`` is closed.
+    """Plan a launch on cores that no other job holds; lease the cores until ``held`` is closed.
 
-    If ``job`` is a plan, exactly the planned cores are leased. ``show`` is called with the plan as
-    soon as no other job can change it: before the wait for cores if the cores are known by then.
+    If ``job`` is a plan, exactly the planned cores are leased. ``show`` is called with the final
+    plan: before the job waits for cores if the plan does not depend on other jobs, else when the
+    job has its cores.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
-        StartError: A host cannot take part, or other jobs hold too many cores.
+        StartError: A host cannot be used, or other jobs hold too many cores.
     """
     if isinstance(job, LaunchPlan):
         planned = job if environ is None else replace(job, environ=environ)
@@ -117,9 +118,9 @@ def plan_and_lease(
 def without_lost_hosts(
     planned: LaunchPlan, result: LaunchResult, warn: Log, cpus: Collection[int] = ()
 ) -> LaunchPlan:
-    """Plan the same job for the hosts that are left; return the old plan if that is not possible.
+    """Plan a job without the hosts that were lost; return the old plan if that is not possible.
 
-    A host is lost if all its instances have vanished without a report. ``cpus`` are the CPUs that
+    A host counts as lost if none of its instances has reported its end. ``cpus`` are the CPUs that
     the job has leased on this machine.
     """
     hosts = planned.topology.hosts
@@ -133,7 +134,7 @@ def without_lost_hosts(
         return planned
     lost = ", ".join(sorted(host.name for host in hosts if host not in left))
     try:
-        # On fewer hosts, the job keeps its partition.
+        # The job keeps its partition of IPUs when it goes on with fewer hosts.
         inputs = _gather(
             planned.config, planned.environ, contact_hosts=True, hosts=left, before=planned
         )
@@ -161,17 +162,17 @@ def require_start(planned: LaunchPlan) -> None:
         UsageError: The plan does not fit the machines.
     """
     planned.require_fit()
-    # An instance's wrapper process searches for the program in the instance's PATH.
+    # The program is searched for in an instance's PATH, as the instance's wrapper process does.
     environ = {**planned.environ, **dict(planned.instances[0].user_env)}
     require_program(planned.config.program, environ)
 
 
 @contextlib.contextmanager
 def inside(folder: str) -> Iterator[None]:
-    """Change to a plan's folder during ``with``, since the user's paths are relative to it.
+    """Run a ``with`` block in a plan's folder, because the user's paths are relative to it.
 
     Raises:
-        StartError: The folder does not exist any more.
+        StartError: The plan's folder does not exist any more.
     """
     if folder in ("", _working_folder()):
         yield
@@ -203,7 +204,7 @@ def _working_folder() -> str:
 
 
 def _other_jobs(inputs: PlanInputs) -> Mapping[str, OtherJobs]:
-    """Return the jobs that hold or await cores of the other hosts; empty without leases."""
+    """Return the jobs that hold or await cores of other hosts; empty if leases are turned off."""
     probed = inputs.probed
     return {} if probed is None or leases_place() is None else probed.other_jobs
 
@@ -217,18 +218,18 @@ def _gather(
     hosts: tuple[Host, ...] | None = None,
     before: LaunchPlan | None = None,
 ) -> PlanInputs:
-    """Gather the inputs of a plan; keep the partition and IPU-Link domains of a plan ``before``."""
+    """Gather the inputs of a plan; reuse the partition and IPU-Link domains of plan ``before``."""
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
     check_pasted_command(config)
     config = replace(config, program=resolve_program(config.program))
-    # Errors of the options alone are reported before any host is contacted.
+    # Errors in the options are reported before any host is contacted.
     found = hosts_of(config, environ) if hosts is None else hosts
     if config.nproc_per_node is not None:
         config = with_instances(config, found)
-        # Only now is the number of instances known. The hosts are read a second time, because
-        # ``hosts_of`` checks a scheduler's allocation against the number of instances.
+        # With --nproc-per-node, the hosts determine the number of instances. ``hosts_of`` is called
+        # again because it checks a scheduler's allocation against the number of instances.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, _ = split_mpi_arguments(config)
     if before is None:
@@ -246,16 +247,16 @@ def _gather(
 def _partition_of(
     config: LaunchConfig, environ: Mapping[str, str], *, is_launch: bool
 ) -> PartitionDecision | None:
-    """Return the decision about the partition of a launch; None if no pod is configured.
+    """Decide which partition of the pod a launch uses; return None if no pod is configured.
 
     Raises:
-        StartError: A launch cannot get its IPUs, even if it waits for them.
+        StartError: The launch cannot get its IPUs, even if it waits for other jobs.
     """
     from poprun_py.launching.job_ipus import planned_partition
 
     use = planned_partition(config, environ)
-    # The job waits for IPUs after it has its cores. The fixed order (cores before IPUs) prevents
-    # deadlock.
+    # A job does not wait for IPUs until it has its cores. The fixed order (cores before IPUs)
+    # prevents deadlock between jobs.
     may_wait = use is not None and use.busy and config.wait_for_resources is not None
     if use is not None and is_launch and use.is_refused and not may_wait:
         raise StartError(use.reason)

@@ -4,8 +4,8 @@
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-The launcher does not delete files in this folder. A launcher that was killed leaves a report with
-its host and process id.
+The launcher keeps the output of all attempts and runs. If the launcher is killed, report.json still
+contains the host and the process id of the launcher.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
-# The keys of an attempt that a brief report keeps. The values of these keys do not grow with the
-# number of instances.
+# The keys of an attempt that the brief version of report.json keeps. The values of these keys do
+# not grow with the number of instances.
 _BRIEF: Final = {
     *("number", "folder", "restart_count", "hosts", "began_at", "ended_at"),
     *("exit_code", "cause", "seconds"),
@@ -60,13 +60,13 @@ class RunFolder:
     If the user names an existing run, the launch adds its attempts to the attempts of that run.
 
     Attributes:
-        path: The path of the folder.
+        path: The path of the run's folder.
         trouble: A sentence about the last file that could not be written, or an empty string.
-        has_begun: Whether this launch has begun an attempt, so that the report exists.
+        has_begun: Whether this launch has begun an attempt, and so has written a report.
 
     Raises:
-        UsageError: The folder cannot be made or written to, its report cannot be read, or the run
-            of this name is still running.
+        UsageError: The run's folder cannot be made or written to, the report in this folder cannot
+            be read, or a run of the same name is still running.
     """
 
     def __init__(self, planned: LaunchPlan, run_id: str) -> None:
@@ -112,7 +112,7 @@ class RunFolder:
             pass  # the file system does not support locks
 
     def _read_earlier_report(self) -> None:
-        """Take over the attempts that an earlier launch of this run has reported."""
+        """Read the attempts of earlier launches of this run from the existing report.json."""
         path = self.path / _REPORT
         try:
             report = read_json(path.read_text(encoding="utf-8"))
@@ -128,14 +128,14 @@ class RunFolder:
                 f"{RUN_ID}"
             ) from None
         self._began_at = report.get("began_at") or self._began_at
-        # This process has the lock of the folder. If an attempt has no recorded end, the
-        # launcher of this attempt is therefore dead.
+        # This process holds the lock of the run's folder, so all earlier launchers of the run have
+        # ended. If an attempt has no recorded cause of its end, its launcher was killed.
         self._attempts = [
             a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
         ]
 
     def _link_latest(self) -> None:
-        """Point the link ``latest`` to this run atomically; keep an existing file of that name."""
+        """Atomically point the link ``latest`` to this run; keep an ordinary file of that name."""
         link = self._parent / LATEST
         partial = self._parent / f".{LATEST}.{self.path.name}"
         try:
@@ -149,7 +149,7 @@ class RunFolder:
                 partial.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unlock the folder, so that other launchers can continue the run."""
+        """Unlock the run's folder, so that other launchers can continue the run."""
         os.close(self._lock)
 
     # --- start and end of an attempt ----------------------------------------------------------
@@ -157,7 +157,7 @@ class RunFolder:
     def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
         """Make the folder of an attempt and return its path.
 
-        If the folder for a restart cannot be made, return None: the restart runs without a folder.
+        If the folder cannot be made for a restart, return None; the restart runs without a folder.
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.
@@ -201,7 +201,7 @@ class RunFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _write_plan(self, folder: Path) -> None:
-        """Write the plan of an attempt for --from-plan; the attempt runs even if writing fails."""
+        """Write an attempt's plan to its folder for --from-plan; a failure is only a warning."""
         from poprun_py.planning.plan_file import plan_to_json, portable
 
         document = plan_to_json(portable(self._plan))
@@ -211,7 +211,7 @@ class RunFolder:
             self.trouble = f"{folder} has no plan: {error.strerror}"
 
     def end_attempt(self, result: LaunchResult) -> None:
-        """Write the result of the attempt into the report."""
+        """Write the result of the current attempt into report.json."""
         label = self._plan.instance_label
         self._attempts[-1] |= ended_attempt(result, label)
         self._write_report()
@@ -219,9 +219,9 @@ class RunFolder:
     def finish(
         self, exit_code: int, reason: str, timeline: Path | None = None, cause: str = ""
     ) -> None:
-        """Write the end of the run into the report, if an attempt has begun.
+        """Write the end of the run into report.json, if an attempt has begun.
 
-        ``cause`` is the cause of the end of an attempt whose programs did not run.
+        If the last attempt has no recorded end yet, ``cause`` is recorded as the cause of its end.
         """
         if not self.has_begun:
             return
@@ -230,12 +230,13 @@ class RunFolder:
             self._attempts[-1] |= {**ending, "cause": cause, "instances": []}
         if timeline is not None:
             path, folder = timeline.absolute(), self.path.absolute()
-            # A path inside the folder is relative, because the folder may be moved.
+            # A path inside the run's folder is stored as a relative path, because users may move
+            # the folder.
             timeline = path.relative_to(folder) if path.is_relative_to(folder) else path
         self._write_report({**ending, "timeline": None if timeline is None else str(timeline)})
 
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
-        """Write ``report.json`` atomically; on a full disk, overwrite it with a brief report."""
+        """Write ``report.json`` atomically; on a full disk, overwrite it with a short report."""
         report = self._report(ending)
         path = self.path / _REPORT
         try:
@@ -248,7 +249,7 @@ class RunFolder:
                 self.trouble = f"{path} is shortened: {error.strerror}"
 
     def _report(self, ending: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the report of the run; ``ending`` is None as long as the run goes on."""
+        """Return the contents of report.json; ``ending`` is None until the run has ended."""
         from poprun_py.versions import versions
 
         plan, topology = self._plan, self._plan.topology
@@ -270,14 +271,14 @@ class RunFolder:
                 "num_ilds": topology.num_ilds,
                 "network": plan.network,
             },
-            # Looking up the versions of installed packages would delay the start.
+            # Looking up the versions of all installed packages would delay the start of the job.
             "versions": versions(full=ending is not None),
             "attempts": self._attempts,
         }
 
 
 def _overwrite(path: Path, data: bytes) -> bool:
-    """Overwrite a file in place and return True if ``data`` fits into the file's disk blocks."""
+    """Overwrite a file without new disk space; return False if ``data`` does not fit."""
     try:
         with path.open("r+b", buffering=0) as file:
             state = os.fstat(file.fileno())
@@ -311,7 +312,7 @@ def _brief(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ended_attempt(result: LaunchResult, label: Label) -> dict[str, Any]:
-    """Return the report's entries for an attempt that ends now, with all instances."""
+    """Return the entries of report.json for an attempt that ends now, with all its instances."""
     first = result.first_failure
     progress = [r.progress for r in result.instances if r.progress is not None]
     return {

@@ -1,7 +1,7 @@
-"""The record of one run, which consists of a folder, a timeline, metrics and a page.
+"""The record of one run: its folder, its timeline, its metrics and its HTML page.
 
-A file or port that cannot be used is refused before the job starts. Later problems are reported as
-warnings, and do not change the result of the job.
+If a file or port for the record cannot be used, the job does not start. Later problems with the
+record are reported as warnings, and do not change the result of the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from poprun_py.running.supervise.job_description import FilePlace
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console, command_name
 
-# Only launches that write a run folder or metrics import the modules for them.
+# Only launches with a run folder or with metrics import these modules at run time.
 if TYPE_CHECKING:
     from poprun_py.launching.job_metrics import JobMetrics
     from poprun_py.launching.run_folder import RunFolder
@@ -38,14 +38,14 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """The folders and recorders that one attempt writes to.
+    """The folders and recorders for the output and metrics of one attempt.
 
     Attributes:
         run_id: The name of the run.
         restart_count: The number of restarts before the attempt.
         folder: The folder for the output of the instances; None without --output-dir.
-        spans: The place for the spans of the instances; None without --timeline.
-        recorders: The recorders of the training steps and the states of the instances.
+        spans: The place for the instances' timeline spans; None without --timeline.
+        recorders: The objects that record the instances' training steps and states.
         variables: Environment variables that tell the programs about the metrics.
     """
 
@@ -58,14 +58,14 @@ class AttemptRecord:
 
 
 class RunRecord:
-    """The record of one run, a context manager that also records an error that ends the run.
+    """A context manager that records one run, including an error that ends the run.
 
     Attributes:
         run_id: The name of the run.
         was_interrupted: Whether Ctrl-C interrupted the writing of the timeline or the page.
 
     Raises:
-        UsageError: The user's name for the run, its folder, a file or a port cannot be used.
+        UsageError: The run's name, the run's folder, a file or a port cannot be used.
         StartError: A process that writes or serves the metrics cannot be started.
     """
 
@@ -106,7 +106,7 @@ class RunRecord:
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.
-            StartError: The folder of the timeline cannot be made.
+            StartError: The folder for the timeline's spans cannot be made.
         """
         folder = None
         if self._folder is not None:
@@ -127,7 +127,7 @@ class RunRecord:
         )
 
     def end(self, result: LaunchResult) -> None:
-        """Record the result of the attempt."""
+        """Record the result of the attempt that has just ended."""
         self._close_steps()
         if self._folder is not None:
             self._folder.end_attempt(result)
@@ -135,7 +135,7 @@ class RunRecord:
     def finish(self, exit_code: int, reason: str, cause: str = "") -> None:
         """Record the end of the run.
 
-        ``cause`` is the cause of the end of an attempt whose programs did not run.
+        If the last attempt has no recorded end yet, ``cause`` is recorded as the cause of its end.
         """
         self._write_timeline()
         self._end_recorders()
@@ -146,14 +146,14 @@ class RunRecord:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Record an error or a signal that ended the run, and close the files and processes."""
+        """Record an error or a signal that ended the run, and close the record."""
         with self._opened:
             match error:
                 case LaunchError():
                     self.finish(error.exit_code, str(error), "refused")
                 case OSError():
                     self.finish(StartError.exit_code, str(error), "refused")
-                case KeyboardInterrupt():  # the Python API raises one for other signals too
+                case KeyboardInterrupt():  # the Python API turns signals into KeyboardInterrupt
                     self._end_by(getattr(error, "signal", signal.SIGINT))
                 case SystemExit(code=int(code)):  # a job with IPUs turns SIGTERM into SystemExit
                     self._end_by(code - 128)
@@ -174,7 +174,7 @@ class RunRecord:
                 self._console.warn(trouble)
 
     def _write_timeline(self) -> None:
-        """Merge the spans of all attempts into one trace; do nothing if the trace is written."""
+        """Merge the spans of all attempts into one trace file, unless that was done before."""
         if self._timeline is None or self._trace is not None:
             return
         try:
@@ -191,7 +191,7 @@ class RunRecord:
             self._console.tell(self._timeline.sentence(merged))
 
     def _close_folder(self, folder: RunFolder) -> None:
-        """Write the page of the run, and unlock the folder for other launchers."""
+        """Write the run's HTML page, and unlock the run's folder for other launchers."""
         if folder.has_begun:
             self._write_page(folder.path)
         folder.close()
@@ -208,11 +208,11 @@ class RunRecord:
             reason = self._explain(error, "the page of the run")
             command = f"{command_name()} report {shlex.quote(str(folder))}"
             self._console.warn(f"{reason}; {command} writes it")
-        except Exception as error:  # a damaged file of the run can raise any exception
+        except Exception as error:  # reading a damaged file of the run can raise any exception
             self._console.warn(f"the page of the run cannot be written ({error})")
 
     def _explain(self, error: OSError | KeyboardInterrupt, what: str) -> str:
-        """Return the reason why a file was not written: an error, or Ctrl-C."""
+        """Return a text that says why a file was not written: an error, or Ctrl-C."""
         if isinstance(error, OSError):
             return explain_os_error(error, f"{what} cannot be written")
         self.was_interrupted = True
@@ -220,13 +220,13 @@ class RunRecord:
 
 
 def new_run_id(environ: Mapping[str, str]) -> str:
-    """Return the name of a new run, which is the user's ``POPRUN_RUN_ID`` or a generated one.
+    """Return the name of a new run: the user's ``POPRUN_RUN_ID``, or a generated name.
 
-    A generated name begins with the time in UTC, so that runs of all hosts sort by time. Inside an
-    instance of another job, ``POPRUN_RUN_ID`` is the name of that job and is not used.
+    A generated name begins with the time in UTC, so that the names of runs sort by time. Inside an
+    instance of another job, ``POPRUN_RUN_ID`` is the name of the other job's run and is not used.
 
     Raises:
-        UsageError: The user's name cannot be the name of a folder.
+        UsageError: The value of ``POPRUN_RUN_ID`` cannot be the name of a folder.
     """
     given = environ.get(RUN_ID, "")
     if not given or is_popdist_environment(environ):

@@ -1,4 +1,4 @@
-"""The time that one job waits for cores and IPUs of other jobs, and the messages about it."""
+"""Waiting of a job for cores and IPUs that other jobs hold, with a time limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class BusyError(StartError):
-    """Other jobs hold the cores or IPUs that a job needs.
+    """Raised if other jobs hold cores or IPUs that this job needs.
 
     Args:
-        refusal: The error text for a job that may not wait for the other jobs.
+        refusal: The error text for a user whose job may not wait any longer.
         reason: The text shown while the job waits, such as "for IPUs: ...".
-        seconds: The pause before the job tries again.
+        seconds: The pause in seconds before the job tries again to get the cores or IPUs.
     """
 
     def __init__(self, refusal: str, reason: str, seconds: float) -> None:
@@ -30,13 +30,13 @@ class BusyError(StartError):
 
 
 class Wait:
-    """The time that a job may wait for other jobs, as --wait-for-resources says.
+    """A job's wait for cores and IPUs of other jobs; --wait-for-resources limits the wait.
 
-    A launch has one Wait, so waiting for cores and then for IPUs has one common limit.
+    A launch has one ``Wait``, whose limit applies to the waits for cores and for IPUs together.
 
     Args:
-        config: The options, which say whether and how long the job may wait.
-        console: The console that shows the seconds waited and the reason.
+        config: The options of the launch, such as how long the job may wait.
+        console: The console that shows how long the job has waited, and for which reason.
 
     Attributes:
         seconds: The seconds that the job has waited so far.
@@ -50,14 +50,15 @@ class Wait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit of the wait is reached; always true for a job that may not wait."""
+        """Whether the job has waited as long as it may; always true for a job that may not wait."""
         return self.seconds >= self._limit
 
     def until(self, take: Callable[[], T]) -> T:
-        """Return the value of ``take``, which is called again as long as it raises BusyError.
+        """Call ``take`` repeatedly while it raises BusyError; return the first value of ``take``.
 
         Raises:
-            StartError: Other jobs hold what the job needs, and it may not wait any longer.
+            StartError: Other jobs hold cores or IPUs that the job needs, and the job may not wait
+                any longer.
         """
         before, began = self.seconds, None
         try:
