@@ -17,8 +17,7 @@ MAX_PAYLOAD = 1 << 20
 
 # --- messages from the wrapper to the launcher ----------------------------------------------------
 
-# A wrapper first sends token, rank, pid, host and time_ns. Instance 0 also sends a free port of its
-# host.
+# A wrapper first sends token, rank, pid, host and time_ns. Instance 0 also sends a free TCP port.
 HELLO = b"H"
 # After the program has started, the wrapper sends the program's process id and binding.
 STARTED = b"S"
@@ -30,8 +29,7 @@ PROGRESS = b"A"
 ACTIVITY = b"I"
 # The wrapper answers OBSERVE with the program's time per activity, resource usage and new steps.
 OBSERVED = b"N"
-# The wrapper answers PROPOSE_STOP with the proposal and the number of calls of stopRequested() so
-# far.
+# The wrapper answers PROPOSE_STOP with the proposal and the number of stopRequested() calls.
 POLLED = b"P"
 # The wrapper answers DUMP_STACKS with the Python stacks of the instance's processes.
 STACKS = b"Y"
@@ -47,25 +45,20 @@ TERMINAL_MODES = b"M"
 DEBUGGER = b"V"
 # The wrapper answers PAUSE when all processes of the program are suspended.
 PAUSED = b"Z"
-# The wrapper answers ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of the
-# wrapper's host].
+# The wrapper answers ASK_CLOCK with [launcher's clock, wrapper's clock], in nanoseconds.
 CLOCK = b"C"
 # After the end of the program, the wrapper sends each part of the program's files: the file's name,
 # a NUL, and the part compressed by zlib.
 FILE = b"F"
-# The wrapper answers LEASE with an empty object after success, with the jobs that hold the CPUs, or
-# with a problem.
+# The wrapper answers LEASE with an empty object, the jobs that hold the CPUs, or a problem.
 LEASED = b"L"
-# The payload is the number of a signal by which a process other than the launcher asked the wrapper
-# to end.
+# The number of the signal by which a process other than the launcher asked the wrapper to end.
 STOP_SIGNAL = b"T"
-# The wrapper kills the processes that a successful program left running, and sends their list
-# [[pid, command], ...].
+# The wrapper killed processes that a successful program left running: [[pid, command], ...].
 LEFTOVERS = b"K"
 # The wrapper reports how the program ended, and its last steps. More output may follow.
 PROGRAM_ENDED = b"D"
-# The wrapper reports again how the program ended, when all processes of the program have ended and
-# all output was sent.
+# After the end of all processes and all output, the wrapper repeats how the program ended.
 INSTANCE_ENDED = b"X"
 # The payloads of these messages from the wrapper are not JSON.
 RAW = (STDOUT, STDERR, FILE)
@@ -89,26 +82,22 @@ WINDOW_SIZE = b"W"
 # NEW_TERMINAL lends the program's terminal to the program's debugger. If the program has no
 # terminal, the wrapper creates one with the settings in the payload.
 NEW_TERMINAL = b"M"
-# The user has left the debugger of an instance. The payload of DEBUGGER_LEFT is the number of the
-# call of breakpoint().
+# The user has left the debugger at the call of breakpoint() whose number is the payload.
 DEBUGGER_LEFT = b"V"
 # PAUSE with true suspends all processes of the program; PAUSE with false lets them continue.
 PAUSE = b"Z"
-# SIGNAL asks the wrapper to send a signal to the program. The payload of SIGNAL is the signal's
-# number.
+# SIGNAL asks the wrapper to send the program the signal whose number is the payload.
 SIGNAL = b"K"
 # PROPOSE_STOP proposes the number of the stopRequested() call that is to stop the program. With the
 # number 0, PROPOSE_STOP only asks how often the program has called stopRequested().
 PROPOSE_STOP = b"Q"
 # All instances have accepted the proposed call of stopRequested().
 AGREE_STOP = b"R"
-# ASK_CLOCK asks for the clock of the wrapper's host, and contains the launcher's monotonic
-# nanoseconds.
+# ASK_CLOCK contains the launcher's clock, and asks for the clock of the wrapper's host.
 ASK_CLOCK = b"C"
 # DUMP_STACKS asks for the message STACKS, and OBSERVE for the message OBSERVED. No payload.
 DUMP_STACKS, OBSERVE = b"U", b"N"
-# STOP stops the program: [grace seconds, number of the signal]. SIGKILL follows after the grace
-# time.
+# STOP sends the program a signal, later SIGKILL: [grace seconds, number of the signal].
 STOP = b"T"
 # The wrapper may end. No payload.
 BYE = b"B"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # If another process removes a new folder before this process locks it, this process makes the
-# folder again. This process tries for ten seconds, because the other process may be suspended
-# meanwhile.
+# folder again. This process tries for ten seconds: the other process may be suspended.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _DAEMON = "daemon-"
@@ -91,8 +90,7 @@ class JobFolder:
     def join(cls, path: str) -> "JobFolder | None":
         """Lock and return the launcher's folder at ``path``; None if this user cannot use it."""
         try:
-            # If a folder does not have the name of a job's folder, it may belong to another program
-            # and must not be removed.
+            # A folder with any other name may not be a job's folder, and must not be removed.
             return cls._lock(path) if is_job_folder(path) else None
         except OSError:
             return None
@@ -142,8 +140,7 @@ class JobFolder:
         """Stop using the folder, and remove it if no other process uses it.
 
         Wait at most ``wait_seconds`` for a killed process that still holds its lock on the folder.
-        When a process is killed, the kernel may close the connections of the process before it
-        releases the locks.
+        The kernel may close the connections of a killed process before it releases the locks.
         """
         deadline = time.monotonic() + wait_seconds
         while self.descriptor >= 0:
@@ -187,8 +184,7 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
     """Lock and return the folders of a job on this host; a folder in /dev/shm comes last.
 
     The launcher at ``address`` has made the folders on its host. If the launcher may be on another
-    host, ``memory_folder`` is the name of the job's folder in /dev/shm; if not, ``memory_folder``
-    is empty.
+    host, ``memory_folder`` is the name of the job's folder in /dev/shm, else an empty text.
     """
     folders: list[JobFolder | None] = []
     daemon_files = os.environ.get("PMIX_SERVER_TMPDIR", "")
@@ -219,8 +215,7 @@ def folder_locations() -> list[str]:
 def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
     """Remove the job folders in ``locations`` that belong to this user and that no process uses.
 
-    If ``dead`` is the process id of a launcher that has ended, only the folders of that launcher
-    are removed.
+    If ``dead`` is the process id of an ended launcher, only that launcher's folders are removed.
     """
     for location in locations:
         try:
@@ -260,8 +255,7 @@ def _lock_alone(descriptor: int) -> bool:
 
 def _empty(folder: int) -> None:
     """Remove the content of an open folder, whose path may no longer exist."""
-    # shutil is not used here, because its import would delay the end of a job on remote hosts by 20
-    # ms.
+    # shutil is not used: its import would delay the end of a job on remote hosts by 20 ms.
     for _, folders, files, parent in os.fwalk(".", topdown=False, dir_fd=folder):
         for remove, names in ((os.unlink, files + folders), (os.rmdir, folders)):
             for name in names:

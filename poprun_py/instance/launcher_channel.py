@@ -58,8 +58,7 @@ def connect(address: str, token: str) -> socket.socket:
 def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     """Prove that this wrapper knows the job's secret; return whether the launcher knows it, too.
 
-    This function repeats the caller's half of ``popdist_py/peers/greeting.py``, because importing
-    that module takes long.
+    The code repeats a part of ``popdist_py/peers/greeting.py``, whose import takes long.
 
     Raises:
         ConnectionError: The launcher closed the connection.

@@ -134,8 +134,7 @@ def _waits_for_input(pids: "list[int]") -> bool:
                 own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
             except OSError:
                 continue
-            # A descendant of the program may have a different standard input, such as a pipe from
-            # the program.
+            # A descendant of the program may have another stdin, such as a pipe.
             if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
                 return True
     return False
@@ -191,8 +190,7 @@ _MAX_ANSWERS = 16
 # a busy host may pause for a moment while it writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
-# The stacks of all processes are sent in one message frame, where a character of text takes up to
-# six bytes.
+# The stacks of all processes are sent in one frame, where a character takes up to six bytes.
 _MAX_TEXTS = 1 << 17
 
 
@@ -223,9 +221,8 @@ class PythonStacks:
     def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
         """Return for how many seconds a process has not answered ``_ASK_SIGNAL``; 0 if it has.
 
-        If ``ask`` and no process still has to answer, ask one process of ``pids``. The process must
-        be running and handle ``_ASK_SIGNAL``, because a signal would interrupt the sleep of a
-        program in C.
+        If ``ask`` and no process still has to answer, ask a process of ``pids`` that is running and
+        handles ``_ASK_SIGNAL``. In a C program, the signal would interrupt a sleep.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
@@ -243,8 +240,7 @@ class PythonStacks:
     def stacks(self, program: int) -> "list[dict[str, Any]]":
         """Return the Python stacks of the program and its descendants, one entry per process.
 
-        ``STACKS_SIGNAL`` is sent only to processes that handle it, because it would end other
-        processes.
+        Only processes that handle ``STACKS_SIGNAL`` get it: the signal would end other processes.
         """
         answers: list[dict[str, Any]] = []
         left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS

@@ -55,8 +55,7 @@ _SHARED_MEMORY_FOLDERS = (
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
 _DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
-# The signal that asks a program for its Python stacks. Programs and libraries do not use the signal
-# SIGRTMAX - 3.
+# The signal that asks a program for its Python stacks; programs do not use this signal.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 # The kernel's file with the routes of this host, and the folder with its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
@@ -87,8 +86,7 @@ def set_variables(variables: "Mapping[str, str | None]") -> None:
 
 def complete() -> None:
     """Set the environment variables that the wrapper derives from the launcher's variables."""
-    # The start hook's variables are set first, because they depend on the variables that MPI itself
-    # has set.
+    # The start hook's variables are set first: they depend on variables that MPI itself has set.
     os.environ.update(hook_variables(os.environ))
     set_mpi_and_torchrun_variables()
     for name in THREAD_VARIABLES:
@@ -108,8 +106,7 @@ def set_mpi_and_torchrun_variables() -> None:
     for name, value in _TORCHRUN_VALUES.items():
         os.environ.setdefault(name, value)
     if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
-        # Without ACCELERATE_USE_CPU, Hugging Face Accelerate acts as if there were only one
-        # instance.
+        # Without ACCELERATE_USE_CPU, Hugging Face Accelerate runs as if it had one instance.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     size, local_size = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if size.isdigit() and local_size.isdigit() and int(local_size) > 0:
@@ -142,8 +139,7 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
     paths = [folder.path for folder in folders]
     in_memory = [path for path in paths if path.startswith(f"{job_folders.SHARED_MEMORY}/")]
     set_variables(shared_memory_variables(in_memory[-1] if in_memory else None, os.environ))
-    # If this job has no folders, a POPDIST_JOB_FOLDER that was inherited from an outer job is
-    # unset.
+    # If the job has no folders, a POPDIST_JOB_FOLDER inherited from an outer job is unset.
     set_variables({"POPDIST_JOB_FOLDER": paths[0] if paths else None})
 
 
@@ -208,8 +204,7 @@ def _interface_of(network: str) -> str:
     if not slash:
         return network
     try:
-        # /proc/net/route shows the four bytes of an address as a number in this machine's byte
-        # order.
+        # /proc/net/route shows an address as a number in this machine's byte order.
         wanted = int.from_bytes(socket.inet_aton(address), sys.byteorder)
         mask = (1 << 32) - (1 << 32 - int(bits))
         mask = int.from_bytes(mask.to_bytes(4, "big"), sys.byteorder)

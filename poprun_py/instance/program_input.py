@@ -67,8 +67,7 @@ class ProgramInput:
         self.typed = TypedInput(send)
         if "input" in setup:
             self._make_typed_input(setup["input"])
-        # The ends of the pipe to which the program's debugger writes one line for each request; -1
-        # without a debugger.
+        # The pipe to which the program's debugger writes its requests; -1 without a debugger.
         self.requests = self._write_requests = -1
         self._incomplete_request = b""
         if setup.get("debugger"):
@@ -176,8 +175,7 @@ class TypedInput:
             ``err``, if the program's output goes to terminals.
         """
         os.setpgid(0, 0)
-        # The standard input from Open MPI 5 is replaced by /dev/null, because the input of instance
-        # 0 would never end.
+        # /dev/null replaces stdin, because stdin from Open MPI 5 never ends in instance 0.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         return out, err
 
@@ -236,8 +234,7 @@ class ProgramPipe(TypedInput):
     """A pipe for the keyboard input of a program."""
 
     def __init__(self, send: "Send") -> None:
-        # The wrapper keeps the reading end of the pipe open, to count the bytes that the program
-        # has not read.
+        # The wrapper keeps the reading end of the pipe open, to count the unread bytes.
         self._read_end, self._write_end = os.pipe()
         super().__init__(send, self._write_end)
 
@@ -335,12 +332,10 @@ class ProgramTerminal(TypedInput):
         return _CTRL_D if code == b"\0" else code
 
     def _is_read(self) -> bool:
-        # In canonical mode (ICANON), each read of the program returns one line, so at most the last
-        # line is unread.
+        # In canonical mode, a program reads line by line, so at most the last line is unread.
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
-        # Without this poll, the kernel delivers written bytes to the program's side of the terminal
-        # with a delay.
+        # Without this poll, the kernel delivers written bytes to the program with a delay.
         poll = select.poll()
         poll.register(self._pty.slave, select.POLLIN)
         poll.poll(0)

@@ -54,8 +54,7 @@ class ProgramProcess:
         self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
         self.start_error = ""
-        # The program's exit code, or minus the number of the signal that killed the program; None
-        # while the program runs.
+        # The program's exit code, or minus the signal that killed it; None while the program runs.
         self.exit_code: int | None = None
         self.is_stopping = False  # whether ``stop`` was called
         self.output = ProgramOutput(channel.send_bytes)
@@ -291,8 +290,7 @@ class ProgramOutput:
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
         self._send = send
-        # The pipes and terminals that may have more output of the program, and the kind of message
-        # for the output of each.
+        # Pipes and terminals that may have more output, each with the kind of message for it.
         self.sources: dict[int, tuple[FileIO | Pty, bytes]] = {}
         self._terminal = -1  # the descriptor of the program's controlling terminal
         self.num_bytes = 0
@@ -313,8 +311,7 @@ class ProgramOutput:
         written = self._read(self._terminal)
         others = [(each, self._read(each)) for each in self.sources if each != self._terminal]
         if any(data for _, data in others):
-            # The program may have written lines to its terminal after the first read and before its
-            # text on stderr.
+            # Before its text on stderr, the program may have written more to its terminal.
             more = self._read(self._terminal)
             written = (written or b"") + (more or b"") or more
         lines, newline, prompt = (written or b"").rpartition(b"\n")

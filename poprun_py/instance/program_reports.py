@@ -26,16 +26,14 @@ class ProgramReports:
         self.end: dict[str, Any] | None = None  # the report of the program's end; None before it
         self._program = program
         self._channel = channel
-        # The number of processes that the kernel had killed at the memory limit when the program
-        # started.
+        # The number of processes killed at the memory limit before the program started.
         self._oom_kills_before = 0
         # The seconds between two reports of progress, and the seconds between two reports of
         # activity while the program makes no steps.
         self._progress_seconds = self._activity_seconds = 0.0
         self._progress_at, self._activity_at = float("inf"), 0.0
         self._sent_progress: list[int] | None = None
-        # The number of training steps reported so far; None if the launcher does not want every
-        # step.
+        # The number of steps reported so far; None if the launcher does not want every step.
         self._sent_steps: int | None = None
         self._sampler: ActivitySampler | None = None
         self._stacks_file = unnamed_file("poprun-stacks")
@@ -75,8 +73,7 @@ class ProgramReports:
 
     def _send_activity(self) -> None:
         if self._sampler is None:
-            # program_activity is imported only when it is needed, so that the program starts
-            # sooner.
+            # program_activity is imported when needed, so that the program starts sooner.
             from poprun_py.instance.program_activity import ActivitySampler, PythonStacks
 
             stacks = PythonStacks(self._stacks_file)

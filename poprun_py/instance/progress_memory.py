@@ -19,8 +19,7 @@ _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 # The value of the word _BEGUN if the program will count training steps.
 _WILL_STEP = 2
-# The values of the word _ACTIVITY while the program waits for other instances, and while it saves
-# or loads a checkpoint.
+# The values of _ACTIVITY during a wait for other instances and during work on a checkpoint.
 _WAITING, _SAVING = 6, 8
 # Indices of the words that popdist_py/activities/ledger.py writes: the time when counting began,
 # the time when the nanoseconds of an activity were last updated, the current activity, the numbers
@@ -60,8 +59,7 @@ def unnamed_file(title: str) -> int:
     try:
         return os.memfd_create(title)
     except OSError:
-        # Hardened systems (memfd_noexec=2) forbid files in memory, because programs can be run from
-        # them.
+        # Hardened systems (memfd_noexec=2) forbid files in memory, which may contain programs.
         import tempfile
 
         return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -7,9 +7,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # The folder that contains poprun_py is put last on sys.path, so that no file in the folder
-    # hides a standard module. Python's options -I and -S have left only the standard library on
-    # sys.path.
+    # The folder that contains poprun_py is put last on sys.path, so that its files hide no standard
+    # module. Python's options -I and -S have left only the standard library on sys.path.
     sys.path.append(os.path.abspath(f"{__file__}/../../.."))
 
     from poprun_py.instance import wrapper

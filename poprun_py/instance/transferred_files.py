@@ -1,8 +1,7 @@
 """Files that travel between the launcher's host and the host of an instance.
 
-The launcher may send one file for the program before the program starts. The program writes files
-into a private folder of its host, and the wrapper sends them to the launcher after the program has
-ended.
+The launcher may send one file before the program starts. The program writes files into a private
+folder of its host, and the wrapper sends them to the launcher after the program's end.
 """
 
 import os

@@ -42,9 +42,8 @@ _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGC
 _ORPHAN_GRACE_SECONDS = 1.0
 # After SIGTERM from mpirun, the grace time never ends: mpirun kills the wrapper 0.25 seconds later.
 _UNLIMITED_GRACE_SECONDS = 3600.0
-# After a program and all of its processes have ended with the exit code 0, the wrapper waits two
-# seconds for the other instances. Then the wrapper ends, so that Open MPI sees the end of the
-# instance.
+# Two seconds after a program and all of its processes have ended with the exit code 0, the wrapper
+# ends, so that Open MPI sees the end of the instance.
 LEAVE_SECONDS = 2.0
 # A launcher that was killed may keep the job's folders locked for about 0.3 seconds.
 _DYING_SECONDS = 0.3
@@ -121,8 +120,7 @@ class Wrapper:
         self._daemon: dict[str, Any] = {}
         self._spans = ""  # the prefix of the paths of the program's span files
         self._is_end_reported = False
-        # The time from which the wrapper may end. The message BYE, or the end of the launcher, lets
-        # the wrapper end at once.
+        # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
         self._leave_at = float("inf")
 
     def run(self) -> int:
@@ -138,8 +136,7 @@ class Wrapper:
         self._loop()
         self._release()
         if self._channel.is_connected:
-            # The launcher knows the program's exit code and ends the job, so mpirun must not see a
-            # failure.
+            # mpirun must not see a failure, because the launcher itself ends a failed job.
             return 0
         code = self._program.exit_code or 0
         return code if code >= 0 else 128 - code
@@ -181,8 +178,7 @@ class Wrapper:
             sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
-        # The import is not at the top, because only the first instance of a remote host takes
-        # leases.
+        # The import is not at the top, because few wrappers need it: one on each remote host.
         from poprun_py.machines.remote_leases import take_for_launcher
 
         answer, self._lease = take_for_launcher(request, os.environ)
@@ -323,8 +319,7 @@ class Wrapper:
         self._leave_at = 0.0
         if self._sent_files is not None:
             self._sent_files.remove()
-        # The program's output is still read, so that the program can end, but the output is
-        # dropped.
+        # The wrapper reads and drops the program's output, so that the program can end.
         self._program.stop(_ORPHAN_GRACE_SECONDS)
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
@@ -348,9 +343,8 @@ class Wrapper:
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
             if number in _ENDING:
-                # While the launcher lives, mpirun kills the wrapper a quarter of a second after
-                # this signal. After the end of the launcher, only the wrapper can end the processes
-                # of the program.
+                # While the launcher lives, mpirun kills the wrapper 0.25 seconds after this signal.
+                # Without a launcher, only the wrapper can end the processes of the program.
                 if self._program.is_running:
                     self._channel.send(control_protocol.STOP_SIGNAL, number)
                 is_connected = self._channel.is_connected
@@ -363,8 +357,7 @@ class Wrapper:
     def _report_end(self) -> bool:
         """Send the rest of the program's files, then INSTANCE_ENDED; return whether all was sent.
 
-        The program's files may be larger than memory, so no part is read while many bytes are
-        unsent.
+        The program's files may exceed memory, so no part is read while many bytes are unsent.
         """
         if self._sent_files is not None:
             self._unsent_parts, self._sent_files = self._sent_files.parts(), None
@@ -381,8 +374,7 @@ class Wrapper:
         """Set a time for the wrapper to end, because the program may have skipped MPI_Finalize.
 
         Open MPI notices a program without MPI_Finalize only when the wrapper ends. Then Open MPI
-        ends the instances that wait for the program. A wrapper that leases its host's CPUs does not
-        end early.
+        ends the instances that wait for the program. A wrapper that leases CPUs stays.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         if self._program.exit_code == 0 and is_open_mpi and self._lease is None:

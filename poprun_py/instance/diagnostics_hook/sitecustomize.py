@@ -90,8 +90,7 @@ def _report_fatal_exception() -> None:
 def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool:
     """Return whether Python called the exception hook because the main thread ends.
 
-    Programs and Python's interactive prompt also call the exception hook, to show an exception and
-    go on.
+    Programs and Python's prompt also call the exception hook, to show an exception and go on.
     """
     if issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
         return False
@@ -119,8 +118,7 @@ def _has_others_to_wait_for() -> bool:
 def _tell_wrapper(path: str, program: int) -> None:
     """Write the program's process id to the shared memory, and wake the wrapper to read it.
 
-    ``path`` is the file of the shared memory, /proc/PID/fd/N, where PID is the wrapper's process
-    id.
+    ``path`` is the file of the shared memory: /proc/PID/fd/N with the wrapper's process id.
     """
     import signal
 
@@ -128,8 +126,7 @@ def _tell_wrapper(path: str, program: int) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # The wrapper always handles SIGCHLD, because the kernel sends SIGCHLD when a child process
-        # ends.
+        # The wrapper always handles SIGCHLD, which the kernel sends when a child ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
         return
