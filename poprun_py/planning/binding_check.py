@@ -46,7 +46,7 @@ def check_binding(
 def binding_differences(plan: Placement, actual: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each difference between an instance's planned and actual binding.
 
-    If the process of the instance has ended, the list is empty. If the plan does not set
+    If the process of the instance has ended, no differences are returned. If the plan does not set
     OMP_NUM_THREADS, ``plan.threads`` is 0. ``actual`` is the result of ``binding.read_back``.
     """
     sentences: list[str] = []

@@ -1,7 +1,6 @@
-"""Placement of instances on the NUMA nodes and CPUs of their hosts, and their numbers of threads.
+"""Placement of instances on the NUMA nodes and CPUs of hosts, and thread counts of instances.
 
-instance/binding.py binds processes to the CPUs of their placement, and planning/views draws
-placements.
+instance/binding.py binds the processes of an instance to the CPUs that this module assigns.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def place_instances(
 ) -> tuple[list[Placement], str]:
     """Place the instances of every host on the CPUs of the host.
 
-    The second returned value is an error text about the first machine that is too small for its
-    instances. If all machines are large enough, the text is empty.
+    If a machine is too small for its instances, the second returned value is an error text about
+    the first such machine. If all machines are large enough, the second value is empty.
     """
     count = topology.instances_per_host
     unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * count
@@ -73,7 +72,8 @@ def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[P
     """Return a placement for each of the ``num_instances`` instances of a host.
 
     As with PopRun, a single instance without --cores-per-instance may use all CPUs that other jobs
-    do not hold. If placement is disabled, every instance may use all these CPUs.
+    do not hold. If placement is disabled, every instance may use all CPUs that other jobs do not
+    hold.
 
     Raises:
         UsageError: The machine has too few CPUs or cores for the instances.
@@ -98,7 +98,7 @@ def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[P
         allowed = [cores] * num_instances
     elif mode == "roundrobin" and size is None:
         # With --numa-aware yes, several instances may be bound to all cores of the same NUMA
-        # node. Only the compute threads are then divided among these instances.
+        # node. The compute threads of the NUMA node are divided among such instances.
         by_node = _by_node(cores)
         allowed = [by_node[i % len(by_node)] for i in range(num_instances)]
     numa_nodes = [_numa_nodes(share) for share in allowed]
@@ -231,7 +231,7 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
         # If the cores of an efficiency class do not divide evenly, some shares get one core more.
-        # These shares are then the last to get one core more of the next efficiency class.
+        # Shares with one core more are the last to get one core more of the next class.
         offset = (offset + len(of_class)) % parts
     return shares
 
@@ -271,9 +271,10 @@ def _threads(
 ) -> list[int]:
     """Return the number of compute threads of each instance, at least 1.
 
-    An instance gets one compute thread for each of its cores (with --smt, for each hardware thread)
-    that is not reserved, but no more threads than its part of the host's CPU quota. Without --smt,
-    an instance that shares its core with other instances gets one thread.
+    An instance gets one compute thread for each of its cores that is not reserved. With --smt, an
+    instance gets one compute thread for each hardware thread of these cores. The number of threads
+    is limited by the instance's part of the CPU quota. Without --smt, an instance that shares its
+    core with other instances gets one thread.
     """
     quota, reserved = machine.quota_cpus, config.reserve_cores
     quota_parts = _cuts(quota or 0, len(shares))

@@ -1,7 +1,7 @@
 """The hosts of a launch, their machines and the installed MPI.
 
 The functions here read files and the hardware of this machine, and probe the other hosts of a job.
-launch_plan.py computes the plan of the launch from the collected data.
+launch_plan.py computes a launch plan from the collected data.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def gather_inputs(
 ) -> PlanInputs:
     """Gather the inputs of a launch plan, except the decision about the IPU partition.
 
-    If ``contact`` is True, the launcher copies files to the other hosts and probes the hosts. If
+    If ``contact`` is True, the launcher copies files to the job's other hosts and probes them. If
     ``contact`` is False, the launcher uses the hosts' reports that earlier launches stored. The
     default of ``mpi`` is the installed MPI.
 
@@ -122,7 +122,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
     Raises:
         UsageError: The list of hosts is malformed, or the file with the list cannot be read.
     """
-    # To start instances on a host with a name or address of this machine, ssh is not needed.
+    # ssh is not used for hosts whose name is a name or address of this machine.
     name = socket.gethostname()
     own_names = {name, name.partition(".")[0]}
     if config.host is not None or config.host_file is not None:

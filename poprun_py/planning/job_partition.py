@@ -1,7 +1,6 @@
 """The IPU partition of a job: names of temporary partitions, and variables about the partition.
 
-Every launch imports this module. The module does not import the package popdist_py.pods, because
-only launches with a pod need the package.
+The package popdist_py.pods is not imported here, because only launches with a pod need the package.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def known_variables(
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
 # The maximum length of the host name in a partition's name, and the length of the digest at the end
 # of a shortened host name. The name of a partition has at most 64 characters. The prefix, the
-# process ID and the start time in the name need up to 32 of these characters.
+# process ID and the start time in the name of a partition need up to 32 characters.
 _MOST_HOST, _DIGEST = 32, 10
 _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
 # The maximum number of seconds that a launch needs to attach IPUs after its partition is ready,
@@ -157,14 +156,14 @@ def is_abandoned(
 
 
 def _host(name: str) -> str:
-    """Return the part of a temporary partition's name that identifies the host ``name``.
+    """Return the host name ``name`` in a form that the name of a partition may contain.
 
-    If a host name is too long or contains characters that are not allowed, the part ends with a
-    digest of the whole host name. The parts of two hosts therefore stay different.
+    If a host name is too long or contains other characters, the form ends with a digest of
+    the host name. Two hosts therefore have different forms.
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # Most launches do not need hashlib, so it is imported late.
+    import hashlib  # Most launches do not need hashlib.
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

@@ -43,7 +43,7 @@ class InstancePlan:
     The variables of ``env`` are part of the mpirun command line. The variables of ``user_env`` come
     from --env and --env-file. The launcher sends ``user_env`` to the wrapper of the instance.
     ``unset`` contains the names of variables that only the MPI arguments of other instances set.
-    The instance gets the values of these variables from the launcher's environment.
+    In this instance, variables of ``unset`` are as in the launcher's environment.
     """
 
     instance: Instance
@@ -73,8 +73,8 @@ class LaunchPlan(Displayed):
             job does not fit the machines; empty if the plan can be launched.
         hostnames: A map from the name of a host in the options to the name that the host reports.
         folder: The working folder of the job; empty for the working folder of the launcher.
-        partition: The decision about the IPU partition; None if no pod is configured. The launch of
-            the plan decides again.
+        partition: The decision about the IPU partition; None if no pod is configured. When the plan
+            is launched, the launcher decides about the IPU partition again.
     """
 
     config: LaunchConfig
@@ -116,8 +116,8 @@ class LaunchPlan(Displayed):
     def travelling_variables(self) -> dict[str, str]:
         """The launcher's environment variables that instances on other hosts need.
 
-        If all instances run on this machine, the result is empty, because these instances inherit
-        the launcher's environment.
+        If all instances run on this machine, no variables are returned, because the instances
+        inherit the launcher's environment.
         """
         if not self.spans_hosts:
             return {}
@@ -128,10 +128,10 @@ class LaunchPlan(Displayed):
         """Return the environment variables that the launcher sends to the wrapper of an instance.
 
         Variables with the value None are unset in the instance. The variables of --env are sent,
-        because the mpirun command does not contain them. If only the MPI arguments of another
-        instance set a variable, the variable is sent, because Open MPI would pass the value of the
-        other instance on to this instance. If the plan is ``compact``, all variables of the
-        instance are sent.
+        because the mpirun command does not contain the variables of --env. Variables that only
+        the MPI arguments of another instance set are sent, because Open MPI would otherwise pass
+        the value of the other instance to this instance. If the plan is ``compact``, all variables
+        of the instance are sent.
         """
         instance = self.instances[index]
         return {
@@ -154,7 +154,7 @@ class LaunchPlan(Displayed):
 
 
 def make_plan(inputs: PlanInputs) -> LaunchPlan:
-    """Make the plan of a launch from its inputs.
+    """Make the plan of a launch from the inputs of the plan.
 
     If the job does not fit the machines of the hosts, ``refusal`` of the plan is an error text.
     If the hardware of a host is not known, the instances on the host are not bound to CPUs.

@@ -30,9 +30,9 @@ _LOOPBACK_ADDRESS = "127.0.0.1"
 # environment variables, and less if the size of the stack is limited.
 _MAX_BYTES = 1_500_000
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# Environment variables that the wrapper of an instance needs to connect to the supervisor. The
-# mpirun command line does not contain their values, because every user of a host can read command
-# lines.
+# Environment variables that the wrapper of an instance needs to connect to the supervisor. Every
+# user of a host can read command lines, so the mpirun command does not contain the values of
+# POPRUN_CONTROL and POPRUN_TOKEN.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 # --- the user's MPI arguments -----------------------------------------------------------------
@@ -62,9 +62,9 @@ class MpiArguments:
 def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
     """Split the MPI arguments of ``config`` into words.
 
-    Open MPI's argument ``--output-filename DIR`` has no effect, because the output of the instances
-    does not pass through mpirun. The argument is removed from the returned options and words. If
-    ``--output-dir`` is not given, its value becomes DIR.
+    Open MPI's argument ``--output-filename DIR`` is removed, because the output of the instances
+    does not pass through mpirun. If the option ``--output-dir`` is not given, DIR becomes the value
+    of ``--output-dir``.
 
     Raises:
         UsageError: A quotation mark is missing in the MPI arguments, or an MPI argument is for an
@@ -144,8 +144,8 @@ def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> d
     """Return the variables and values that the MPI arguments ``-x NAME=VALUE`` and ``-x NAME`` set.
 
     For ``-x NAME``, the value of the variable is taken from ``environ``. If ``environ`` does not
-    contain NAME, the variable is left out. If the arguments set a variable twice, the first value
-    is used, as in Open MPI.
+    contain NAME, NAME is left out. If the arguments set a variable twice, the first value is used,
+    as in Open MPI.
     """
     variables: dict[str, str] = {}
     for option, argument in pairwise(local_args):
@@ -162,7 +162,7 @@ def make_command(inputs: PlanInputs, variables: Sequence[Pairs]) -> tuple[tuple[
     """Return the mpirun command that starts all instances, and whether the command is compact.
 
     An mpirun command has a part (an app context in Open MPI) for each instance, with the
-    ``variables`` of the instance. If this command would be too long for the kernel, a compact
+    ``variables`` of the instance. If the mpirun command would be too long for the kernel, a compact
     command with one part for all instances is returned. A compact command sets only the variables
     that have the same value in all instances.
 
@@ -221,7 +221,7 @@ def escape_colon(word: str) -> str:
 
     mpirun takes the word ``:`` for a separator between two parts of the mpirun command. The word
     ``:`` is therefore replaced by ``%:``, and the word ``%:`` by ``%%:``. The wrapper of an
-    instance restores the words before the wrapper starts the program.
+    instance restores the words ``:`` and ``%:`` before it starts the program.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
 
@@ -255,7 +255,8 @@ def end_signal_of_mpirun(command: Sequence[str]) -> int:
     """Return the signal that makes mpirun end its instances, in place of SIGTERM.
 
     The launcher blocks SIGTERM for mpirun, because schedulers send SIGTERM to all processes of a
-    job. Open MPI ends its instances on SIGHUP. MPICH does not catch SIGHUP, and gets SIGQUIT.
+    job. mpirun of Open MPI ends its instances on SIGHUP. mpirun of MPICH does not catch SIGHUP, but
+    ends its instances on SIGQUIT.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
@@ -316,13 +317,13 @@ def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ..
         yield from _on_this_machine(names, inputs)
     if config.allow_run_as_root:
         yield ("--allow-run-as-root",)
-    # If an instance ends with an error, it must not wait for other instances in MPI_Finalize.
+    # If an instance ends with an error, MPI_Finalize must not wait for other instances.
     yield ("--mca", "async_mpi_finalize", "1")
     # The number of seconds after which mpirun kills instances that have not ended. The launcher
-    # kills instances after the grace time, so mpirun waits two seconds longer. If an instance ends
-    # without MPI_Finalize, the mpirun of Open MPI 4 sleeps for this number of seconds, so one
-    # second is used. The wrapper of an instance gives the instance the full grace time
-    # nevertheless.
+    # kills instances after the grace time, so mpirun waits two seconds longer. The mpirun of Open
+    # MPI 4 sleeps for this number of seconds if an instance ends without MPI_Finalize, so Open MPI
+    # 4 gets the number 1. Instances still have their grace time, because their wrappers wait for
+    # them.
     limit = str(int(config.grace) + 2) if is_5 else "1"
     yield (names.daemon, "odls_base_sigkill_timeout", limit)
     if probed is not None:
@@ -337,9 +338,9 @@ def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ..
         if is_5:
             yield ("--mca", "osc", "^ucx")
     if not spans_hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
-        # If all instances run on one machine, they communicate through shared memory. Without
-        # shared memory, and with MPI processes that the program starts, instances communicate
-        # through TCP on the loopback interface.
+        # If all instances run on one machine, the instances communicate through shared memory.
+        # Without shared memory, and with MPI processes that the program starts, instances
+        # communicate through TCP on the loopback interface.
         yield ("--mca", "btl_tcp_if_include", LOOPBACK)
 
 
@@ -385,14 +386,13 @@ def _between_hosts(names: _Names, mpirun: str, probed: ProbedHosts) -> Iterator[
 
 def _of_daemons(topology: Topology, probed: ProbedHosts) -> Iterator[tuple[str, ...]]:
     """Yield the options for the daemons of Open MPI 5 on several hosts."""
-    # With these keep-alive settings, Open MPI's daemons detect the loss of a host within 30 seconds
+    # With keep-alive settings, Open MPI's daemons detect the loss of a host within 30 seconds
     # instead of eight minutes.
     yield ("--prtemca", "oob_tcp_keepalive_time", "15")
     yield ("--prtemca", "oob_tcp_keepalive_intvl", "5")
     yield ("--prtemca", "oob_tcp_keepalive_probes", "3")
     if probed.shell.agent:
-        # Inside a Slurm allocation, mpirun would by default start its daemons with srun instead of
-        # ssh.
+        # Inside a Slurm allocation, mpirun would by default start daemons with srun, not ssh.
         yield ("--prtemca", "plm", "ssh")
     else:
         # With --overlap, Slurm starts the daemons of Open MPI even while another job step of the
@@ -422,8 +422,8 @@ def _mpich(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
     address = inputs.probed.network.own_address if inputs.probed is not None else _LOOPBACK_ADDRESS
     if address and given.isdisjoint({"localhost", "iface"}):
         # MPICH's proxies on the hosts connect to mpirun at the address of the option -localhost.
-        # Without -localhost, the proxies resolve the name of the launcher's machine, and may get an
-        # address that they cannot connect to.
+        # Without -localhost, the proxies resolve the name of the launcher's machine, and may get
+        # another address.
         words += ["-localhost", address]
     if "bind-to" not in given:
         words += ["-bind-to", "none"]

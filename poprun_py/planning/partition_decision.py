@@ -69,8 +69,8 @@ class PartitionDecision:
         where: The name of the pod, as in ``POPRUN_POD``.
         name: The name of the partition; may be empty if the launch is refused.
         reason: A text that explains the action and, for ``REFUSE``, tells the user what to do.
-        busy: A text that says why the IPUs are not free, if the launch is refused only for this
-            reason; else empty. The launch may then wait for the IPUs.
+        busy: If the launch is refused only because IPUs are in use, a text that says who uses the
+            IPUs; else empty. A launch with a ``busy`` text may wait for the IPUs.
         num_ipus: The number of IPUs that the job attaches.
         partition: The partition before the action; None if the partition does not exist yet.
         request: The partition to create; None if the launch does not create a partition.
@@ -188,8 +188,9 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
     accepts only powers of two as numbers of IPUs and GCDs. If the number of IPUs or GCDs is not a
     power of two, the partition has one GCD, and the number of IPUs is rounded up to a power of two.
-    If this partition fits into one IPU-Link domain and its sync type allows reconfiguration, it is
-    reconfigurable.
+    Such a
+    partition is reconfigurable if it fits into one IPU-Link domain and if its sync type allows
+    reconfiguration.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -247,9 +248,9 @@ def _outer_ipus(
 ) -> Attachment | None:
     """Return the IPUs of the instance of another job in which the launcher runs.
 
-    If the launcher does not run in such an instance, or if the other job holds no IPUs of
-    ``partition``, the result is None. The number of IPUs is rounded up to a power of two, N. The
-    position of the first IPU among the IPUs of the other job is a multiple of N.
+    If the launcher does not run in an instance of another job, or if the other job holds no IPUs of
+    ``partition``, None is returned. The number of returned IPUs, N, is a power of two. The position
+    of the first returned IPU among the IPUs of the other job is a multiple of N.
     """
     run_id = environ.get(RUN_ID)
     found = (
@@ -294,7 +295,7 @@ def _inherit(
 def _use(
     decision: PartitionDecision, config: LaunchConfig, now: PodState, existing: Partition
 ) -> PartitionDecision:
-    """Use a partition that fits the job, and by default reset it unless it is reconfigurable."""
+    """Use the partition ``existing``, and by default reset it unless it is reconfigurable."""
     resets = config.reset_partition
     if resets is None:
         resets = not existing.reconfigurable

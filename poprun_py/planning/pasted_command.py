@@ -42,7 +42,7 @@ _CONTINUED = "a backslash continues a line only if it is the line's last charact
 
 
 def check_pasted_command(config: LaunchConfig) -> None:
-    """Raise UsageError if the command has faults that come from copying it from a document."""
+    """Raise UsageError if the launch command has faults because of copying from a document."""
     faults = list(_faults(config))
     if len(faults) == 1:
         raise UsageError(faults[0])
@@ -57,7 +57,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
         (config.named(field), text) for field in _MPI_ARGUMENTS for text in getattr(config, field)
     ]
     while (found := _parse_fault(host, program)) is not None:
-        # A command without faults is not parsed again, so the parser is imported late.
+        # Only a launch command with faults is parsed again, so the parser is imported here.
         from poprun_py.options.command_line import parse
 
         fault, words = found
@@ -78,8 +78,8 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the fault because of which the parser took an option or a host for the program.
 
-    The result is an error text and the rest of the command with the fault corrected. If the command
-    has no such fault, the result is None.
+    Return an error text, and the rest of the launch command with the fault corrected. If the launch
+    command has no such fault, return None.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
@@ -100,7 +100,7 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
 
 
 def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return an error text about blanks in a list of hosts, and the words after the list."""
+    """Return an error text about blanks in a list of hosts, and the words after the host list."""
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):
         parts.append(rest.pop(0))

@@ -40,7 +40,7 @@ _MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
-    """Return ``plan`` with an absolute program path, so that it can be launched in any folder."""
+    """Return ``plan`` with an absolute program path, for launches in any folder."""
     config = plan.config
     program = absolute_program(
         config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
@@ -57,8 +57,8 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     """Return ``plan`` as JSON values, with null as the value of each variable of the user.
 
     The values of --env and --env-file may be secret, so they are not saved. A launch of the saved
-    plan reads the values from the environment. The decision about the IPU partition is saved only
-    as information, because a launch of the saved plan decides again.
+    plan reads the values of --env from the environment. The decision about the IPU partition is
+    saved only as information, because a launch of the saved plan decides again.
     """
     topology, partition = plan.topology, plan.partition
     data = {
@@ -138,7 +138,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
     If an earlier version of the launcher saved the plan, ``data`` may contain values of --env.
 
     Raises:
-        UsageError: ``data`` is not a plan of a known version, or its values are contradictory.
+        UsageError: ``data`` is not a plan of a known version, or contains contradictory values.
     """
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError("not a launch plan: expected the JSON written by --export-plan")
@@ -253,10 +253,10 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
-    """Return ``saved``, the number of IPU-Link domains in a saved plan, if it is possible.
+    """Return ``saved``, the number of IPU-Link domains in a saved plan, if the number is possible.
 
     If the options give the number of IPU-Link domains, or if the job cannot be divided among
-    ``saved`` IPU-Link domains, the result is None.
+    ``saved`` IPU-Link domains, return None.
     """
     if config.num_ilds is not None or type(saved) is not int:
         return None

@@ -18,8 +18,8 @@ from poprun_py.planning.launch_plan import LaunchPlan
 
 # The maximum number of hosts that the warning about idle hosts names.
 _MOST_NAMED = 8
-# There is a warning if the instance with the most threads has at least two threads more than the
-# instance with the fewest threads, and more than this factor times as many.
+# Threads are uneven if the instance with the most threads has over 1.5 times as many threads, and
+# at least two threads more, than the instance with the fewest threads.
 _UNEVEN = 1.5
 
 
@@ -81,8 +81,8 @@ def placement_warnings(
 ) -> tuple[str, ...]:
     """Return warnings about the placements of the instances of one host.
 
-    ``user_threads`` maps the variables with thread counts that the user set, such as
-    MKL_NUM_THREADS, to their values. If the user set OMP_NUM_THREADS, its value replaces the
+    ``user_threads`` contains the thread counts that the user set in variables such as
+    MKL_NUM_THREADS. If the user set OMP_NUM_THREADS, the value of OMP_NUM_THREADS replaces the
     planned thread count of every instance.
     """
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
@@ -123,7 +123,7 @@ class _Unused(NamedTuple):
     Attributes:
         names: The field names of the options in ``LaunchConfig``.
         reason: The end of the warning, which explains why the options have no effect.
-        neutral: The values of an option for which no warning is needed.
+        neutral: The values of the options for which no warning is needed.
         of_one_job: Whether an option causes a warning only if the user gave it for this job, but
             not if a configuration file or an environment variable sets it for all jobs.
     """

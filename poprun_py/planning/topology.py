@@ -1,8 +1,8 @@
 """The topology of a job, which assigns instances, replicas and IPUs to hosts.
 
 If the instances of a job have L replicas each, instance i has L replicas from the index iL on. Each
-host gets a contiguous block of instances. If a job with I instances has D IPU-Link domains (of at
-most 64 IPUs each), instance i is in the IPU-Link domain i * D / I, rounded down.
+host of a job gets a contiguous block of instances. If a job with I instances has D IPU-Link domains
+(of at most 64 IPUs each), instance i is in the IPU-Link domain i * D / I, rounded down.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def make_topology(
         UsageError: The number of instances is not a multiple of the number of hosts, or a host has
             fewer slots than instances.
         StartError: The partition does not have the number of IPU-Link domains that ``config``
-            requests, or the number of instances is not a multiple of this number.
+            requests, or the number of instances is not a multiple of the number of IPU-Link
+            domains.
     """
     num_instances = config.num_instances
     hosts, idle_hosts = hosts[:num_instances], hosts[num_instances:]

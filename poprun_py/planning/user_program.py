@@ -96,7 +96,7 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
     """Return a text that says why ``python -m`` cannot run ``module``; empty if Python can.
 
-    The module is searched in the folders in which Python would search, but it is not imported.
+    The module is searched where Python would search the module, but it is not imported.
     """
     # An empty entry in PYTHONPATH stands for the working folder.
     named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
@@ -184,7 +184,7 @@ def _interpreter(path: str) -> list[str]:
 def _hint(word: str, environ: Mapping[str, str]) -> str:
     """Return a hint if ``word`` is ``NAME=VALUE`` or a whole command in one pair of quotes.
 
-    For other words, and for paths of existing files, the result is empty.
+    If ``word`` is anything else, or the path of an existing file, return an empty text.
     """
     if Path(word).exists():
         return ""
@@ -206,7 +206,7 @@ def function_program(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def call_folder(program: tuple[str, ...]) -> Path | None:
-    """Return the folder with the pickled call of a function that a command runs, or None."""
+    """Return the folder of the pickled call that ``program`` makes; None for other programs."""
     return Path(program[2]) if program[1:2] == (_RUN_CALL,) and len(program) == 4 else None
 
 

@@ -45,7 +45,7 @@ def folded(command: Sequence[str]) -> str:
 def _program_start(words: Sequence[str]) -> int:
     """Return the index of ``PYTHON``, the first word of the wrapper ``PYTHON -I -S FILE --``.
 
-    If the words do not contain the wrapper, the index is the number of words.
+    If ``words`` does not contain the wrapper, return the number of words.
     """
     for number in range(1, len(words)):
         if words[number : number + 2] == ("-I", "-S") and words[number + 3 : number + 4] == ("--",):
@@ -71,7 +71,7 @@ def launch_command(config: LaunchConfig) -> str:
     """Return a poprun-py command with all options of ``config``, also those from files.
 
     The values of --env may be secret, so the command contains only the names of the variables. A
-    launcher that is started by the command reads the values from its environment.
+    launcher reads the values of the variables from its environment.
     """
     given = [shlex.join(words) for words in _given(config) if words]
     parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]
@@ -113,5 +113,5 @@ def _typed(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ranges_text(value)
-    # Options for instances store the value "all" (all instances) as None.
+    # The value "all" (all instances) of an option is stored as None.
     return "all" if value is None else str(value)

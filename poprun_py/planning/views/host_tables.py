@@ -31,8 +31,8 @@ _NAME = "NUMA node"
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """Return a summary of a machine and a table of its NUMA nodes, without a final newline.
 
-    If the terminal is too narrow for the table, a tree of NUMA nodes replaces the table. If
-    ``style`` is None, the text has no colours, and long lines are not broken.
+    If the terminal is too narrow for the table of NUMA nodes, the NUMA nodes are drawn as a tree.
+    If ``style`` is None, the table has no colours, and long lines are not broken.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]

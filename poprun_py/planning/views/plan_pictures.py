@@ -53,16 +53,15 @@ from poprun_py.planning.views.text_drawing import TextStyle
 _CARD, _MOST_COLUMNS = 368, 3
 _PAD, _INNER_PAD, _GAP, _CELL_GAP, _CACHE_GAP = 12, 7, 10, 2, 5
 _THREAD_HEIGHT = 12
-# A group of several hosts is drawn as a pile of cards. This is the distance between the edges of
-# neighbouring cards of a pile, in pixels.
+# A group of several hosts is drawn as a pile of cards. _PILE_SHIFT is the distance between
+# the edges of neighbouring cards of a pile, in pixels.
 _PILE_SHIFT = 4
 _COLOURS = 8
 _CLASSES = {IDLE: "idle", FORBIDDEN: "closed", MANY: "many"}
 # If no NUMA node of a host has more cores than this number, two NUMA nodes are drawn in a row.
 _MOST_IN_HALF = 8
-# The maximum numbers of IPU-Link domains, instances, replicas and IPUs in a picture. If there are
-# more of them, the first ones and the last one are drawn. The maximum of instances is for each
-# host.
+# The maximum numbers of IPU-Link domains, instances, replicas and IPUs in a picture. If a plan
+# has more of them, the first ones and the last one are drawn. _MOST_INSTANCES applies to each host.
 _MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
 _FEWEST_INSTANCES = 3
 # The headings of the columns in the table of instances.
@@ -186,7 +185,7 @@ def legend(tree: PlanTree) -> str:
 def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
     """Draw the first host of a group of equal hosts as a card.
 
-    The instances are drawn below the cores. In a wide card, they are drawn beside the cores.
+    The instances are drawn below the cores. In a wide card, the instances are beside the cores.
     """
     machine = host.machine
     width = _CARD - 2 * _PAD
@@ -204,7 +203,7 @@ def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
 
 
 def _piled(card: Block) -> Block:
-    """Draw the edges of two more cards behind ``card``, so that it looks like a pile of cards."""
+    """Draw the edges of two more cards behind ``card``, so that a pile of cards is seen."""
     edges = "".join(
         f'<rect class="card" x="{_PILE_SHIFT * n}" y="{_PILE_SHIFT * n}" width="{card.width}" '
         f'height="{card.height}" rx="4"/>'

@@ -64,8 +64,8 @@ class HostGroup:
     """Neighbouring hosts with equal machines and equal placements.
 
     ``instances`` are the instances of the first host. ``other_ends`` are the first and the last
-    instance of the remaining hosts; None if the group has only one host. ``has_domains`` tells
-    whether the job has several IPU-Link domains.
+    instance of the group's remaining hosts; None if the group has only one host. ``has_domains``
+    tells whether the job has several IPU-Link domains.
     """
 
     names: tuple[str, ...]
