@@ -46,7 +46,7 @@ def place_instances(
     """Place the instances of every host on the CPUs of the host.
 
     If a machine is too small for its instances, the second returned value is an error text about
-    the first such machine. If all machines are large enough, the second value is empty.
+    the first such machine. If all machines are large enough, the error text is empty.
     """
     count = topology.instances_per_host
     unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * count
@@ -259,7 +259,7 @@ def _numa_nodes(cores: _Cores) -> tuple[int, ...]:
 
 
 def hardware_threads(cores: _Cores) -> _Cores:
-    """Split each core into one core per hardware thread, for hosts with too few cores."""
+    """Return a core for each hardware thread of ``cores``, for hosts with too few cores."""
     return tuple(replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus)
 
 

@@ -159,7 +159,7 @@ def _host(name: str) -> str:
     """Return the host name ``name`` in a form that the name of a partition may contain.
 
     If a host name is too long or contains other characters, the form ends with a digest of
-    the host name. Two hosts therefore have different forms.
+    the host name. The forms of two host names are therefore different.
     """
     if _HOST.fullmatch(name):
         return name

@@ -322,8 +322,8 @@ def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ..
     # The number of seconds after which mpirun kills instances that have not ended. The launcher
     # kills instances after the grace time, so mpirun waits two seconds longer. The mpirun of Open
     # MPI 4 sleeps for this number of seconds if an instance ends without MPI_Finalize, so Open MPI
-    # 4 gets the number 1. Instances still have their grace time, because their wrappers wait for
-    # them.
+    # 4 gets the number 1. Instances still have the full grace time, because wrappers wait for their
+    # instances.
     limit = str(int(config.grace) + 2) if is_5 else "1"
     yield (names.daemon, "odls_base_sigkill_timeout", limit)
     if probed is not None:

@@ -188,9 +188,8 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
     accepts only powers of two as numbers of IPUs and GCDs. If the number of IPUs or GCDs is not a
     power of two, the partition has one GCD, and the number of IPUs is rounded up to a power of two.
-    Such a
-    partition is reconfigurable if it fits into one IPU-Link domain and if its sync type allows
-    reconfiguration.
+    If the rounded number of IPUs fits into one IPU-Link domain, and if the sync type allows
+    reconfiguration, the partition is reconfigurable.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica

@@ -1,6 +1,6 @@
 """A launch plan as an SVG picture of its hosts, and as an HTML page with such pictures.
 
-Each group of equal hosts is drawn as one card. The card is a frame that shows the first host.
+Each group of equal hosts is drawn as one card. A card is a frame that shows the first host.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def legend(tree: PlanTree) -> str:
 def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
     """Draw the first host of a group of equal hosts as a card.
 
-    The instances are drawn below the cores. In a wide card, the instances are beside the cores.
+    If ``is_wide``, the instances are drawn beside the cores, else below the cores.
     """
     machine = host.machine
     width = _CARD - 2 * _PAD
@@ -203,7 +203,7 @@ def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
 
 
 def _piled(card: Block) -> Block:
-    """Draw the edges of two more cards behind ``card``, so that a pile of cards is seen."""
+    """Draw the edges of two more cards behind ``card``, so that a pile of cards appears."""
     edges = "".join(
         f'<rect class="card" x="{_PILE_SHIFT * n}" y="{_PILE_SHIFT * n}" width="{card.width}" '
         f'height="{card.height}" rx="4"/>'

@@ -35,8 +35,8 @@ _TABLE_TITLE = "poprun topology"
 def tree_text(tree: PlanTree, style: TextStyle) -> str:
     """Return the tree of hosts, NUMA nodes, instances and replicas, with CPUs, threads and IPUs.
 
-    A group of equal instances has one line. In a group of equal hosts, all hosts but the first have
-    one line.
+    A group of equal instances has one line. In a group of equal hosts, all hosts but the first
+    share one line.
     """
     branches = []
     for host in tree.hosts:
