@@ -88,13 +88,6 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def programs_secret(token: str) -> str:
-    """Return the secret that a job's programs share; it does not reveal the token of the job."""
-    from hmac import digest
-
-    return digest(token.encode(), b"programs", "sha256").hex()
-
-
 def free_port() -> int:
     """Return a TCP port that is free on this host."""
     probe = socket.socket()

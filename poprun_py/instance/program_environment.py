@@ -242,3 +242,10 @@ def import_lent_sockets() -> "ModuleType":
         sys.path.remove(_HOOK)
     module: ModuleType = popdist_lent_sockets
     return module
+
+
+def programs_secret(token: str) -> str:
+    """Return the secret that a job's programs share; it does not reveal the token of the job."""
+    from hmac import digest
+
+    return digest(token.encode(), b"programs", "sha256").hex()

@@ -73,8 +73,9 @@ class ProgramReports:
 
     def _send_activity(self) -> None:
         if self._sampler is None:
-            # program_activity is imported when needed, so that the program starts sooner.
-            from poprun_py.instance.program_activity import ActivitySampler, PythonStacks
+            # These modules are imported when needed, so that the program starts sooner.
+            from poprun_py.instance.program_activity import ActivitySampler
+            from poprun_py.instance.python_stacks import PythonStacks
 
             stacks = PythonStacks(self._stacks_file)
             self._sampler = ActivitySampler(self.memory, stacks, self._program.pid)
@@ -84,7 +85,7 @@ class ProgramReports:
     def answer(self, kind: bytes, payload: bytes) -> bool:
         """Answer a request of the launcher; return False if the message is not a request."""
         if kind == control_protocol.DUMP_STACKS:
-            from poprun_py.instance.program_activity import PythonStacks
+            from poprun_py.instance.python_stacks import PythonStacks
 
             stacks = PythonStacks(self._stacks_file).stacks(self._program.pid)
             self._channel.send(control_protocol.STACKS, {"processes": stacks})

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     channel = LauncherChannel(launcher_channel.connect(address, token))
     memory_folder = ""
     if address.startswith("tcp:"):
-        os.environ["POPDIST_SECRET"] = launcher_channel.programs_secret(token)
+        os.environ["POPDIST_SECRET"] = program_environment.programs_secret(token)
         memory_folder = job_folders.memory_folder_name(token)
         # The job's token is not sent over the network, because launcher and wrapper have already
         # proved that they know it.

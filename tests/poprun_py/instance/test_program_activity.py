@@ -15,9 +15,10 @@ from support.processes import wait_until
 
 from poprun_py import process_info
 from poprun_py.instance import program_activity
-from poprun_py.instance.program_activity import ActivitySampler, PythonStacks, resource_usage
+from poprun_py.instance.program_activity import ActivitySampler, resource_usage
 from poprun_py.instance.program_environment import stacks_variables
 from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
+from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.instance.quick_imports import dumps
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 

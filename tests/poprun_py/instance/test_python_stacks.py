@@ -8,9 +8,9 @@ import sys
 
 from support.processes import wait_until
 
-from poprun_py.instance.program_activity import PythonStacks
 from poprun_py.instance.program_environment import stacks_variables
 from poprun_py.instance.progress_memory import unnamed_file
+from poprun_py.instance.python_stacks import PythonStacks
 
 IN_C = """
 import ctypes, sys, threading

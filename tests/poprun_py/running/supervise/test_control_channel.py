@@ -20,7 +20,7 @@ from support.repository import ROOT
 
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
-from poprun_py.instance import control_protocol, launcher_channel
+from poprun_py.instance import control_protocol, program_environment
 from poprun_py.running.supervise import connection
 from poprun_py.running.supervise.control_channel import ControlChannel, Hello, parse_hello
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
@@ -103,7 +103,7 @@ def test_a_wrapper_of_another_host_connects_and_its_program_gets_its_own_secret(
         channel.send_to(0, control_protocol.GO, {"variables": {}})
         wait_until(lambda: turn() or events.said().endswith("False"))
         assert events.said().split() == [
-            launcher_channel.programs_secret(channel.token),
+            program_environment.programs_secret(channel.token),
             "False",
         ]
         assert channel.token not in events.said()

@@ -16,10 +16,10 @@ from support.repository import ROOT
 from popdist_py import environment, heartbeat
 from poprun_py import process_info
 from poprun_py.command.cli import run
-from poprun_py.instance import control_protocol, program_activity, progress_memory
-from poprun_py.instance.program_activity import PythonStacks
+from poprun_py.instance import control_protocol, progress_memory, python_stacks
 from poprun_py.instance.program_environment import stacks_variables
 from poprun_py.instance.progress_memory import unnamed_file
+from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.running.supervise.launcher_queries import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
@@ -102,7 +102,7 @@ def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
     many = [os.getpid()] * 40
     monkeypatch.setattr(process_info, "descendants", lambda _: many)
     monkeypatch.setattr(process_info, "state_and_handler", lambda *_: ("S", True))
-    monkeypatch.setattr(stacks, "_stacks_of", lambda *_: "\u00e4" * program_activity._MAX_TEXT)
+    monkeypatch.setattr(stacks, "_stacks_of", lambda *_: "\u00e4" * python_stacks._MAX_TEXT)
     found = stacks.stacks(os.getpid())
     assert len(json.dumps({"processes": found})) < control_protocol.MAX_PAYLOAD
     assert found[0]["text"]
