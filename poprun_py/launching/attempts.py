@@ -162,7 +162,7 @@ def backoff_seconds(restart: int) -> float:
 def pause(seconds: float, parent: int) -> int:
     """Wait before a restart; return 0, or the number of the signal that ended the wait.
 
-    SIGUSR2 is meant for the user's programs. No program runs during this wait, so SIGUSR2 is
+    SIGUSR2 is meant for the user's programs. No program runs before a restart, so SIGUSR2 is
     ignored. If the process ``parent``, which started the launcher, ends, the number of SIGHUP is
     returned.
     """
@@ -190,7 +190,7 @@ def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
     return replace(
         result,
         # SIGUSR1 asks the job to stop in a state from which it can be resumed. Between two
-        # attempts, the job is always in such a state.
+        # attempts, the job can always be resumed.
         exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
         reason=f"{signal.Signals(number).name} received before restart {restart}",
         hung=(),

@@ -154,7 +154,7 @@ def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
 def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
     """Return texts that say where an instance hangs.
 
-    If an instance counts steps, the only text names its current step. For other instances, the
+    For an instance that counts steps, one text names the current step. For other instances, the
     texts name the last collective operation and the source lines of the stacks.
     """
     if instance.progress is not None and instance.progress.counts:

@@ -144,7 +144,7 @@ def lease_beside_others(
 
 
 def share_of_plan(planned: LaunchPlan, index: int | None = None) -> HostShare:
-    """Return the CPUs and NUMA nodes that a plan uses on host ``index``, or on this machine."""
+    """Return the CPUs and NUMA nodes of a host that a plan uses; without index, of this machine."""
     placements = tuple(each.placement for each in planned.instances)
     return share_of_placements(planned.topology, planned.machines, placements, index)
 
@@ -163,7 +163,7 @@ class CoreRequest:
             CPUs; None if the job does not fit on the free CPUs.
         console: The console that prints warnings and messages about other jobs.
         wait: The object that limits how long this job waits for cores.
-        held: The exit stack that ends the lease when the stack is closed.
+        held: The exit stack that ends the lease of cores when the stack is closed.
         place: The job's place in the queue for cores; None if the job has not joined the queue.
         problem: The reason why the lease file cannot be written; else an empty string.
     """
@@ -268,7 +268,7 @@ class CoreRequest:
         )
 
     def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
-        """Report which cores other jobs hold; if the placement is unaffected, only in the log."""
+        """Tell the user which cores other jobs hold; only log this if the placement is the same."""
         if not share.cpus.isdisjoint(table.held_cpus):
             self.console.warn(sharing_text("cores", table.leases))
             return

@@ -191,7 +191,7 @@ class _JobPartition:
     has_waited: bool = False  # for IPUs of other jobs
     attachment: Attachment | None = None
     # The name of the partition that this job created, and the time of the partition's creation. If
-    # a signal interrupts the creation, the time of creation stays 0.0.
+    # a signal interrupts the creation of the partition, the time of creation stays 0.0.
     created: str = ""
     created_at: float = 0.0
     is_removed_at_end: bool = False
@@ -348,7 +348,7 @@ class _JobPartition:
     # --- giving the partition back after the job ------------------------------------------------
 
     def close(self) -> None:
-        """Detach the job's IPUs, and remove a temporary partition. Failures are only warnings."""
+        """Detach the job's IPUs, and remove a temporary partition; warn if this fails."""
         attachment, self.attachment = self.attachment, None
         try:
             if attachment is not None:

@@ -291,7 +291,7 @@ def _overwrite(path: Path, data: bytes) -> bool:
         return False
 
 
-# --- the report as JSON ---------------------------------------------------------------------------
+# --- the contents of report.json ------------------------------------------------------------------
 
 
 def _brief(report: Mapping[str, Any]) -> dict[str, Any]:

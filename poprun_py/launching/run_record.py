@@ -44,7 +44,7 @@ class AttemptRecord:
         run_id: The name of the run.
         restart_count: The number of restarts before the attempt.
         folder: The folder for the output of the instances; None without --output-dir.
-        spans: The place for the instances' timeline spans; None without --timeline.
+        spans: The place of the files with the instances' timeline spans; None without --timeline.
         recorders: The objects that record the instances' training steps and states.
         variables: Environment variables that tell the programs about the metrics.
     """

@@ -1,8 +1,9 @@
-"""Parsing of the launcher's command line into values of options, with PopRun's grammar.
+"""Parsing of the launcher's command line into option values, with the same syntax as PopRun.
 
-Long options may be shortened to a unique prefix, and an option's value must not be another option.
-Some spellings of mpirun and torchrun are accepted as well: ``-np``, underscores in place of
-hyphens, and ``-m MODULE``. The launcher's options end at the program or at ``-m MODULE``.
+Users may shorten long options to a unique prefix. The value of an option must not be the name of
+another option. Some spellings of mpirun and torchrun are accepted as well: ``-np``, underscores in
+place of hyphens, and ``-m MODULE``. The launcher's options end where the program or ``-m MODULE``
+begins.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ VERSION_FORMAT = Option(
     type=choice("text", "json", "full-text", "full-json"),
     help="Output format of --version; full also lists PopDist and every dependency.",
 )
-# A mapping of the spellings of --verbose to the numbers that they add to the verbosity.
+# Maps each spelling of --verbose to the number that this spelling adds to the verbosity.
 _VERBOSE = {"-v": 1, "-vv": 2, "-vvv": 3, "--verbose": 1, "--vv": 2}
 # Options that do not accept a value, not even yes or no.
 _BARE = ("--version", "--verbose")
@@ -31,11 +32,11 @@ _OPTIONS: dict[str, Option] = {
 }
 _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
-# mpirun's names of options that have another name in poprun-py.
+# Maps option names of mpirun to the corresponding option names of poprun-py.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Option names of other launchers, with the corresponding option of poprun-py. The error message
-# about one of these names suggests the corresponding option, not the option with the most similar
-# name.
+# Maps option names of other launchers to the corresponding options of poprun-py. If a user gives an
+# option name of another launcher, the error message suggests the corresponding option, not the
+# option with the most similar name.
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
     **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),
@@ -46,9 +47,10 @@ _OTHER_LAUNCHERS = {
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that a command line gives; the keys are field names of LaunchConfig.
 
-    ``program`` is the program with its arguments. ``version`` and ``version_format`` are the values
-    of --version and --version-format. If the command line has --help, the result has only two keys:
-    ``help`` with the topic (empty for the short help), and ``program``, which is empty.
+    The value of ``program`` is the program with its arguments. The values of ``version`` and
+    ``version_format`` come from --version and --version-format. If the command line has --help, the
+    result contains only the help topic under ``help`` (empty for the short help), and an empty
+    program.
 
     Raises:
         UsageError: An option is unknown or ambiguous, or a value is missing or not accepted.
@@ -83,7 +85,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the values of options, which are given by their full names and texts."""
+    """Return the values of options from pairs of an option's full name and its text."""
     values: dict[str, Any] = {}
     for name, text in given:
         field = name.removeprefix("--").replace("-", "_")
@@ -101,7 +103,7 @@ def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tuple[str, int]:
     """Return the text of an option's value, and how many words of ``rest`` belong to the value.
 
-    The word after an option is not its value if that word is another option.
+    If the word after an option is another option, the first option has no value.
     """
     opt = _OPTIONS[name]
     if value is not None:
@@ -126,7 +128,7 @@ def _module(word: str, value: str | None, rest: Sequence[str]) -> tuple[str, ...
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """Return the full name and the value of the option in ``word``; a missing value is None."""
+    """Split ``word`` into the full name of an option and the option's value, or None."""
     if word == "-h":
         return "--help", None
     if word == "-m":
@@ -149,7 +151,7 @@ def _split(word: str) -> tuple[str, str | None]:
 def complete(spelled: str, word: str) -> str:
     """Return the full name of an option from its name or from a unique prefix of its name.
 
-    ``word`` is the word on the command line, for messages.
+    Error messages show ``word``, which the user has typed.
 
     Raises:
         UsageError: No option has this prefix, or several options have it.
@@ -167,7 +169,7 @@ def complete(spelled: str, word: str) -> str:
 
 
 def _unknown(word: str, spelled: str) -> UsageError:
-    word = word.partition("=")[0]  # The message leaves out the value, which may be secret.
+    word = word.partition("=")[0]  # The message omits the option's value, which may be secret.
     ours = _OTHER_LAUNCHERS.get(word.replace("_", "-"))
     hint = f"; did you mean {ours}?" if ours else nearest(spelled, _NAMES)
     return UsageError(f"unknown option {word}{hint or '; --help all lists all options'}")

@@ -1,6 +1,6 @@
 """Reading and writing of configuration files (.toml or .json), and reading of pyproject.toml.
 
-The keys in a file are the field names of LaunchConfig, with hyphens or underscores.
+The keys in a configuration file are the field names of LaunchConfig, with hyphens or underscores.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from poprun_py.options.option_types import option_name
 
 _PROJECT_TABLE = "poprun-py"
 # Loading the TOML parser takes longer than all other work before a launch, so pyproject.toml is
-# parsed only if this pattern finds the table of poprun-py in it.
+# parsed only if this pattern finds the table of poprun-py in the file.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
 # --export-config writes the sources of the values under this key, which --import-config ignores.
 _SOURCES = "sources"
 
 
 def checked_values(data: Any, path: str, text: str = "") -> Source:
-    """Return the values in a table of options, with their origins.
+    """Return the option values in a table from a file, with the origins of the values.
 
     Args:
         data: The table of options, as it was parsed from a file.
-        path: The name of the file in messages.
+        path: The name of the file, which error messages show.
         text: The text of the file, for line numbers in messages; if it is empty, messages have no
             line numbers.
 
@@ -80,10 +80,10 @@ def _line_of(key: str, text: str) -> str:
 
 
 def parse_config(text: str, path: str) -> Source:
-    """Return the values in the text of a configuration file, with their origins.
+    """Return the option values in the text of a configuration file, with their origins.
 
     Raises:
-        UsageError: The suffix of the file is unknown, or its text is not valid.
+        UsageError: The suffix of the file's name is unknown, or the text of the file is not valid.
     """
     if path.endswith(".json"):
         try:
@@ -143,8 +143,8 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
         json.dumps([values, sources], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{path}: an option contains bytes that are not UTF-8 text") from None
-    # If the number of replicas was not given, it follows the number of instances. A comment in the
-    # exported file then shows the number of replicas, which the file does not set.
+    # If the user did not give the number of replicas, it equals the number of instances. The
+    # exported file then shows the number of replicas only in a comment.
     replicas = None if "num_replicas" in values else values.get("num_instances")
     if path.endswith(".json"):
         if replicas is not None:
@@ -163,7 +163,7 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML, which differs from JSON only in that the character DEL is escaped."""
+    """Return a value as TOML text, which is JSON text with the character DEL escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,7 +1,7 @@
-"""All options of a launch, each declared once.
+"""Declarations of all options of a launch.
 
 The command line, environment variables, configuration files, keyword arguments of Python, help
-texts, shell completion and reference pages follow from these declarations.
+texts, shell completion and reference pages are made from these declarations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from poprun_py.options.option_types import (
 
 GROUPS = {
     "Job": "number of instances, replicas and IPUs",
-    "Hosts": "hosts of the instances",
+    "Hosts": "hosts on which the instances run",
     "Placement": "NUMA nodes, CPUs and threads of each instance",
     "Inspection": "views of plans, machines and running jobs, mostly without a program",
     "Output": "output, records and metrics of the running job",
@@ -59,17 +59,17 @@ EXCLUSIVE = (
     ("wait_for_resources", "share_cores"),
 )
 
-# Options that concern a single launch, so that saved plans do not contain them. Configuration files
-# may contain these options.
+# Options that concern a single launch. Saved plans do not contain these options, but configuration
+# files may contain them.
 OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
 
-# The maximum number of IPUs of a job, which is more than any IPU system has. Larger numbers are
-# typing errors, and a plan, which lists every IPU, would become too long.
+# The maximum number of IPUs of a job. A larger number of IPUs is a typing error, because no IPU
+# system has so many IPUs. A plan lists every IPU, and would become too long with more IPUs.
 MAX_IPUS = 1_048_576
 
 
 def _option(group: str, default: Any, type: OptionType, help: str, **properties: Any) -> Any:
-    """Declare a field of DeclaredOptions as an option, with further attributes of ``Option``."""
+    """Return a dataclass field that declares an option; ``properties`` go to ``Option``."""
     declared = Option(group=group, default=default, type=type, help=help, **properties)
     return field(default=default, metadata={"option": declared})
 
@@ -91,7 +91,7 @@ _ipu = partial(_option, "IPU hardware")
 # fmt: off
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredOptions:
-    """A dataclass with a field for every option; the field's metadata has the declaration."""
+    """A dataclass with a field for each option; the field's metadata contains its ``Option``."""
 
     num_instances: int = _job(1, whole_number(1, maximum=MAX_INSTANCES),
         "Number of instances (processes); the replicas are split evenly over them.", short="-n")
@@ -313,8 +313,8 @@ class DeclaredOptions:
 
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(DeclaredOptions)}
-# No environment variables set these options, because each option names a single plan or running
-# job.
+# Environment variables cannot set these options, because each of these options names a single plan
+# or running job.
 WITHOUT_VARIABLE = ("from_plan", "stacks", "status")
 # The prefix of the environment variables that set options.
 VARIABLE_PREFIX = "POPRUN_"
@@ -325,7 +325,7 @@ def variable_name(field: str) -> str:
     return f"{VARIABLE_PREFIX}{field.upper()}"
 
 
-# A mapping of environment variables to the field names of the options that they set.
+# Maps each environment variable to the field name of the option that the variable sets.
 OPTION_VARIABLES = {
     variable_name(field): field for field in OPTIONS if field not in WITHOUT_VARIABLE
 }

@@ -1,7 +1,7 @@
-"""Gathering of options from files, environment variables and words into one LaunchConfig.
+"""Merging of options from files, environment variables and the command line.
 
-The sources are pyproject.toml, the file of --import-config, environment variables, and the command
-line. Each source takes precedence over the sources that are named before it.
+The sources of options are pyproject.toml, the file of --import-config, environment variables, and
+the command line. A later source in this list takes precedence over an earlier source.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from poprun_py.options.option_types import (
 )
 
 _PROJECT_FILE = "pyproject.toml"
-# A mapping of options that only query running jobs to the options that influence the query.
+# Maps each option that only queries running jobs to the options that influence the query.
 _QUERIES = {
     "stacks": ("stacks", "verbosity"),
     "status": ("status", "status_format", "verbosity"),
     "print_leases": ("print_leases", "verbosity"),
 }
-# With this value of --import-config, no configuration file is read.
+# If --import-config has the value ``none``, no configuration file is read.
 _NO_FILE = "none"
-# Variables that the launcher passes to its wrappers and instances.
+# Environment variables that the launcher passes to its wrappers and instances.
 INTERNAL_VARIABLES = frozenset(
     {
         "POPRUN_CONTROL",
         "POPRUN_CPUS",
-        # The variable for the folder with the leases of CPUs; the value ``none`` turns leases off.
+        # POPRUN_LEASES names the folder of CPU leases; the value ``none`` turns leases off.
         "POPRUN_LEASES",
         "POPRUN_MEMORY_NODES",
         "POPRUN_RUN_ID",
@@ -62,8 +62,8 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
-# The two variables for the folder of the pods and for the token file of a pod server. The library
-# popdist_py reads these variables as well (popdist_py/pods/find_pod.py).
+# The environment variables for the folder of the pods and for the token file of a pod server. The
+# library popdist_py reads these two environment variables as well (popdist_py/pods/find_pod.py).
 POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
 # PopRun's environment variable for the verbosity.
 _LOG_LEVEL = "POPRUN_LOG_LEVEL"
@@ -73,7 +73,7 @@ _VERBOSITY = {"TRACE": 2, "DEBUG": 2, "INFO": 1, "WARN": 0, "ERR": 0, "ERROR": 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredOptions:
-    """A configuration, with warnings and log lines about the sources of its options."""
+    """A LaunchConfig, with warnings and log lines about the sources of its options."""
 
     config: LaunchConfig
     warnings: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class GatheredOptions:
 
 
 def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> GatheredOptions:
-    """Merge the options of the command line, the environment variables and the files.
+    """Merge options from the command line, environment variables and configuration files.
 
-    ``values`` are the values that the command line gives; the keys are field names.
+    ``values`` maps field names to the option values that the command line gives.
 
     Raises:
         UsageError: A value is not accepted, values contradict one another, or a file cannot be
@@ -92,8 +92,8 @@ def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> Gat
     typed = from_command_line(values)
     query = next((name for name in _QUERIES if values.get(name) is not None), None)
     if query is not None:
-        # A query of running jobs needs no other options. Files and environment variables are not
-        # read, because an invalid value in them must not prevent the query.
+        # A query of running jobs does not read configuration files and environment variables,
+        # because an invalid value in them must not prevent the query.
         idle = [option_name(n) for n in typed if n in OPTIONS and n not in _QUERIES[query]]
         jobs = "running jobs" if query == "print_leases" else "a running job"
         warnings = _no_effect(idle, f"{option_name(query)} only queries {jobs}")
@@ -124,7 +124,7 @@ def _no_effect(names: Sequence[str], reason: str) -> tuple[str, ...]:
 
 
 def _log(config: LaunchConfig) -> tuple[str, ...]:
-    """Return a log line for each source of options, with the names but not the values."""
+    """Return a log line for each source of options, with the options' names but not values."""
     found: dict[str, list[str]] = {}
     for origin in config.origins.values():
         if origin.source != COMMAND_LINE:
@@ -138,14 +138,14 @@ def _project_values(folder: Path) -> tuple[Source, tuple[str, ...]]:
     The search starts in ``folder``, continues in its parents, and ends at the top of a repository.
 
     Returns:
-        A pair: the values, and a tuple with a warning if a file is not trusted.
+        The option values, and a tuple with a warning if pyproject.toml is not trusted.
     """
     for place in (folder, *folder.parents):
         path = place / _PROJECT_FILE
         values = None
         # An unreadable pyproject.toml is not an error, because it may belong to another project.
         with contextlib.suppress(OSError):
-            # is_file excludes a named pipe, which would block the reader.
+            # is_file is False for a named pipe, whose reading would block the launcher.
             if path.is_file():
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
                 values = parse_project_file(text, _PROJECT_FILE if place == folder else str(path))
@@ -165,7 +165,7 @@ def _relative_to(folder: Path, values: Source) -> Source:
     """Return the option values of a file in ``folder``, with relative paths joined to ``folder``.
 
     The name of a program without a slash, such as mpirun, is not changed, because the program is
-    searched on PATH.
+    searched for on PATH.
     """
     found = dict(values)
     for name, (value, origin) in values.items():
@@ -200,7 +200,7 @@ def is_option_variable(name: str) -> bool:
 def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...]]:
     """Return the options that environment variables set; an empty variable counts as not set.
 
-    The variable of a repeatable option has one value per line.
+    The environment variable of a repeatable option has one value per line.
 
     Returns:
         The values with their origins, and a warning for each unknown ``POPRUN_`` variable.

@@ -1,4 +1,4 @@
-"""The help pages, and the click command that help, shell completion and documentation use.
+"""The help pages of poprun-py, and the click command for help, completion and documentation.
 
 The help has a short page, a page for each group and each option, and a page with all options.
 """
@@ -56,7 +56,7 @@ _DOCUMENTATION = (
 
 
 class DeclaredOption(click.Option):
-    """A click option with its group; ``name`` is the field in LaunchConfig, if there is one."""
+    """A click option with its group in the help; ``name`` is its field in LaunchConfig, if any."""
 
     def __init__(self, names: list[str], group: str, **settings: Any) -> None:
         super().__init__(names, **settings)
@@ -71,7 +71,7 @@ def _click_option(field: str, opt: Option) -> DeclaredOption:
     return DeclaredOption(
         [opt.short, name] if opt.short else [name],
         opt.group,
-        # The launcher's own parser reads the values; click only completes them.
+        # The launcher's own parser reads option values; click only completes option values.
         type=click.Choice(opt.type.choices) if opt.type.choices else None,
         multiple=opt.repeatable,
         metavar=f"[={opt.type.metavar}]" if opt.implied else opt.type.metavar,
@@ -111,9 +111,9 @@ _DECLARED = [param for param in COMMAND.params if isinstance(param, DeclaredOpti
 
 
 def help_text(topic: str, columns: int) -> str:
-    """Return a page of help for a screen of ``columns``; the page has at most 100 columns.
+    """Return a page of help; the page is ``columns`` wide, but at least 40 and at most 100.
 
-    ``topic`` is ``all``, a group (which may be shortened) or an option; empty for the short page.
+    ``topic`` is ``all``, the beginning of a group's name, or an option; empty for the short page.
 
     Raises:
         UsageError: The topic is unknown.
@@ -138,7 +138,7 @@ def help_text(topic: str, columns: int) -> str:
 
 
 def _group(topic: str) -> str:
-    """Return the group whose name begins with ``topic``; empty unless exactly one group does."""
+    """Return the option group whose name begins with ``topic``; empty unless exactly one does."""
     wanted = topic.lower().replace("-", " ").replace("_", " ")
     groups = {group.lower(): group for group in GROUPS}
     found = [groups[wanted]] if wanted in groups else []
@@ -147,7 +147,7 @@ def _group(topic: str) -> str:
 
 
 def _option(topic: str) -> DeclaredOption:
-    """Return the option that ``topic`` names, with or without hyphens."""
+    """Return the option that ``topic`` names; the name may lack its leading hyphens."""
     by_name = {name: option for option in _DECLARED for name in option.opts}
     if topic in by_name:
         return by_name[topic]
@@ -206,7 +206,7 @@ def _write_group(formatter: click.HelpFormatter, group: str) -> None:
 
 
 def _write_option(formatter: click.HelpFormatter, option: DeclaredOption) -> None:
-    """Write one option, with its environment variable and its key in configuration files."""
+    """Write the help of one option, with its environment variable and configuration-file key."""
     _write_options(formatter, option.group, (option,))
     field = str(option.name)
     variable = variable_name(field)

@@ -46,7 +46,7 @@ class LaunchOptions(TypedDict, total=False):
     executable_cache_path: str | PathLike[str] | None
     """Folder for compiled executables; every host must be able to access it."""
 
-    # Hosts (hosts of the instances)
+    # Hosts (hosts on which the instances run)
 
     hosts: str | Sequence[str] | None
     """Hosts as a list, such as ["a", "b:2"], or as the text of ``host``. Give ``hosts`` or

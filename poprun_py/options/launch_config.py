@@ -38,8 +38,8 @@ _MOST_SUGGESTED = 4
 class LaunchConfig(DeclaredOptions, Displayed):
     """The program and the options of a launch.
 
-    ``program`` may start with ``-m`` and the name of a Python module. ``num_replicas`` equals
-    ``num_instances`` if it is not given. With ``nproc_per_node``, the numbers of instances and
+    ``program`` may start with ``-m`` and the name of a Python module. If ``num_replicas`` is not
+    given, it equals ``num_instances``. With ``nproc_per_node``, the numbers of instances and
     replicas are unknown until ``on_hosts`` is called with the number of hosts. ``origins`` maps
     each option to the place where its value was given.
 
@@ -55,8 +55,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
             value = getattr(self, name)
             if value is not None or opt.default is not None:
                 object.__setattr__(self, name, opt.check(self.named(name), value))
-        # A string is rejected as ``program``, although it is a sequence (of letters): a list is
-        # expected.
+        # A string is rejected as ``program``, because ``program`` must be a list of words.
         words = self.program if isinstance(self.program, list | tuple) else [None]
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
         if not all(map(is_word, words)):
@@ -104,7 +103,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         """Return a copy of this configuration with other values; None restores an option's default.
 
         If a new option and an old option exclude each other, the old option is removed. If the
-        number of replicas was not given, it follows the number of instances.
+        number of replicas was not given, it changes with the number of instances.
 
         Raises:
             UsageError: A value is not accepted, or values contradict one another.
@@ -112,7 +111,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return changed_config(self, options, program)
 
     def __repr__(self) -> str:
-        # Logs may contain this text, so secret values are hidden. Default values are left out.
+        # Logs may contain the repr of a LaunchConfig, so secret option values are hidden here.
         shown = [f"program={self.program!r}"] if self.program else []
         for name, opt in OPTIONS.items():
             value = getattr(self, name)
@@ -131,7 +130,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return name in self.origins or value not in (self._default(name), OPTIONS[name].default)
 
     def origin(self, name: str) -> Origin:
-        """Return where an option was given; an option without a recorded origin is from Python."""
+        """Return the origin of an option's value: its recorded origin, else Python or a default."""
         if name in self.origins:
             return self.origins[name]
         if self.is_given(name):
@@ -259,10 +258,10 @@ class LaunchConfig(DeclaredOptions, Displayed):
 
 
 def merged_config(*sources: Source) -> LaunchConfig:
-    """Return the configuration from values of several sources; later sources take precedence.
+    """Return a LaunchConfig from the option values of ``sources``; later sources take precedence.
 
-    The lists of several sources are not joined. If two sources give options that exclude each
-    other, only the option of the later source is kept.
+    If several sources give a list for an option, only the last list is used. If two sources give
+    options that exclude each other, only the option of the later source is kept.
 
     Raises:
         UsageError: A value is not accepted, or values contradict one another.
@@ -303,8 +302,7 @@ def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
     for name, opt in OPTIONS.items():
         if opt.saved and config.is_given(name):
             value = getattr(config, name)
-            # The only given value that can be None is a choice of instances, where None means all
-            # instances.
+            # If an option was given as None, it selects instances, and None means all instances.
             values[name] = "all" if value is None else value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
@@ -325,9 +323,10 @@ def fewest_link_domains(num_instances: int, num_ipus: int) -> int:
 
 
 def _sufficient_link_domains(num_instances: int, num_ipus: int) -> list[int]:
-    """Return up to four possible numbers of IPU-Link domains, from the smallest.
+    """Return up to four possible numbers of IPU-Link domains, in ascending order.
 
-    The domains have enough IPUs, and the instances can be divided evenly among them.
+    A number is possible if so many domains have enough IPUs, and the instances can be divided
+    evenly among the domains.
     """
     least = -(-num_ipus // LINK_DOMAIN_IPUS)
     divisors = (n for n in range(least, num_instances + 1) if num_instances % n == 0)

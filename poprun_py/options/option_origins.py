@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from poprun_py.options.option_types import option_name
 
-# The values of one source: for each field of LaunchConfig, the value and its origin.
+# The options from one source. Maps fields of LaunchConfig to the value and its origin.
 Source: TypeAlias = dict[str, tuple[Any, "Origin"]]
 
 COMMAND_LINE = "command line"
@@ -23,9 +23,8 @@ class Origin:
     Attributes:
         source: The name of a file, or ``COMMAND_LINE``, ``ENVIRONMENT`` or ``PYTHON``.
         name: The option's name as the source spells it.
-        separator: The text between the name and the value.
-        suffix: The text after the value, such as ``in pyproject.toml``; empty if the spelling of
-            the name shows the source.
+        separator: The text that messages show between the option's name and its value.
+        suffix: The text that messages show after the value, such as ``in pyproject.toml``.
     """
 
     source: str
@@ -40,7 +39,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """The name of the source; for an environment variable, the name of the variable."""
+        """The name of the source; for an environment variable, the name of that variable."""
         return self.name if self.source == ENVIRONMENT else self.source
 
     def shown(self, value: Any) -> str:
@@ -54,7 +53,7 @@ def from_python(field: str) -> Origin:
 
 
 def from_command_line(values: Mapping[str, Any]) -> Source:
-    """Return the values of a command line with their origins; an empty program is left out."""
+    """Return a command line's values with their origins; an empty program is left out."""
     return {
         name: (value, Origin(COMMAND_LINE, option_name(name)))
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""``OptionType`` (a type of option values), ``Option`` (a declared option), and all option types.
+"""The classes ``OptionType`` and ``Option``, and all types of option values.
 
 ``declared_options.py`` declares every option of a launch with these types.
 """
@@ -15,21 +15,21 @@ from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
-# The maximum number of instances. A larger number is a typing mistake, and planning for it would
-# take hours.
+# The maximum number of instances. A larger number of instances is a typing mistake, and planning
+# for so many instances would take hours.
 MAX_INSTANCES = 65_536
-# With this word as the value of an option, the launcher chooses the value.
+# As the value of an option, the word ``auto`` lets the launcher choose the value.
 AUTO = "auto"
-# With this word as the value of a time limit, the time is not limited.
+# As a time limit, the word ``forever`` means that the time is not limited.
 FOREVER = "forever"
-# The words of torchrun that request one process per CPU.
+# The words with which users of torchrun request one process per CPU.
 CPU_WORDS = ("auto", "cpu")
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
 _YES_NO_WORDS = {
     **dict.fromkeys(("yes", "on", "true", "1"), True),
     **dict.fromkeys(("no", "off", "false", "0"), False),
 }
-# Error messages do not contain integers above this one, because Python refuses to print integers
+# Error messages do not contain integers above this limit, because Python refuses to print integers
 # with thousands of digits.
 _HUGE = 1 << 1024
 
@@ -41,14 +41,14 @@ class OptionType:
     Attributes:
         metavar: The placeholder for a value in help texts.
         expected: A description of the accepted values, for error messages.
-        read: Converts text from a command line or an environment variable to a value; raises
-            ValueError, KeyError or OverflowError for text that is not accepted.
-        accepts: Tells whether a value from Python or from a file is accepted.
-        keyword: The type annotation of the option as a keyword argument of Python.
+        read: A function that converts text from a command line or an environment variable to a
+            value. The function raises ValueError, KeyError or OverflowError for invalid text.
+        accepts: A function that tells whether a value from Python or from a file is accepted.
+        keyword: The type annotation of the option as a keyword argument in Python.
         choices: The accepted words, for shell completion and for suggestions.
-        normalise: Converts an accepted value to the form that LaunchConfig stores.
-        takes_text: Whether files and Python may also give the value as command-line text.
-        takes_path: Whether Python may also give the value as a PathLike.
+        normalise: A function that converts an accepted value to the form that LaunchConfig stores.
+        takes_text: Whether files and Python code may also give the value as command-line text.
+        takes_path: Whether Python code may also give the value as a PathLike object.
     """
 
     metavar: str
@@ -64,18 +64,18 @@ class OptionType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A declared option.
+    """The declaration of one option of a launch.
 
     Attributes:
         group: The group of the option in the help and in the documentation.
         default: The value of the option if it is not given.
         type: The type of the option's value, or of each value of a repeatable option.
         help: The description of the option for the help.
-        short: A second name of the option with one letter, such as ``-n``; None for no such name.
+        short: The one-letter name of the option, such as ``-n``; None if the option has none.
         repeatable: Whether the option may be given several times, so that its value is a tuple.
-        implied: The value if the option is given without one; None if a value is required.
+        implied: The option's value if the user gives none; None if the user must give a value.
         saved: Whether exported configurations and plans contain the option.
-        secret: Whether messages must not show the value.
+        secret: Whether the option's value is secret, so that messages hide the value.
     """
 
     group: str
@@ -103,7 +103,7 @@ class Option:
         return self._check_one(name, value)
 
     def check_or_read(self, name: str, value: Any) -> Any:
-        """Return a value in the form that LaunchConfig stores; some types also accept text.
+        """Check a value as ``check`` does, but also accept command-line text for some types.
 
         Raises:
             UsageError: The value is not accepted.
@@ -113,7 +113,7 @@ class Option:
         return self.check(name, value)
 
     def read(self, name: str, text: str) -> Any:
-        """Return the value that a command line or an environment variable gives as text.
+        """Return an option's value from the text on a command line or in an environment variable.
 
         Raises:
             UsageError: The text is not accepted.
@@ -170,7 +170,7 @@ def is_word(value: Any) -> TypeGuard[str]:
 
 
 def whole_number(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) -> OptionType:
-    """Return the type of whole numbers from ``minimum`` to ``maximum``."""
+    """Return the OptionType of whole numbers from ``minimum`` to ``maximum``."""
     return OptionType(
         metavar=metavar,
         expected=f"a whole number of at least {minimum} and at most {maximum}",
@@ -181,7 +181,7 @@ def whole_number(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) 
 
 
 def choice(*words: str, metavar: str = "") -> OptionType:
-    """Return the type of a fixed set of words; a user may type them in any letter case."""
+    """Return the OptionType of a choice of words, which users may type in any letter case."""
     exact = {word.lower(): word for word in words}
     return OptionType(
         metavar=metavar or "|".join(words),
@@ -208,7 +208,7 @@ _TIME = re.compile("".join(rf"(?:(\d+(?:\.\d*)?){unit})?" for unit in _UNITS), r
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds in a time such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``2d``."""
+    """Return the seconds in a text such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``2d``."""
     if not text.isascii() or "_" in text:
         raise ValueError(text)
     match = _TIME.fullmatch(text.lower())
@@ -226,7 +226,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _indices(text: str) -> tuple[int, ...] | None:
-    """Return the indices in a list such as ``0,2-3``; None for ``all``."""
+    """Return the indices of instances in a text such as ``0,2-3``; None for ``all``."""
     if text.lower() == "all":
         return None
     found: set[int] = set()
@@ -254,7 +254,7 @@ def _sorted_indices(value: Any) -> tuple[int, ...] | None:
 
 
 def _yes_no_or_word(text: str) -> str:
-    """Return the text in lower case; other spellings of yes and no become ``yes`` and ``no``."""
+    """Return the text in lower case; ``on`` and ``0``, for example, become yes and no."""
     word = text.lower()
     if word not in _YES_NO_WORDS:
         return word
@@ -271,7 +271,7 @@ TEXT = OptionType(
     accepts=is_word,
     keyword="str",
 )
-# The type of names without blanks, such as the name of a V-IPU server, partition or cluster.
+# The OptionType of names without blanks, such as the name of a V-IPU server, partition or cluster.
 NAME = OptionType(
     metavar="NAME",
     expected="a name without blanks",
@@ -302,8 +302,8 @@ YES_NO = OptionType(
     keyword="bool",
     takes_text=True,
 )
-# The type of an option that needs no value on the command line, such as --dry-run. Files and
-# environment variables give the option as true or false.
+# The OptionType of an option that needs no value on the command line, such as --dry-run.
+# Configuration files and environment variables set such an option to true or false.
 FLAG = replace(YES_NO, metavar="", expected="true or false")
 TOPOLOGY_FORM = replace(
     choice(*TOPOLOGY_FORMS),
@@ -330,7 +330,7 @@ TIME = OptionType(
 
 
 def _time_or(word: str) -> OptionType:
-    """Return the type of a time or of one word."""
+    """Return the OptionType of a time or of one fixed word, such as ``auto``."""
     return replace(
         TIME,
         metavar=f"TIME|{word}",
@@ -370,7 +370,7 @@ _DESTINATION = re.compile(rf"((?ai:{TENSORBOARD}|{WANDB}))(?::(.*\S.*))?", re.DO
 
 @dataclass(frozen=True, slots=True)
 class MetricsDestination:
-    """A tool that stores a run's metrics, and the place where it stores them.
+    """A tool that stores a run's metrics, and the tool's folder or project for these metrics.
 
     Attributes:
         tool: The name of the tool, ``tensorboard`` or ``wandb``.
@@ -382,10 +382,10 @@ class MetricsDestination:
 
     @classmethod
     def read(cls, text: str) -> MetricsDestination:
-        """Return the destination that a text such as ``tensorboard:logs`` describes.
+        """Return the metrics destination that a text such as ``tensorboard:logs`` describes.
 
         Raises:
-            ValueError: The tool is unknown, or no text follows the colon.
+            ValueError: The metrics tool is unknown, or no text follows the colon.
         """
         match = _DESTINATION.fullmatch(text)
         if match is None:
@@ -396,14 +396,14 @@ class MetricsDestination:
         return f"{self.tool}:{self.where}" if self.where else self.tool
 
     def beside(self, folder: Path) -> MetricsDestination:
-        """Return this destination; a relative folder of TensorBoard is joined to ``folder``."""
+        """Return this destination, with a relative folder of TensorBoard joined to ``folder``."""
         if self.tool != TENSORBOARD or not self.where:
             return self
         return MetricsDestination(self.tool, str(folder / self.where))
 
 
 def read_destinations(texts: Iterable[str]) -> tuple[MetricsDestination, ...]:
-    """Return the destinations that the values of an option describe, without duplicates."""
+    """Return the metrics destinations that the ``texts`` describe, without duplicates."""
     return tuple(map(MetricsDestination.read, dict.fromkeys(texts)))
 
 

@@ -24,7 +24,7 @@ _INSTEAD = {
     "from_plan": "give the LaunchPlan itself",
     "import_config": "LaunchConfig.from_file(...) reads it",
 }
-# Arguments of the functions launch, start and plan that are not options.
+# Arguments of the functions launch, start and plan, but not options of a launch.
 _ARGUMENTS = (
     *("target", "args", "kwargs", "program", "environ"),
     *("show", "log", "warn", "tell_binding", "descriptors"),
@@ -34,9 +34,10 @@ _ARGUMENTS = (
 def from_keywords(
     keywords: Mapping[str, object], program: Sequence[object] | None = None
 ) -> Source:
-    """Return the values of keyword arguments and of a program, with their origins.
+    """Return the option values that keyword arguments give, and the program, with origins.
 
-    An option that is None has its default. Times and indices may be texts as on the command line.
+    If a keyword argument is None, the option of this name has its default value. Times and indices
+    may be texts as on the command line.
 
     Raises:
         UsageError: A keyword is unknown, or a value or a word of the program is not accepted.
@@ -97,7 +98,7 @@ def _host_list(hosts: object) -> str:
 
 
 def _variable(name: object, value: object) -> str:
-    """Return ``NAME=VALUE``; error messages leave out the value, which may be secret."""
+    """Return ``NAME=VALUE`` for an environment variable; error messages hide the value."""
     if not isinstance(name, str) or not name or "=" in name:
         raise UsageError(f"env: {name!r} is not the name of a variable: expected a text without =")
     word = _word(value, f"variable {name} of env", is_secret=True)
