@@ -80,8 +80,8 @@ def planning() -> dict[str, float]:
     from poprun_py.options.launch_config import LaunchConfig
     from poprun_py.planning.hosts_and_mpi import PlanInputs
     from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
+    from poprun_py.planning.instances_on_hosts import make_topology
     from poprun_py.planning.launch_plan import make_plan
-    from poprun_py.planning.topology import make_topology
 
     seconds = {}
     for instances, hosts in ((512, 32), (4096, 256)):

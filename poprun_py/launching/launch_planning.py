@@ -31,10 +31,10 @@ from poprun_py.planning.hosts_and_mpi import (
     with_instances,
 )
 from poprun_py.planning.installed_mpi import Mpi
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_commands import split_mpi_arguments
 from poprun_py.planning.pasted_command import check_pasted_command
-from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console, Log

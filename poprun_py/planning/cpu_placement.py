@@ -17,7 +17,7 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.topology import Topology
+from poprun_py.planning.instances_on_hosts import Topology
 
 _Cores = tuple[Core, ...]
 

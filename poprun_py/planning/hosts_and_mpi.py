@@ -19,7 +19,7 @@ from poprun_py.machines.machine_reader import read_machine
 from poprun_py.options.config_files import read_text_file
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.installed_mpi import Mpi, find_mpi
-from poprun_py.planning.topology import Topology
+from poprun_py.planning.instances_on_hosts import Topology
 
 if TYPE_CHECKING:
     from poprun_py.machines.host_checks import ProbedHosts

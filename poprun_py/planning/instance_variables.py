@@ -37,8 +37,8 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.hosts_and_mpi import PlanInputs
+from poprun_py.planning.instances_on_hosts import Instance, Topology
 from poprun_py.planning.job_partition import HOST, PARTITION, PORT
-from poprun_py.planning.topology import Instance, Topology
 from poprun_py.terminal import SDK_NAME, command_name
 
 Pairs = tuple[tuple[str, str], ...]

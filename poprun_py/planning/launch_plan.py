@@ -25,12 +25,12 @@ from poprun_py.planning.instance_variables import (
     settings_for_other_hosts,
     user_variables,
 )
+from poprun_py.planning.instances_on_hosts import Instance, Topology
 from poprun_py.planning.mpi_commands import (
     make_command,
     split_mpi_arguments,
     variables_set_by,
 )
-from poprun_py.planning.topology import Instance, Topology
 
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision

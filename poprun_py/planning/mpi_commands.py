@@ -20,7 +20,7 @@ from poprun_py.options.option_origins import Origin
 from poprun_py.planning.hosts_and_mpi import PlanInputs
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5
 from poprun_py.planning.instance_variables import FORWARDED_VARIABLES, TARGET_OPTIONS, Pairs
-from poprun_py.planning.topology import Topology
+from poprun_py.planning.instances_on_hosts import Topology
 
 if TYPE_CHECKING:
     from poprun_py.machines.host_checks import ProbedHosts

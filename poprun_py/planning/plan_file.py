@@ -19,13 +19,13 @@ from poprun_py.options.launch_config import LaunchConfig, config_to_dict, merged
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement, place_instances
 from poprun_py.planning.instance_variables import check_variable
+from poprun_py.planning.instances_on_hosts import Instance, Topology, make_topology
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, user_thread_counts
 from poprun_py.planning.mpi_commands import (
     escape_colon,
     split_command,
     split_mpi_arguments,
 )
-from poprun_py.planning.topology import Instance, Topology, make_topology
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2

@@ -15,7 +15,7 @@ from poprun_py.machines.host_list import parse_host_list
 from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import place
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
-from poprun_py.planning.topology import make_topology
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.views.host_tables import hardware_table
 from poprun_py.planning.views.plan_pictures import plan_svg
 from poprun_py.planning.views.plan_text import core_map, topology_table

@@ -15,9 +15,9 @@ from poprun_py.display.page import Alert, Code, InlineSvgs, Section, Sentence, T
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import hardware_threads
+from poprun_py.planning.instances_on_hosts import Topology
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.topology import Topology
 from poprun_py.planning.views.command_text import launch_command
 from poprun_py.planning.views.host_tables import machine_summary
 from poprun_py.planning.views.plan_text import placement_text, tree_text

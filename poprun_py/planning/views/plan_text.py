@@ -10,7 +10,7 @@ from poprun_py.display.formatting import bytes_text, numbered, ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.topology import Topology
+from poprun_py.planning.instances_on_hosts import Topology
 from poprun_py.planning.views.plan_tree import (
     LEGEND,
     HostGroup,

@@ -16,8 +16,8 @@ from poprun_py.display.formatting import numbered
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.instances_on_hosts import Instance, Topology
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.planning.topology import Instance, Topology
 
 # If a plan has at most this many hosts, each host is drawn separately. If a plan has at most this
 # many IPU-Link domains, hosts of different IPU-Link domains are drawn separately.

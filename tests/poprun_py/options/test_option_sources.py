@@ -34,7 +34,7 @@ from poprun_py.options.launch_config import (
 )
 from poprun_py.options.option_origins import from_command_line
 from poprun_py.options.python_keywords import from_keywords
-from poprun_py.planning.topology import make_topology
+from poprun_py.planning.instances_on_hosts import make_topology
 
 
 def variables(**environ):

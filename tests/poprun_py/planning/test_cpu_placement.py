@@ -18,8 +18,8 @@ from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import MODES, place, place_instances
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.plan_warnings import placement_warnings
-from poprun_py.planning.topology import make_topology
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 

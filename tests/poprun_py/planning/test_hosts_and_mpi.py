@@ -11,8 +11,8 @@ from poprun_py.machines import host_checks
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.hosts_and_mpi import gather_inputs, shown_machines
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.mpi_commands import split_mpi_arguments
-from poprun_py.planning.topology import make_topology
 
 NO_MPI = LaunchConfig(mpi="/no/such/mpirun")
 ELSEWHERE = (Host(name="n0"),)

@@ -17,7 +17,7 @@ from poprun_py.planning.cpu_placement import (
     share_beside_jobs,
     share_of_placements,
 )
-from poprun_py.planning.topology import make_topology
+from poprun_py.planning.instances_on_hosts import make_topology
 
 NAMES = ["example", "two-socket-smt", "epyc-nps4", "one-node", "hybrid", "memory-only-node"]
 

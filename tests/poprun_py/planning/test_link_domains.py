@@ -14,9 +14,9 @@ from poprun_py import LaunchConfig, StartError, UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.instance_variables import popdist_variables, target_options
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.topology import make_topology
 
 
 def config(replicas, instances, width=1, **options):

@@ -9,9 +9,9 @@ from poprun_py.options.launch_config import LaunchConfig, merged_config
 from poprun_py.options.option_origins import from_command_line
 from poprun_py.planning.hosts_and_mpi import PlanInputs
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.launch_plan import make_plan
 from poprun_py.planning.mpi_commands import split_mpi_arguments
-from poprun_py.planning.topology import make_topology
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 

@@ -6,7 +6,7 @@ import pytest
 
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.topology import make_topology
+from poprun_py.planning.instances_on_hosts import make_topology
 from poprun_py.planning.views.plan_text import topology_table
 
 # (replicas, instances, IPUs per replica, ILDs, hosts)
