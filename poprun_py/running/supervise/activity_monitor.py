@@ -1,8 +1,8 @@
 """Activity of instances between their steps, from samples that the wrappers send.
 
-Activity is output, CPU time, bytes moved, and collectives of the library. A job whose instances do
-not count steps hangs when no instance is active. The module does no I/O, and its methods take the
-current time as an argument.
+An instance is active if it writes output, uses CPU time, moves bytes, or calls a collective of the
+library. A job whose instances do not count steps hangs when no instance is active. The classes of
+this module do no I/O, and their methods take the current time as an argument.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from typing import Any, NamedTuple
 
 from poprun_py.instance.program_activity import BUSY_SHARE
 
-# The time limit without activity for programs that count no steps, with --hang-timeout auto. Their
-# step times are unknown, and a program may well sleep for a minute.
+# The time limit without activity for programs that count no steps, with --hang-timeout auto. The
+# step times of such programs are unknown, and a program may well sleep for a minute.
 AUTO_IDLE_SECONDS = 120.0
-# The limit for a first step, or for compiling: a multiple of the usual limit, and at least this
-# many seconds. Before its first step, an instance connects to the others, loads data and compiles.
+# The time limit for a first step, or for compiling, is a multiple of the usual time limit, and at
+# least this many seconds. Before its first step, an instance connects to the others, loads data and
+# compiles.
 _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
-# The limit for a program that saves, loads or ends: a multiple of the usual limit, and at least
-# this many seconds. A disk, a file server, or an upload at the end of a program may stall for
-# minutes.
+# The time limit for a program that saves a checkpoint, loads a checkpoint or ends is a multiple of
+# the usual time limit, and at least this many seconds. A disk, a file server, or an upload at the
+# end of a program may stall for minutes.
 _STORAGE_FACTOR, _STORAGE_FLOOR_SECONDS = 10, 300.0
 _MIN_SAMPLE_SECONDS, _MAX_SAMPLE_SECONDS = 0.1, 2.0
-# The least CPU time that counts as activity. A waiting program that wakes up now and then uses
-# less. The kernel counts CPU time in units of 0.01 s.
+# The least CPU time that counts as activity. A program that only waits, and wakes up now and then,
+# uses less CPU time. The kernel counts CPU time in units of 0.01 s.
 _MIN_CPU_SECONDS, _MAX_CPU_SECONDS = 0.02, 0.2
-# Bytes that an idle program reads and writes, for events between threads and for stacks that the
-# launcher requests.
+# An idle program reads and writes up to this many bytes for events between threads, and for stacks
+# that the launcher requests.
 _IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
-# TCP bytes of an idle program, which may send a few kilobytes to a monitor now and then.
+# An idle program may receive this many bytes per second over TCP, such as from a monitoring
+# service.
 _IDLE_RECEIVED_PER_SECOND = 4 << 10
 _MIN_RECEIVED, _MAX_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT = 4 << 10, 32 << 10, 1 << 10
 # A wrapper that sends no sample for this long may have been stopped together with its program.
@@ -44,7 +46,7 @@ def start_limit(limit: float) -> float:
 
 
 def storage_limit(limit: float) -> float:
-    """Return the time limit without activity for a program that saves, loads or ends."""
+    """Return the limit in seconds without activity for a program that saves, loads or ends."""
     return max(_STORAGE_FLOOR_SECONDS, _STORAGE_FACTOR * limit)
 
 
@@ -56,20 +58,21 @@ class ActivitySample:
 
     Attributes:
         at: The time of the sample, in seconds on the clock of the instance's host.
-        written: The number of bytes of output so far.
-        awake_seconds: The time so far during which the program used a CPU or waited for a free one.
-        moved_bytes: The number of bytes read and written so far, in files, pipes and disks.
-        received_bytes: The number of bytes received over TCP so far.
-        call: The last collective of the library: its number, its kind, and whether it is running.
+        written: The number of bytes of output that the program has written so far.
+        awake_seconds: The total time during which the program used a CPU or waited for a free CPU.
+        moved_bytes: The number of bytes that the program has read and written so far, in files,
+            pipes and disks.
+        received_bytes: The number of bytes that the program has received over TCP so far.
+        call: The number of the last collective of the library, its kind, and whether it is running.
         waits: Whether the program waits for other instances in its last collective.
         saves: Whether the program saves or loads a checkpoint, or one of its threads waits for a
             disk.
         stopped: Whether a signal has stopped the program.
         ending: Whether the program's interpreter is shutting down and runs no more Python.
-        joined: Whether the program has called ``init()``, and may count steps later.
+        joined: Whether the program has called ``init()``, so that it may count steps later.
         reads: Whether the program waits for the user's input.
-        away: The seconds, at least, since the program's main thread last ran Python; 0 if it just
-            did, or if the wrapper did not check.
+        away: The least number of seconds since the program's main thread last ran Python code; 0 if
+            the thread has just run Python code, or if the wrapper did not check the thread.
     """
 
     at: float
@@ -96,7 +99,8 @@ class ActivitySample:
 class _LeakyBucket:
     """Detects CPU time or bytes beyond those that a program uses while it only waits.
 
-    Activity is an accumulated excess of ``size`` over ``idle_per_second``.
+    The use counts as activity if its accumulated excess over ``idle_per_second`` is more than
+    ``size``.
     """
 
     def __init__(self, idle_per_second: float, size: float) -> None:
@@ -104,7 +108,7 @@ class _LeakyBucket:
         self._level = 0.0
 
     def overflows(self, used: float, seconds: float) -> bool:
-        """Add the use of the last ``seconds``, and tell whether the excess counts as activity."""
+        """Add what was ``used`` in the last ``seconds``; tell whether that counts as activity."""
         self._level = max(0.0, self._level + used - self._idle_per_second * seconds)
         if self._level <= self._size:
             return False
@@ -113,19 +117,19 @@ class _LeakyBucket:
 
 
 class _Moment(NamedTuple):
-    host: float  # on the host's clock, in seconds
-    launcher: float  # the same moment on the launcher's clock
+    host: float  # the time in seconds on the clock of the instance's host
+    launcher: float  # the same time on the launcher's clock
 
 
 class InstanceActivity:
     """The last sample of one instance, and the times of its last activity.
 
-    The idle time of an instance is measured on its host's clock. It is never longer than on the
-    launcher's clock.
+    The idle time of an instance is measured on the clock of the instance's host. The idle time is
+    never longer than on the launcher's clock.
 
     Args:
-        limits: The limits in seconds of an idle instance, of a first step, and of a program that
-            saves, loads or ends.
+        limits: The time limits in seconds for an idle instance, for a first step, and for a program
+            that saves, loads or ends.
         now: The time when the program started.
     """
 
@@ -134,8 +138,8 @@ class InstanceActivity:
         self.ending_since: float | None = None  # on the launcher's clock
         self._limits = limits
         self._sampled_at = now
-        # ``_activity`` is the last activity of any kind. ``_action`` is the last activity other
-        # than CPU time in a C call.
+        # ``_activity`` is the time of the last activity. ``_action`` does not include activity that
+        # is only CPU time in a C call.
         self._activity = self._action = _Moment(0.0, now)
         limit = limits[0]
         self._cpu = _LeakyBucket(
@@ -146,7 +150,7 @@ class InstanceActivity:
         self._received = _LeakyBucket(_IDLE_RECEIVED_PER_SECOND, received)
 
     def record(self, sample: ActivitySample, now: float) -> None:
-        """Store a sample, and note the activity since the previous sample."""
+        """Store a sample, and the time of any activity since the previous sample."""
         before, self.sample, self._sampled_at = self.sample, sample, now
         if sample.ending and self.ending_since is None:
             self.ending_since = now
@@ -154,9 +158,9 @@ class InstanceActivity:
             self._action = self._activity = _Moment(sample.at, now)
             return
         seconds = sample.at - before.at
-        # A waiting collective of the library alternates between sleeping and polling. Other threads
-        # and processes may be active, but they advance neither a waiting collective nor a stopped
-        # program.
+        # While a program waits in a collective of the library, the program sleeps and polls by
+        # turns. Other threads and processes of the program may be active, but they do not help the
+        # waiting collective or a stopped program.
         is_waiting = (sample.waits and before.waits) or (sample.stopped and before.stopped)
         share = 0 if is_waiting else 1
         moved = share * (sample.moved_bytes - before.moved_bytes)
@@ -184,28 +188,28 @@ class InstanceActivity:
         return self.sample is not None and self.sample.waits
 
     def has_recent_sample(self, now: float, seconds: float) -> bool:
-        """Tell whether a sample has arrived in the last ``seconds``."""
+        """Tell whether a sample of the instance has arrived in the last ``seconds``."""
         return self.sample is not None and now - self._sampled_at <= seconds
 
     def mark_working(self, now: float) -> None:
-        """Restart the idle time of an instance that works without showing activity."""
+        """Restart the idle time, because the instance works without visible activity."""
         host = self.sample.at if self.sample is not None else 0.0
         self._action = self._activity = _Moment(host, now)
 
     def mark_ending(self, now: float) -> None:
-        """Note that the interpreter is shutting down."""
+        """Record that the interpreter of the program is shutting down."""
         if self.ending_since is None:
             self.ending_since = now
 
     def is_active(self, now: float, limit: float | None = None) -> bool:
-        """Tell whether there was any activity, such as CPU time, within the time limit.
+        """Tell whether the instance was active, such as by using CPU time, within the time limit.
 
-        Without ``limit``, the time limit is the one that the last sample calls for.
+        If ``limit`` is None, the last sample decides which time limit applies.
         """
         return self._seconds_since(self._activity, now) < self._limit(limit)
 
     def is_idle(self, now: float, limit: float | None = None) -> bool:
-        """Tell whether the instance was idle, or in one C call, for its whole time limit."""
+        """Tell whether the instance has been idle, or in one C call, for its whole time limit."""
         limit = self._limit(limit)
         is_in_c_call = self.sample is not None and self.sample.away >= limit / 2
         if is_in_c_call and self.idle_seconds(now) >= limit:
@@ -219,7 +223,8 @@ class InstanceActivity:
     def _seconds_since(self, moment: _Moment, now: float) -> float:
         """Return the seconds between ``moment`` and the last sample.
 
-        A busy host delays samples, so this time can be shorter than the launcher's clock tells.
+        A busy host delays samples, so the result can be shorter than the time on the launcher's
+        clock.
         """
         if self.sample is None or now - self._sampled_at > _MAX_SAMPLE_AGE_SECONDS:
             return now - moment.launcher
@@ -239,18 +244,19 @@ class InstanceActivity:
 class ActivityMonitor:
     """Follows the activity of all instances, and detects the hang of a job that counts no steps.
 
-    A job whose instances count no steps hangs when all of them have been idle for the time limit.
-    An instance is idle if it writes nothing, makes no collective of the library, moves no bytes,
-    and uses CPU time only to wait. CPU time counts as waiting if the library reports a wait. CPU
-    time also counts as waiting if the main thread has run no Python for that time and is in a C
-    call that waits for other instances. Only the stack shows whether the C call waits. If it does
-    not, the caller calls ``mark_working``. An instance that saves a checkpoint or ends has ten
-    times the limit, at least five minutes; with "auto", it has five minutes. Instances that are
-    ending do not count in the decision whether the job hangs.
+    A job whose instances count no steps hangs when all its instances have been idle for the time
+    limit. An instance is idle if it writes nothing, makes no collective of the library, moves no
+    bytes, and uses CPU time only to wait. CPU time counts as waiting if the library reports that
+    the instance waits. CPU time also counts as waiting if the program's main thread is in a long C
+    call that waits for other instances. Only the stack of the thread shows whether a C call waits.
+    If the C call does not wait, the caller of this class calls ``mark_working``. The time limit of
+    an instance that saves a checkpoint or ends is ten times ``limit``, and at least five minutes.
+    With "auto", this time limit is five minutes. The job may hang even if some instances are
+    ending.
 
     Args:
-        limit: The time limit in seconds without activity, or "auto" for two minutes. The limit for
-            a first step applies to an instance that has called ``init()`` but has made no
+        limit: The time limit in seconds without activity, or "auto" for two minutes. The time limit
+            for a first step applies to an instance that has called ``init()`` but has not called a
             collective yet.
     """
 
@@ -260,12 +266,13 @@ class ActivityMonitor:
         else:
             self._limits = (limit, start_limit(limit), storage_limit(limit))
         self._instances: dict[int, InstanceActivity] = {}
-        # False while mpirun is stopped, because an instance then cannot leave MPI and end.
+        # This attribute is False while mpirun is stopped, because a program cannot end while mpirun
+        # is stopped.
         self.can_end = True
 
     @property
     def sample_interval(self) -> float:
-        """The seconds between two samples of an instance."""
+        """The time between two samples of an instance, in seconds."""
         return min(_MAX_SAMPLE_SECONDS, max(_MIN_SAMPLE_SECONDS, self._limits[0] / 8))
 
     @property
@@ -287,19 +294,19 @@ class ActivityMonitor:
         self.of(instance).record(sample, now)
 
     def reset_timers(self, now: float) -> None:
-        """Restart the idle times of all instances."""
+        """Measure the idle times of all running instances from ``now`` on."""
         for each in self._instances.values():
             each.mark_working(now)
             if each.ending_since is not None:
                 each.ending_since = now
 
     def remove(self, instance: int, now: float) -> None:
-        """Forget an instance that has ended, and restart the idle times of the others."""
+        """Remove an instance that has ended, and restart the idle times of all other instances."""
         self._instances.pop(instance, None)
         self.reset_timers(now)
 
     def is_ending(self, instance: int, now: float) -> bool:
-        """Tell whether the program of an instance is ending, within the time limit for that."""
+        """Tell whether an instance is ending and has not reached the time limit for ending."""
         each = self.of(instance)
         if each.ending_since is None or not self.can_end:
             return False
@@ -307,13 +314,13 @@ class ActivityMonitor:
         return not is_stopped and now - each.ending_since < self._limits[2]
 
     def hung(self, now: float) -> tuple[int, ...]:
-        """Return all instances if none is active, the longest idle first; else an empty tuple."""
+        """Return all instances, the longest idle first, if all are idle; else an empty tuple."""
         judged = {i: each for i, each in self._instances.items() if not self.is_ending(i, now)}
         if not all(each.is_idle(now) for each in judged.values()):
             return ()
         return tuple(sorted(judged, key=lambda index: (-judged[index].idle_seconds(now), index)))
 
     def collective_counts(self) -> dict[int, tuple[int, int]]:
-        """Return for each instance a pair: the number of collectives that it has begun, and 0."""
+        """Return, for each instance, a pair of its number of begun collectives and 0."""
         samples = {index: each.sample for index, each in self._instances.items()}
         return {i: (sample.call[0] if sample else 0, 0) for i, sample in samples.items()}

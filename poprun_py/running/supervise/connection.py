@@ -1,4 +1,4 @@
-"""A connection of the launcher's loop, which exchanges frames and never waits."""
+"""A connection that exchanges frames with a process without blocking the launcher."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterator
 from poprun_py.instance import control_protocol
 
 _CHUNK = 1 << 18
-# The last frames are dropped if the other end has read nothing for this long.
+# If the process at the other end of a connection reads nothing for this long, the last frames for
+# that process are dropped.
 _READER_SECONDS = 5.0
-# The longest wait at the end of the job for a process that has not read its last frames.
+# At the end of the job, the launcher waits at most this long for a process to read its last frames.
 _LAST_READ_SECONDS = 1.0
 
 Handler = Callable[["Connection", int], None]
 
 
 class Connection:
-    """A connection that exchanges frames and never waits for the other end.
+    """A connection that exchanges frames and never waits for the process at its other end.
 
     Args:
         channel: The socket.
-        selector: Tells when the socket can be read, or can take unsent bytes.
-        handler: Called with this connection and the selector's events.
+        selector: The selector that tells when the socket can be read or written.
+        handler: The function to call with this connection and the events of the selector.
     """
 
     def __init__(
@@ -34,12 +35,12 @@ class Connection:
         channel.setblocking(False)
         self.channel = channel
         self.is_open = True
-        self.has_parts = False  # whether further parts are to be sent
+        self.has_parts = False  # whether frames of ``send_parts`` are still to be sent
         self._selector = selector
         self._reader = control_protocol.Reader()
         self._unsent = bytearray()
         self._parts: Iterator[bytes] = iter(())
-        self._is_last = False  # whether to close the connection when all bytes are sent
+        self._is_last = False  # whether to close the connection after the unsent bytes
         self._sent_at = 0.0
         self.watch(handler)
 
@@ -48,12 +49,12 @@ class Connection:
         return self.channel.fileno()
 
     def watch(self, handler: Handler, *, is_read: bool = True) -> None:
-        """Set the handler, and whether to read what the other end sends."""
+        """Set the handler of events, and whether to read frames from the connection."""
         self._handler, self._is_read = handler, is_read
         self._update()
 
     def receive(self) -> list[tuple[bytes, bytes]] | None:
-        """Return kind and payload of each frame that is complete now; None at the end."""
+        """Return the kind and payload of each complete frame; None if the connection has ended."""
         try:
             data = self.channel.recv(_CHUNK)
             frames = self._reader.feed(data)
@@ -64,29 +65,29 @@ class Connection:
         return frames if data else None
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, as soon as the connection takes it."""
+        """Send a frame as soon as the socket accepts its bytes."""
         self._unsent += frame
         self.flush()
 
     def send_parts(self, frames: Iterator[bytes]) -> None:
-        """Send frames, and read each from the iterator only when the previous frame is sent.
+        """Send the frames of an iterator; take each frame only after the previous one was sent.
 
-        Other frames may be sent between these frames.
+        Frames of ``send`` may be sent between these frames.
         """
         self._parts, self.has_parts = frames, True
         self.flush()
 
     def send_last(self, frames: bytes) -> None:
-        """Send frames, and close the connection when the other end has taken them."""
+        """Send frames, and close the connection after the frames are sent."""
         self._is_last, self._sent_at = True, time.monotonic()
         self.send(frames)
 
     def flush(self) -> None:
-        """Send as many bytes as the connection takes now."""
+        """Send as many unsent bytes as the socket accepts without blocking."""
         try:
             if self.has_parts and not self._unsent:
-                # Only one part is added at a time, so that other frames can be sent between the
-                # parts.
+                # Only one part is added at a time, so that frames of ``send`` can be sent between
+                # the parts.
                 self._unsent += (part := next(self._parts, b""))
                 self.has_parts = bool(part)
             while self._unsent and self.is_open:
@@ -102,12 +103,12 @@ class Connection:
         self._update()
 
     def drop_unread(self, now: float) -> None:
-        """Close the connection if the other end has read nothing of its last frames for long."""
+        """Close the connection if its last frames have not been read for some seconds."""
         if self._is_last and now > self._sent_at + _READER_SECONDS:
             self.close()
 
     def finish(self) -> None:
-        """Send the rest of the last frames if they are read at once, and close the connection."""
+        """Send the rest of the last frames within one second, and close the connection."""
         with contextlib.suppress(OSError):
             if self._is_last:
                 self.channel.settimeout(_LAST_READ_SECONDS)
@@ -115,7 +116,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, without sending the rest."""
+        """Close the connection without sending the unsent bytes."""
         if self.is_open:
             self.is_open = False
             with contextlib.suppress(KeyError):
@@ -123,7 +124,7 @@ class Connection:
             self.channel.close()
 
     def _update(self) -> None:
-        """Register for reading if frames are read, and for writing if bytes are unsent."""
+        """Tell the selector whether to watch the socket for reading, and for writing."""
         if not self.is_open:
             return
         wanted = selectors.EVENT_READ if self._is_read else 0

@@ -1,8 +1,9 @@
-"""The launcher's end of the control channel, which exchanges frames with the wrappers.
+"""The launcher's end of the control channel, over which launcher and wrappers exchange frames.
 
-The channel listens on a Unix socket in the launcher's folder. In a job of several hosts, it also
-listens on a network address until all instances have connected. Other processes of this user may
-connect to the Unix socket as well, to inspect the job or to take over its standard input.
+The control channel listens on a Unix socket in the launcher's folder. In a job of several hosts,
+the control channel also listens on a network address until all instances have connected. Other
+processes of this user may connect to the Unix socket as well, to inspect the job or to take over
+the standard input of the launcher.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 if TYPE_CHECKING:
     from popdist_py.peers.gate import Gate
 
-# The time between two checks whether the other hosts are still reachable.
+# The launcher checks at this interval, in seconds, whether the other hosts of the job are still
+# reachable.
 _CHECK_SECONDS = 1.0
 
 
@@ -38,14 +40,15 @@ class Peer:
     """The launcher's state of one instance.
 
     Attributes:
-        host: The name of the host, as the host itself reports it.
-        pid: The process id of its wrapper.
-        port: The port that its host offers to the programs as ``MASTER_PORT``.
-        clock_offset_ns: The time to add to its host's clock to get this host's time.
-        started: The wrapper's report that the program has started; empty before.
-        program_end: The wrapper's report of how the program ended, sent at once; None before.
-        instance_end: The same report, sent when no process of the program is left and all its
-            output has arrived; None before.
+        host: The name of the instance's host, as the host itself reports its name.
+        pid: The process id of the instance's wrapper.
+        port: The free port that the instance's host offers to the programs as ``MASTER_PORT``.
+        clock_offset_ns: The nanoseconds to add to the clock of the instance's host to get the time
+            of the launcher's host.
+        started: The wrapper's report that the program has started; empty before the report arrives.
+        program_end: The wrapper's report of how the program ended; None before the report arrives.
+        instance_end: The report that the wrapper sends after all processes of the program have
+            ended and all output has arrived; None before the report arrives.
         tail: The last bytes of the instance's standard error.
     """
 
@@ -66,10 +69,11 @@ class Hello:
     """The content of the first frame of a wrapper.
 
     Attributes:
-        rank: The index of its instance.
-        token: The secret of the control channel. It is checked here only on a Unix socket.
-        port: A free port on its host for the programs; 0 if it is not sent.
-        time_ns: The time on the clock of its host; 0 if it is not sent.
+        rank: The index of the wrapper's instance.
+        token: The secret of the control channel. This module checks the token only on a Unix
+            socket.
+        port: A free port on the wrapper's host for the programs; 0 if the frame has no port.
+        time_ns: The time on the clock of the wrapper's host; 0 if the frame has no time.
     """
 
     rank: int
@@ -108,30 +112,30 @@ class ChannelEvents(Protocol):
         """Handle a wrapper that has connected."""
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Handle a frame from a wrapper; ``value`` is its decoded JSON, or bytes for some kinds."""
+        """Handle a frame from a wrapper; ``value`` is the payload as bytes or decoded JSON."""
 
     def disconnected(self, peer: Peer) -> None:
         """Handle the end of the connection to a wrapper."""
 
     def accept_failed(self, error: OSError) -> None:
-        """Handle a lack of file descriptors, after which no further instance can connect."""
+        """Handle a lack of file descriptors, which prevents further instances from connecting."""
 
     def stranger_refused(self, sentence: str) -> None:
-        """Handle the first connection from the network that did not show the token."""
+        """Handle the first refusal of a network connection that lacks the token."""
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """Handle a request to inspect the job; call ``answer`` with the text once, now or later."""
+        """Handle a request to inspect the job; call ``answer`` once, now or later, with a text."""
 
 
 class ControlChannel:
     """Accepts the wrappers of one job and exchanges frames with them.
 
-    Its sockets exist only between ``open`` and ``close``.
+    The sockets of the channel exist only between ``open`` and ``close``.
 
     Attributes:
         peers: The connected instances.
-        token: The secret that wrappers show when they connect.
-        address: The address for the wrappers, after ``open``.
+        token: The secret that a wrapper sends when the wrapper connects.
+        address: The address to which the wrappers connect; empty before ``open``.
     """
 
     def __init__(self, num_instances: int, events: ChannelEvents) -> None:
@@ -140,7 +144,7 @@ class ControlChannel:
         self.address = ""
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
-        # Connections of wrappers before their first frame, and of processes that inspect the job.
+        # Connections of processes that inspect the job, and of wrappers without a first frame.
         self._others: set[Connection] = set()
         self._gate: Gate | None = None
         self._check_at = 0.0
@@ -149,11 +153,11 @@ class ControlChannel:
         self._paused = False
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
-        """Listen in the launcher's folder and, for other hosts, on an address of this machine.
+        """Listen on a Unix socket and, if ``listen`` is given, on that address of this machine.
 
         Raises:
-            OSError: A socket cannot be made; ``close`` closes the sockets made before it.
-            StartError: This machine does not have the address.
+            OSError: A socket cannot be made. The caller has to call ``close`` in this case as well.
+            StartError: This machine does not have the address ``listen``.
         """
         self._selector = selector
         path = folder / SOCKET_NAME
@@ -177,15 +181,15 @@ class ControlChannel:
         return len(self.peers) == self._num_instances
 
     def send_to(self, instance: int, kind: bytes, value: Any) -> None:
-        """Send one frame to the wrapper of an instance, as soon as the connection takes it."""
+        """Send one frame with a JSON payload to the wrapper of an instance."""
         self.send_bytes_to(instance, kind, json.dumps(value).encode())
 
     def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
-        """Send one frame whose payload is not JSON."""
+        """Send one frame with a payload of bytes to the wrapper of an instance."""
         self.peers[instance].connection.send(control_protocol.pack(kind, payload))
 
     def broadcast(self, kind: bytes, value: Any) -> None:
-        """Send one frame to every instance."""
+        """Send one frame with a JSON payload to the wrapper of every instance."""
         frame = control_protocol.pack(kind, json.dumps(value).encode())
         for peer in self.peers.values():
             peer.connection.send(frame)
@@ -195,7 +199,7 @@ class ControlChannel:
         return self._check_at
 
     def on_time(self, now: float) -> None:
-        """Close connections without a token, slow inspections, and those of unreachable hosts."""
+        """Close connections that sent no token, were not read, or lead to an unreachable host."""
         if self._gate is not None and self._gate.has_strangers:
             self._serve_gate(self._gate, 0)
         if now < self._check_at:
@@ -209,7 +213,7 @@ class ControlChannel:
                 self._disconnect(peer)
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume reading from wrappers; during a pause, instances wait to write output."""
+        """Pause or resume the reading from wrappers; in a pause, instances cannot write output."""
         if paused != self._paused:
             self._paused = paused
             for peer in self.peers.values():
@@ -218,7 +222,8 @@ class ControlChannel:
     def drop_unfinished(self) -> None:
         """Close connections to wrappers that have not reported the end of their programs.
 
-        While reading is paused, the reports cannot arrive, so all connections stay open.
+        While the reading from wrappers is paused, no reports can arrive, so all connections stay
+        open.
         """
         for peer in self.peers.values():
             if peer.connection.is_open and peer.instance_end is None and not self._paused:
@@ -248,7 +253,8 @@ class ControlChannel:
 
     def _open_gate(self, listener: Any, _: int) -> None:
         """After the first connection from the network, begin to check tokens."""
-        # Imported while the wrappers start, because an import before that would delay mpirun.
+        # This module is imported while the wrappers start, because an earlier import would delay
+        # mpirun.
         from popdist_py.peers.gate import Gate
 
         self._selector.unregister(listener)
@@ -274,8 +280,8 @@ class ControlChannel:
             channel, _address = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # The waiting connection would keep the socket readable, and the supervisor's loop
-                # would spin.
+                # The connection that cannot be accepted would keep the socket readable, so the
+                # supervisor's loop would spin.
                 self._close_listeners()
                 self._events.accept_failed(error)
             return
@@ -285,7 +291,7 @@ class ControlChannel:
         self._others.add(Connection(channel, self._selector, self._read_first_frame))
 
     def _read_first_frame(self, connection: Connection, _: int) -> None:
-        """Take the first frame of a connection; close the connection if it is not valid."""
+        """Handle the first frame of a connection; close the connection if the frame is invalid."""
         frames = connection.receive()
         if frames == []:
             return
@@ -304,12 +310,13 @@ class ControlChannel:
         self._events.connected(peer)
 
     def _admit(self, connection: Connection, kind: bytes, payload: bytes) -> Peer | None:
-        """Return the instance of a wrapper; serve another process of this host and return None.
+        """Return the instance of a wrapper; None after serving a process that is not a wrapper.
 
         Raises:
-            ValueError: The connection comes from another process.
+            ValueError: The frame does not come from a wrapper of this job.
         """
-        # No token is needed on this host, because only this user can enter the socket's folder.
+        # A process on this host needs no token to inspect the job, because only this user can enter
+        # the folder of the socket.
         is_local = connection.channel.family == socket.AF_UNIX
         if is_local and kind == control_protocol.INSPECT:
             connection.watch(lambda each, _: each.flush(), is_read=False)
@@ -320,10 +327,11 @@ class ControlChannel:
             connection.close()
             return None
         hello = parse_hello(kind, payload)
-        # Imported while other wrappers start, because an import before that would delay mpirun.
+        # This module is imported while other wrappers start, because an earlier import would delay
+        # mpirun.
         import hmac
 
-        # The gate has checked the token of a wrapper on another host.
+        # For a wrapper on another host, the ``Gate`` has already checked the token.
         if (
             (is_local and not hmac.compare_digest(hello.token.encode(), self.token.encode()))
             or not 0 <= hello.rank < self._num_instances
@@ -367,7 +375,7 @@ def _value(kind: bytes, payload: bytes) -> Any:
 
 
 def _answer(connection: Connection, text: str) -> None:
-    """Answer an inspection in one or more frames, unless the job has ended meanwhile."""
+    """Send ``text`` to a process that inspects the job, unless the connection is closed."""
     if connection.is_open:
         data, size = text.encode(), control_protocol.MAX_PAYLOAD
         parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
@@ -379,7 +387,7 @@ def _answer(connection: Connection, text: str) -> None:
 def _is_unreachable(channel: socket.socket) -> bool:
     if channel.family == socket.AF_UNIX:
         return False
-    from popdist_py.peers.silence import is_silent  # jobs on one host do not need it
+    from popdist_py.peers.silence import is_silent  # only jobs on several hosts need this import
 
     return is_silent(channel, control_protocol.LOST_AFTER_SECONDS)
 

@@ -26,15 +26,17 @@ from poprun_py.running.supervise.shutdown import JobShutdown
 from poprun_py.running.supervise.stacks import StackCollector
 
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
-# With "auto", the limit is at least this many times the longest time between two steps so far.
+# With --hang-timeout auto, the time limit of a step is at least this many times the longest time
+# between two steps so far.
 _AUTO_LONGEST_FACTOR = 2
-# The number of step durations to keep. One progress message may report several short steps.
+# The hang detector keeps the durations of this many steps. One progress message may report several
+# short steps.
 _KEPT_DURATIONS = 101
 # If the last check for a hang was longer ago than this, the launcher itself was stopped. Instances
-# do not count as idle for that time.
+# do not count as idle while the launcher was stopped.
 _LATE_SECONDS = 1.0
 # A wrapper counts as stopped if it sends neither steps nor samples for the time limit of a step.
-# For this purpose, the limit is at least the first of these times and at most the second.
+# A shorter or longer time limit is replaced by the first or the second of these times.
 _MIN_UNSAMPLED_SECONDS, _MAX_UNSAMPLED_SECONDS = 2.0, 10.0
 _INFINITY = float("inf")
 
@@ -42,10 +44,11 @@ _INFINITY = float("inf")
 class HangDetector:
     """Follows the steps of all instances, and their activity in ``activity``.
 
-    An instance hangs if it has made no step for the time limit, and its activity monitor reports no
-    activity for as long. An instance that waits for others hangs only if none of the others is
-    working. The limits for training steps and for other calls are separate. Compiling has the limit
-    of a first step. If a wrapper sends no samples, only the steps of its instance count.
+    An instance hangs if it has made no step for the time limit, and ``activity`` has seen no
+    activity for as long. An instance that waits for other instances hangs only if no other instance
+    is working. The limits for training steps and for other calls are separate. The time limit for
+    compiling equals the time limit for a first step. If a wrapper sends no samples, only the steps
+    of its instance count.
 
     Args:
         limit: Seconds without a step, or "auto": 20 times the median step or twice the longest time
@@ -57,13 +60,13 @@ class HangDetector:
 
     def __init__(self, limit: float | str) -> None:
         self._fixed_limit = None if isinstance(limit, str) else limit
-        # For each instance, its progress, and the time of the last step.
+        # The progress of each instance, and the time of its last step.
         self._progress: dict[int, tuple[Progress, float]] = {}
         self._durations: dict[int, deque[float]] = {
             kind: deque(maxlen=_KEPT_DURATIONS) for kind in (TRAINING, INFERENCE)
         }
         self._longest = dict.fromkeys(self._durations, 0.0)
-        self._limits: dict[int, float] = {}  # limits by kind of call, cleared after a step
+        self._limits: dict[int, float] = {}  # by kind of call; cleared after a step
         self._checked_at = -_INFINITY
         # Before this time, no further instance exceeds its limit.
         self._next_timeout_at = -_INFINITY
@@ -71,11 +74,11 @@ class HangDetector:
 
     @property
     def check_interval(self) -> float:
-        """The seconds between two checks, and between two progress messages of a wrapper."""
+        """The seconds between two checks for a hang, and between two messages of a wrapper."""
         return 0.2 if self._fixed_limit is None else min(0.5, max(0.02, self._fixed_limit / 5))
 
     def limit(self, kind: int = TRAINING) -> float:
-        """Return the limit in seconds for a kind of call; inf until "auto" has enough samples."""
+        """Return the time limit in seconds for a kind of call; inf if it is not known yet."""
         if self._fixed_limit is not None:
             return self._fixed_limit
         if kind not in self._limits:
@@ -111,17 +114,17 @@ class HangDetector:
         self.activity.reset_timers(now)
 
     def remove(self, instance: int, now: float) -> None:
-        """Forget an instance that has ended."""
+        """Remove an instance that has ended."""
         self._progress.pop(instance, None)
         self.activity.remove(instance, now)
 
     @property
     def counts_steps(self) -> bool:
-        """Whether any running instance counts steps; if so, only instances with steps can hang."""
+        """Whether any running instance counts steps; then only such instances can hang."""
         return bool(self._progress)
 
     def next_deadline(self) -> float:
-        """Return the time of the next check."""
+        """Return the time of the next check for a hang."""
         return self._checked_at + self.check_interval
 
     def check(
@@ -130,7 +133,8 @@ class HangDetector:
         """Return the instances that seem to hang now, the longest idle instance first.
 
         If the reader of the output, or a debugger, makes the instances wait, they are blocked and
-        not idle. While mpirun is stopped, an instance that leaves MPI waits for ever.
+        not idle. While mpirun is stopped, no instance can end, so instances that are ending may
+        hang as well.
         """
         is_due = now >= min(self.next_deadline(), self._next_timeout_at)
         if not (is_blocked or is_due):
@@ -144,10 +148,9 @@ class HangDetector:
     def hung(self, now: float) -> tuple[int, ...]:
         """Return the instances that seem to hang, the longest idle instance first.
 
-        An instance that only waits for another instance, or for a CPU core, may exceed the limit at
-        the same time. To exclude such instances, the caller collects the stacks and calls
-        ``confirm``. For a job whose instances count no steps, the result contains all instances, or
-        is empty.
+        The result may contain instances that only wait for another instance, or for a CPU core. To
+        exclude such instances, the caller collects the stacks and calls ``confirm``. For a job
+        whose instances count no steps, the result contains all instances, or is empty.
         """
         limits = [(since, self._step_limit(each)) for each, since in self._progress.values()]
         later = (since + limit for since, limit in limits if now - since <= limit)
@@ -180,7 +183,7 @@ class HangDetector:
         return hung
 
     def busy(self, now: float) -> tuple[int, ...]:
-        """Return the ``hung`` instances that use CPU time, which may be only for waiting."""
+        """Return the instances of ``hung`` that use CPU time, perhaps only for waiting."""
         return tuple(
             index
             for index in self.hung(now)
@@ -208,7 +211,7 @@ class HangDetector:
         )
 
     def _idle_limit(self, index: int) -> float | None:
-        """Return how long an instance may be idle; None for the activity monitor's own limit."""
+        """Return the time limit of an idle instance; None for the limit of ``activity``."""
         if index not in self._progress:
             return None
         limit = self._step_limit(self._progress[index][0])
@@ -235,7 +238,7 @@ class HangDetector:
         return {i: (progress.step, progress.calls) for i, (progress, _) in self._progress.items()}
 
     def idle_seconds(self, instance: int, now: float) -> float:
-        """Return the seconds since an instance's last step, or activity if it counts no steps."""
+        """Return the seconds since the last step of an instance, or since its last activity."""
         if instance not in self._progress:
             return self.activity.of(instance).idle_seconds(now)
         return now - self._progress[instance][1]

@@ -23,14 +23,14 @@ from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
 if TYPE_CHECKING:
     from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
-# How long an unfinished line is held back: a fixed time and a time for each instance, up to the
-# maximum. An unbuffered print() writes the newline separately. If many programs share a CPU, all
-# the others may run before a program writes its newline.
+# The output holds back an unfinished line for a fixed time and a time for each instance, up to the
+# maximum. An unbuffered print() writes the newline separately. If many programs share a CPU, a
+# program may have to wait for the CPU before it writes the newline.
 _IDLE_SECONDS, _IDLE_SECONDS_PER_INSTANCE, _MAX_IDLE_SECONDS = 0.2, 0.005, 2.0
-# After a job was stopped and the grace time is over, the rest of the output is discarded if its
-# reader takes nothing for this long.
+# After a job was stopped and the grace time is over, the rest of the output is discarded if the
+# reader of the output reads nothing for this long.
 _READER_SECONDS = 2.0
-# The time between two tries to write to a reader that does not keep up.
+# The seconds between two tries to write output that its reader does not read fast enough.
 _READER_PAUSE_SECONDS = 0.002
 # If at most this many lines follow the last lines of an instance, the user sees those last lines
 # together with the launcher's report.
@@ -48,25 +48,26 @@ class InstanceOutput:
         write_log: Writes a line of the launcher's own log.
 
     Attributes:
-        stopped_at: When the job was stopped; None before. Output that is still unread long after
-            that is discarded.
+        stopped_at: The time when the job was stopped; None before. Output that is not read for long
+            after this time is discarded.
     """
 
     def __init__(
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
         self.stopped_at: float | None = None
-        # The number of lines on stderr now, and after the last output of each instance.
+        # The number of lines written to stderr so far, and after the last output of each instance.
         self._num_lines = 0
         self._last_line: dict[int, int] = {}
-        self._has_warned = False  # of incomplete files
+        self._has_warned = False  # whether a warning about incomplete files was shown
         of_instances = _IDLE_SECONDS_PER_INSTANCE * job.num_instances
         self._idle_seconds = min(_IDLE_SECONDS + of_instances, _MAX_IDLE_SECONDS)
         self._job = job
         self._write_log = write_log
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
         if _is_same_terminal(*descriptors):
-            # Both streams share one cursor, so one sink tracks the unfinished line.
+            # On one terminal, stdout and stderr share the cursor, so one sink tracks the unfinished
+            # line.
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
@@ -174,7 +175,7 @@ class InstanceOutput:
         self._screens[_STDERR].end_bar(self._streams[index][_STDERR])
 
     def _show_repeated(self, members: tuple[int, ...], shown: int) -> None:
-        """Write one line for the tracebacks of ``members``, which equal that of ``shown``."""
+        """Write a line that says that ``members`` had the same traceback as ``shown``."""
         tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.watchers.output)
         self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
         self._num_lines += 1
@@ -186,7 +187,7 @@ class InstanceOutput:
         """The instances whose last stderr output is among the last lines of the launcher's stderr.
 
         If an instance's traceback was not shown because another instance had written an equal one,
-        the position of the shown traceback counts.
+        the position of the other instance's traceback counts.
         """
         end = self._num_lines
         return frozenset(i for i, at in self._last_line.items() if end - at <= _VISIBLE_LINES)
@@ -211,7 +212,7 @@ class InstanceOutput:
 
     @property
     def panel_size(self) -> tuple[int, int] | None:
-        """Columns and rows of the panel's terminal; None without a panel."""
+        """The number of columns and rows of the terminal of the panel; None without a panel."""
         if self._panel_sink is None:
             return None
         try:
@@ -239,7 +240,8 @@ class InstanceOutput:
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
         """Show the output of the instance with the keyboard without waiting for whole lines.
 
-        ``shows_hidden`` tells whether to show its output even if --only-output-from hides it.
+        ``shows_hidden`` tells whether to show the instance's output even if --only-output-from
+        hides it.
         """
         for is_live, index in ((False, self._typed_into), (True, instance)):
             if index is None:
@@ -255,7 +257,7 @@ class InstanceOutput:
             screen.maps_newlines = mapped or not screen.is_terminal
 
     def enter_typed(self) -> None:
-        """Note that the terminal has moved the cursor to the next line, after a typed newline."""
+        """Record that a typed newline has moved the cursor of the terminal to the next line."""
         if self._panel is not None:
             self._panel.enter_typed()
         for screen in self._screens:
@@ -268,7 +270,7 @@ class InstanceOutput:
 
     @property
     def is_full(self) -> bool:
-        """Whether the instances have to wait until output is read."""
+        """Whether the instances have to wait until the launcher's output is read."""
         return any(sink.is_full for sink in self._sinks)
 
     @property

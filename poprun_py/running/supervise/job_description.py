@@ -28,8 +28,8 @@ class FilePlace:
     Attributes:
         variable: The environment variable that gives a program the path up to ``instance-N``.
         names: The pattern that NAME has to match.
-        most_bytes: The maximum number of bytes that an instance on another host may send.
-        value_start: The text before the path in the value of the variable.
+        most_bytes: The maximum total size of the files that an instance on another host may send.
+        value_start: The text before the path in the value of the environment variable ``variable``.
     """
 
     folder: Path
@@ -62,9 +62,9 @@ def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
 
 
 def place_of_call(folder: Path, restart_count: int) -> FilePlace:
-    """Return the place for the results of a function, in the folder of its call.
+    """Return the place for the results of a called function, in the folder of the call.
 
-    The size of results is not limited.
+    The size of the results of a function is not limited.
     """
     return FilePlace(
         folder=folder / f"attempt-{restart_count}",
@@ -79,8 +79,8 @@ class Command:
     """The command that starts all instances.
 
     Attributes:
-        variables: For each instance, the variables that it gets over the control channel, so that
-            no command line shows them; the value None unsets a variable.
+        variables: For each instance, the environment variables that are sent over the control
+            channel, so that no command line shows them; the value None unsets a variable.
         stdin_instance: The instance that reads standard input.
         end_signal: The signal that makes mpirun clean up and end. mpirun blocks the other signals
             that end processes.
@@ -99,16 +99,18 @@ class Hosts:
     """The hosts of a job; the defaults are for a job on this host only.
 
     Attributes:
-        listen: The address of this machine for the other hosts.
+        listen: The address of this machine to which the other hosts connect; None without other
+            hosts.
         network: The network of mpirun's listening ports; None for all networks.
-        names: For each instance, the name of its host, as the host reports it; empty if unknown.
+        names: For each instance, the name of its host, as the host itself reports the name; empty
+            if the name is unknown.
         others: The instances on other hosts.
         leases: For some instances, the request for a lease on their hosts. The hosts take the
-            leases before any program starts.
-        refusal_of: Takes an instance with a lease request and the answer of its host. Returns why
-            the job cannot start, or an empty text.
-        explain_failed_start: Raises StartError with the reason why the job does not start, or
-            returns possible problems of the hosts. None for a job on this host only.
+            leases before any program of the job starts.
+        refusal_of: A function of an instance and its host's answer to the lease request, which
+            returns why the job cannot start, or an empty text.
+        explain_failed_start: A function that raises StartError with the reason why the job does not
+            start, or returns possible problems of the hosts; None for a job on this host only.
     """
 
     listen: str | None = None
@@ -125,7 +127,7 @@ class JobLimits:
     """The time limits of a job, in seconds.
 
     Attributes:
-        timeout: The limit of the whole job; None for no limit.
+        timeout: The time limit of the whole job; None for no time limit.
         spent: The part of ``timeout`` that earlier attempts have used.
         hang_timeout: The longest time without progress, or "auto"; None turns hang detection off.
         grace: The time between asking a program to end and killing it.
@@ -143,9 +145,10 @@ class JobFiles:
 
     Attributes:
         output_dir: An existing folder for the output of the instances.
-        places: The places for the files that programs leave. Their patterns do not overlap.
+        places: The places for the files that programs leave. No file name matches the ``names`` of
+            two places.
         spans: The folder of the timeline's spans.
-        call: A file that every program reads. It is sent to the other hosts.
+        call: A file that every program reads. The launcher sends this file to the other hosts.
     """
 
     output_dir: str | None = None
@@ -164,9 +167,9 @@ class JobFiles:
     def settings(self, instance: int, *, is_other: bool) -> dict[str, Any]:
         """Return the settings for files that a wrapper gets before its program starts.
 
-        A wrapper on another host chooses the path in each environment variable, so it gets only the
-        text before the path. With a timeline, a wrapper on this host gets the path of the spans,
-        and other wrappers get an empty path.
+        A wrapper on another host chooses the path in each environment variable, so the wrapper gets
+        only the text before the path. With a timeline, a wrapper on this host gets the path of the
+        spans, and other wrappers get an empty path.
         """
         values: dict[str, Any] = {}
         if is_other and self.places:

@@ -1,9 +1,9 @@
-"""The start of a job, with its diagnosis until all wrappers have connected.
+"""The start of a job, with a diagnosis if some wrappers do not connect.
 
 When every wrapper has connected, the hosts take the leases of the job and store the file that their
 programs read. Then every wrapper gets the frame that starts its program. If a host is lost while
 mpirun starts its daemons, or cannot connect to this machine, mpirun waits for ever. So if some
-instances have not connected after a while, the hosts are asked for the reason.
+wrappers have not connected after some seconds, the launcher asks the hosts for the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIRST_WAIT_SECONDS = 10.0
 # The first wait for all instances to connect is longer by this time for each instance, because many
 # wrappers take longer to start.
 _SECONDS_PER_INSTANCE = 0.02
-# The time between two checks whether the hosts have answered.
+# The launcher checks at this interval, in seconds, whether the hosts have answered.
 _ANSWER_SECONDS = 0.2
 _MAX_MPIRUN_LENGTH = 500
 # The size of the parts of a file that is sent to another host.
@@ -45,8 +45,8 @@ _REASON, _DOUBT = b"!", b"?"
 class Finding:
     """The answer of the hosts about a job whose instances have not all connected."""
 
-    text: str  # empty if the hosts found nothing
-    is_reason: bool = False  # whether the job cannot start; otherwise it is a possible problem
+    text: str  # empty if the hosts found no problem
+    is_reason: bool = False  # whether ``text`` is a reason or a possible problem
     seconds: float = 0.0  # since the start of the job
 
     def sentence(self, connected: int, total: int, mpirun_output: str) -> str:
@@ -134,7 +134,8 @@ class StartDiagnosis:
     """Asks the hosts why a job does not start, and calls ``found`` with each answer.
 
     The hosts are asked some time after the start at ``now``, and again after twice the time, until
-    ``end`` is called. ``explain`` finds the reason; it is None for a job on this host only.
+    ``end`` is called. ``explain`` returns the answer of the hosts; ``explain`` is None for a job on
+    this host only.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class StartDiagnosis:
         self._check_at = now + self._wait_seconds if explain is not None else float("inf")
 
     def end(self) -> None:
-        """Stop asking, because every instance has connected or the job is stopped."""
+        """Stop asking the hosts, because every instance has connected or the job is stopped."""
         self._check_at = float("inf")
         if self._question is not None:
             self._question.close()
@@ -163,7 +164,7 @@ class StartDiagnosis:
         return self._check_at
 
     def on_time(self, now: float) -> None:
-        """Ask the hosts if it is time for that, or report their answer."""
+        """Ask the hosts when the wait is over, or report an answer of the hosts."""
         if now < self._check_at or self._explain is None:
             return
         if self._question is None:
@@ -201,12 +202,12 @@ class ProgramStart:
         self._shutdown = shutdown
         self._settings_of = settings_of
         self._started = started
-        self._unleased = set(job.hosts.leases)  # instances whose hosts have not answered
+        self._unleased = set(job.hosts.leases)  # instances that have no lease yet
         # The path of the file that all programs read, for instances on other hosts.
         self._call_paths: dict[int, str] = {}
 
     def begin(self) -> None:
-        """Request the leases, send the files, and start the programs when both are done."""
+        """Request the leases, send the files, and start the programs after both steps."""
         if problem := misplaced(self._job.hosts.names, self._control.peers):
             self._shutdown.end(Cause.REFUSED, problem)
             return
@@ -224,7 +225,7 @@ class ProgramStart:
             self._send_files()
 
     def on_file_stored(self, peer: Peer, answer: dict[str, str]) -> None:
-        """Handle another host's answer with the path of the stored file, or with a problem."""
+        """Handle the answer of another host that has stored a file, or could not store it."""
         if problem := answer.get("problem"):
             self._shutdown.end(
                 Cause.REFUSED,
@@ -276,7 +277,7 @@ def _frames_of(call: Path) -> Iterator[bytes]:
 def misplaced(hosts: Sequence[str], peers: Mapping[int, Peer]) -> str:
     """Return a message about an instance on another host than planned, or an empty text.
 
-    The name of a planned host is empty if it is not known.
+    ``hosts`` has the planned host name of each instance, or an empty text if the name is unknown.
     """
     for index, planned in enumerate(hosts):
         actual = peers[index].host

@@ -76,7 +76,7 @@ class Collective:
     Attributes:
         number: The number of the collective in the program, counted from 1.
         name: The name of the collective.
-        goes_on: Whether the collective is still running.
+        goes_on: Whether the collective has begun and not ended.
         seconds: The time since the collective began.
     """
 
@@ -100,20 +100,22 @@ class InstanceResult(Displayed):
 
     Attributes:
         index: The index of the instance.
-        host: The name of its host; empty if its wrapper never connected.
-        pid: The process id of its program; 0 if the program never started.
-        code: The program's exit code, negative for a signal; None if its end was never reported.
+        host: The name of the instance's host; empty if the instance's wrapper never connected.
+        pid: The process id of the instance's program; 0 if the program never started.
+        code: The exit code of the program, negative for a signal; None if the end of the program
+            was never reported.
         ended_ns: The time when the program ended, in nanoseconds on this machine's clock.
         progress: The program's steps; None for a program that does not count steps.
         collective: The last collective that the program began; None before the first.
         max_rss_bytes: The peak of the program's resident memory.
-        memory_limit_bytes: The memory limit of its control group; None without a limit.
-        oom_kills: The number of processes of its control group that the kernel killed during the
-            run, because memory was exhausted.
+        memory_limit_bytes: The memory limit of the program's control group; None without a limit.
+        oom_kills: The number of processes of the program's control group that the kernel killed
+            during the run, because memory was exhausted.
         was_stopped: Whether the supervisor had asked the program to end.
-        was_lost: Whether its wrapper disconnected without reporting the end of the program.
-        had_last_word: Whether the last lines of its stderr, or an equal traceback of another
-            instance, are at the end of the launcher's stderr.
+        was_lost: Whether the instance's wrapper disconnected without reporting the end of the
+            program.
+        had_last_word: Whether the last lines of the program's stderr, or an equal traceback of
+            another instance, are at the end of the launcher's stderr.
         stderr_tail: The last part of the program's stderr.
         trained_alone: Whether the program trained with torch without any collective with other
             instances.
@@ -188,12 +190,12 @@ class Cause(enum.Enum):
     HANG = enum.auto()
     SIGNAL = enum.auto()  # the launcher received a signal
     FAILED = enum.auto()  # an instance failed
-    STRAGGLER = enum.auto()  # instances run on after another one has ended at a checkpoint
+    STRAGGLER = enum.auto()  # one instance has ended at a checkpoint, and others run on
     MPIRUN_ENDED = enum.auto()
 
 
 # If several causes occur before the job has ended, the most severe one counts, or the first of
-# equally severe ones. The other causes have the severity 0.
+# equally severe ones. Causes of a stop that are not listed here have the severity 0.
 _SEVERITY = {
     Cause.REFUSED: 3,
     Cause.TIME_LIMIT: 2,
@@ -223,7 +225,7 @@ class Stop:
     stacks: tuple[StackGroup, ...] = ()
 
     def followed_by(self, later: Stop) -> Stop:
-        """Return the more severe stop of this one and ``later``, with the time of this one."""
+        """Return this stop or the more severe stop ``later``, with the time of this stop."""
         is_severer = _SEVERITY.get(later.cause, 0) > _SEVERITY.get(self.cause, 0)
         severer = later if is_severer else self
         return replace(severer, at=self.at, signal=self.signal or later.signal)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from poprun_py.running.supervise.job_description import Job
 
 _ANSWER_SECONDS = 10.0
-# The time-out for a launcher's IPUs. A launcher knows them at once, but does not answer while it is
-# stopped (Ctrl-Z).
+# The time-out, in seconds, of a question for the emulated IPUs of a job. A running launcher answers
+# at once, but a launcher that is stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
 # The maximum number of frames in an answer, which is 64 MiB. The status of 4,096 instances takes 3
@@ -58,8 +58,8 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
     """Return the status of a job, and with ``NEWEST`` the process ids of older launchers.
 
     Args:
-        job: The process id of its launcher or of one of its instances; the name of its run, or the
-            run's folder; or ``NEWEST``.
+        job: The process id of the job's launcher or of one of its instances; the name of the run,
+            or the folder of the run; or ``NEWEST``.
 
     Raises:
         StartError: The job is not found, or its launcher does not answer.
@@ -85,7 +85,7 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
 
 
 def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
-    """Return the status of a run's instances; None if no launcher runs it."""
+    """Return the status of the run ``name``; None if no launcher executes this run."""
     names = {name, Path(name).resolve().name}  # the name may be the run's folder, or a link to it
     silent = ""  # why a launcher that may run the job did not answer
     for _, path in _sockets():
@@ -102,7 +102,7 @@ def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
 
 
 def launcher_status(pid: int) -> dict[str, Any] | None:
-    """Return the status of launcher ``pid``; None if it does not run a job or does not answer."""
+    """Return the status of the job of launcher ``pid``; None if the launcher gives no answer."""
     for _, path in _sockets(pid):
         with contextlib.suppress(StartError):
             if status := _status(path, "--status"):
@@ -183,7 +183,7 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
 
 
 def _answer(path: Path, want: str, seconds: float) -> str | None:
-    """Return a launcher's answer of one or more frames; None if the launcher ended without one.
+    """Return the answer of a launcher; None if the launcher ended without an answer.
 
     Raises:
         ValueError: The answer is too long, or is not text.
@@ -239,7 +239,7 @@ def _is_launchers(path: Path) -> bool:
 def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
     """Return the process id and the socket of every launcher, sorted by process id.
 
-    With ``pid``, the result is the socket of this launcher, and those of killed ones of this id.
+    With ``pid``, the result contains only sockets of launchers with this process id.
     """
     pids = [each for each, _ in process_info.all_stats()] if pid is None else [pid]
     name = ANY_FOLDER if pid is None else f"{folder_prefix(pid)}*"
@@ -253,7 +253,7 @@ def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
 
 
 def _sockets_of(pid: int, option: str) -> list[Path]:
-    """Return the sockets of the launcher that is process ``pid`` or an ancestor of it."""
+    """Return the sockets of the launcher that is process ``pid`` or its ancestor."""
     for current in [pid, *process_info.ancestors(pid)]:
         if found := _sockets(current):
             return [path for _, path in found]
