@@ -69,7 +69,7 @@ Processes = list[dict[str, Any]]
 @dataclass(slots=True, eq=False)
 class _Collection:
     missing: set[int]  # the instances that have not answered yet
-    deadline: float  # when the collection ends, even if instances are missing
+    deadline: float  # when the launcher stops waiting for stacks of instances
     reply: Callable[[tuple[StackGroup, ...]], None]
     answers: dict[int, Processes | None] = field(default_factory=dict)
 

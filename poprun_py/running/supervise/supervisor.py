@@ -85,7 +85,7 @@ def _start(
         resources.callback(process_control.set_open_files, open_files)
         mpirun_files = mpirun_open_files(job, open_files)
         if mpirun_files != open_files:
-            # Programs get the user's own limit. Only mpirun's limit was raised.
+            # Only mpirun may open more files. Programs get the user's own limit.
             parts.open_files = open_files
         signals = SignalPipe(resources)
         selector = resources.enter_context(selectors.DefaultSelector())

@@ -134,7 +134,7 @@ class Recorder(Protocol):
 
 
 class Recorders:
-    """Passes steps and views on to all recorders of a job, except recorders that have failed."""
+    """Passes steps and job views on to all recorders of a job that have not failed."""
 
     def __init__(self, recorders: Sequence[Recorder], warn: Callable[[str], None]) -> None:
         self._recorders = list(recorders)
