@@ -1,6 +1,6 @@
 """The subcommand ``poprun-py compare``, which compares runs in the folder ``--output-dir``.
 
-The subcommand ``scale`` prints and saves its comparison with functions of this module.
+The subcommand ``scale`` uses functions of this module to print and save its comparison.
 """
 
 from __future__ import annotations

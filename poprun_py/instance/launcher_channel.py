@@ -154,7 +154,10 @@ class LauncherChannel:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def exchange(self, event: int) -> "list[tuple[bytes, bytes]] | None":
-        """Send and receive as ``event`` allows; return messages, None if the launcher is gone."""
+        """Send unsent messages, and return the received ones; None if the launcher has ended.
+
+        ``event`` is the result of ``poll``, which says whether the connection can send or receive.
+        """
         try:
             if event & select.POLLOUT and self._unsent:
                 del self._unsent[: self._connection.send(self._unsent, socket.MSG_DONTWAIT)]

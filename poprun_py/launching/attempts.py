@@ -198,7 +198,7 @@ def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
     )
 
 
-# --- an attempt as a job for the supervisor -------------------------------------------------------
+# --- from a plan to the Job that the supervisor runs ----------------------------------------------
 
 
 def job_of(

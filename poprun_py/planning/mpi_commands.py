@@ -159,7 +159,7 @@ def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> d
 
 
 def make_command(inputs: PlanInputs, variables: Sequence[Pairs]) -> tuple[tuple[str, ...], bool]:
-    """Return the mpirun command that starts all instances, and whether the command is compact.
+    """Return the mpirun command that starts all instances, and whether it has only one part.
 
     An mpirun command has a part (an app context in Open MPI) for each instance, with the
     ``variables`` of the instance. If the mpirun command would be too long for the kernel, a compact

@@ -78,8 +78,8 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the fault because of which the parser took an option or a host for the program.
 
-    Return an error text, and the rest of the launch command with the fault corrected. If the launch
-    command has no such fault, return None.
+    Return an error text, and the corrected words that belong at the end of the launch command. If
+    the launch command has no such fault, return None.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
