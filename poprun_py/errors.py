@@ -74,6 +74,11 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     return f"; did you mean {spelled[close[0]]}?" if close else ""
 
 
+def shortened(text: str) -> str:
+    """Return a value of the user as messages show it: at most 80 characters."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _folded(word: str) -> str:
     return word.lower().replace("-", "_")
 

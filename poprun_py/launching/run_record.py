@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from popdist_py.environment import RUN_ID, is_popdist_environment
-from poprun_py.errors import LaunchError, StartError, UsageError, explain_os_error
+from poprun_py.errors import LaunchError, StartError, UsageError, explain_os_error, shortened
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.past_runs.run_files import LATEST, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -233,7 +233,7 @@ def new_run_id(environ: Mapping[str, str]) -> str:
         return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
     if not _FOLDER_NAME.fullmatch(given) or given == LATEST:
         raise UsageError(
-            f"{RUN_ID}={given[:80]!r}: expected the name of a folder: a letter or digit, then "
-            f"letters, digits, '.', '_' and '-', at most 128 in all, and not {LATEST!r}"
+            f"{RUN_ID}={shortened(repr(given))}: expected the name of a folder: a letter or "
+            f"digit, then letters, digits, '.', '_' and '-', at most 128 in all, and not {LATEST!r}"
         )
     return given

@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from poprun_py.errors import UsageError, nearest
+from poprun_py.errors import UsageError, nearest, shortened
 
 # The maximum number of instances. A larger number of instances is a typing mistake, and planning
 # for so many instances would take hours.
@@ -138,9 +138,8 @@ class Option:
             # The error message about a secret NAME=VALUE contains only the name.
             given, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
             shown = f"{given!r}=..." if equals else f"of type {type(value).__name__}"
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
         hint = nearest(value, self.type.choices) if isinstance(value, str) else ""
-        return UsageError(f"{name} {shown}: expected {self.type.expected}{hint}")
+        return UsageError(f"{name} {shortened(shown)}: expected {self.type.expected}{hint}")
 
 
 def option_name(field: str) -> str:

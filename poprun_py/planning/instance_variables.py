@@ -30,7 +30,7 @@ from popdist_py.environment import (
     TORCH_BACKEND,
     InstanceEnvironment,
 )
-from poprun_py.errors import UsageError
+from poprun_py.errors import UsageError, shortened
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.options.gathered_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.options.launch_config import LaunchConfig
@@ -229,8 +229,7 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
         except (ValueError, RecursionError):
             of_user = None
         if not isinstance(of_user, dict):
-            shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
-            raise UsageError(f"{TARGET_OPTIONS}={shown}: expected a JSON object")
+            raise UsageError(f"{TARGET_OPTIONS}={shortened(repr(text))}: expected a JSON object")
     size = min(topology.ipus_per_ild, LINK_DOMAIN_IPUS)
     is_whole = size == LINK_DOMAIN_IPUS
     of_job = {

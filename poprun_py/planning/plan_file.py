@@ -11,7 +11,7 @@ from typing import Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
-from poprun_py.errors import UsageError
+from poprun_py.errors import UsageError, shortened
 from poprun_py.machines.host_list import Host, are_host_names
 from poprun_py.machines.machine import Machine
 from poprun_py.options.config_files import checked_values
@@ -300,9 +300,7 @@ def _contradiction(what: str) -> UsageError:
 
 
 def _unexpected(what: str, value: Any, expected: str) -> UsageError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    return UsageError(f"launch plan: {what} is {shown}; expected {expected}")
+    return UsageError(f"launch plan: {what} is {shortened(repr(value))}; expected {expected}")
 
 
 def _instance_from_json(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from poprun_py.errors import StartError, UsageError
+from poprun_py.errors import StartError, UsageError, shortened
 from poprun_py.terminal import command_name
 
 # The script that every instance runs if a Python function is launched instead of a program.
@@ -89,8 +89,7 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
             raise StartError(f"program {program[0]!r} {problem}")
     except OSError as error:
         name = script or program[0]
-        shown = name if len(name) <= 80 else f"{name[:77]}..."
-        raise StartError(f"program {shown!r} cannot be run: {error.strerror}") from None
+        raise StartError(f"program {shortened(name)!r} cannot be run: {error.strerror}") from None
 
 
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:

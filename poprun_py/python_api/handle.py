@@ -371,7 +371,8 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
         return None
     if not isinstance(value, bool) and isinstance(value, Real) and float(value) >= least:
         return min(float(value), threading.TIMEOUT_MAX)
-    raise UsageError(f"{name} {value!r}: expected seconds, 0 or more")
+    expected = "seconds" if least < 0 else f"seconds, {least:g} or more"
+    raise UsageError(f"{name} {value!r}: expected {expected}")
 
 
 # --- the end of the calling program -------------------------------------------------------

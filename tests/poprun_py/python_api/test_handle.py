@@ -69,8 +69,8 @@ def test_output_of_one_instance_of_all_instances_and_of_the_command(running):
         (lambda job: job.output("0"), "instance '0': expected 0 to 1, or None for all"),
         (lambda job: job.stop(grace=-1), "grace -1: expected seconds, 0 or more"),
         (lambda job: job.stop(grace="1"), "grace '1': expected seconds, 0 or more"),
-        (lambda job: job.wait("1"), "timeout '1': expected seconds, 0 or more"),
-        (lambda job: job.wait(float("nan")), "timeout nan: expected seconds, 0 or more"),
+        (lambda job: job.wait("1"), "timeout '1': expected seconds"),
+        (lambda job: job.wait(float("nan")), "timeout nan: expected seconds"),
     ],
 )
 def test_wrong_arguments_of_methods_are_refused(call, said, running):
@@ -84,6 +84,8 @@ def test_the_job_continues_after_a_timeout_of_wait_or_result(running):
     for ask in (running.wait, running.result):
         with pytest.raises(TimeoutError, match=r"sh still runs after 0\.01 s"):
             ask(timeout=0.01)
+        with pytest.raises(TimeoutError, match="sh still runs after -1 s"):  # a deadline has passed
+            ask(timeout=-1)
     assert not running.done()
 
 
