@@ -12,7 +12,7 @@ from collections.abc import Callable
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from popdist_py.errors import plural
 from poprun_py.display.formatting import bytes_text, date_text, ranges_text
-from poprun_py.running.screen.tracebacks import normal_line
+from poprun_py.running.screen.traceback_parsing import normal_line
 from poprun_py.running.supervise.launch_result import (
     Cause,
     Collective,

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 from poprun_py.display.formatting import ranges_text
 from poprun_py.running.attempt_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
-from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
+from poprun_py.running.screen.repeat_filter import RepeatedTracebacks
 from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job_description import Job
 from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
 
 if TYPE_CHECKING:
-    from poprun_py.running.screen.tracebacks import InterruptTracebacks
+    from poprun_py.running.screen.traceback_parsing import InterruptTracebacks
 
-# The output holds back an unfinished line for a fixed time and a time for each instance, up to the
-# maximum. An unbuffered print() writes the newline separately. If many programs share a CPU, a
-# program may have to wait for the CPU before it writes the newline.
+# The launcher holds back an unfinished line of output for a fixed time plus a time for each
+# instance, up to the maximum. An unbuffered print() writes the newline separately. If many programs
+# share a CPU, a program may have to wait for the CPU before it writes the newline.
 _IDLE_SECONDS, _IDLE_SECONDS_PER_INSTANCE, _MAX_IDLE_SECONDS = 0.2, 0.005, 2.0
 # After a job was stopped and the grace time is over, the rest of the output is discarded if the
 # reader of the output reads nothing for this long.
 _READER_SECONDS = 2.0
-# The seconds between two tries to write output that its reader does not read fast enough.
+# The seconds between two attempts to write output whose reader is too slow.
 _READER_PAUSE_SECONDS = 0.002
 # If at most this many lines follow the last lines of an instance, the user sees those last lines
 # together with the launcher's report.
@@ -56,7 +56,7 @@ class InstanceOutput:
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
         self.stopped_at: float | None = None
-        # The number of lines written to stderr so far, and after the last output of each instance.
+        # The number of lines on stderr, in total and up to the last output of each instance.
         self._num_lines = 0
         self._last_line: dict[int, int] = {}
         self._has_warned = False  # whether a warning about incomplete files was shown
@@ -143,10 +143,10 @@ class InstanceOutput:
             self._find_repeats(peer.index, data)
 
     def shorten_interrupts(self) -> None:
-        """Show KeyboardInterrupt tracebacks as one line from now on, after Ctrl-C."""
+        """From now on, show each traceback of a KeyboardInterrupt as one line."""
         if self._interrupts is None:
-            # Imported only after Ctrl-C, so that other jobs do not wait for the import.
-            from poprun_py.running.screen.tracebacks import InterruptTracebacks
+            # The module is imported only after Ctrl-C, so that other jobs start faster.
+            from poprun_py.running.screen.traceback_parsing import InterruptTracebacks
 
             self._interrupts = InterruptTracebacks(self._find_repeats)
 
@@ -186,8 +186,8 @@ class InstanceOutput:
     def visible_instances(self) -> frozenset[int]:
         """The instances whose last stderr output is among the last lines of the launcher's stderr.
 
-        If an instance's traceback was not shown because another instance had written an equal one,
-        the position of the other instance's traceback counts.
+        If an instance's traceback was not shown because another instance had written an equal
+        traceback, the position of that traceback counts.
         """
         end = self._num_lines
         return frozenset(i for i, at in self._last_line.items() if end - at <= _VISIBLE_LINES)
@@ -238,7 +238,7 @@ class InstanceOutput:
         return self._sinks[_STDOUT].is_terminal, self._sinks[_STDERR].is_terminal
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
-        """Show the output of the instance with the keyboard without waiting for whole lines.
+        """Show the output of ``instance``, which has the keyboard, before its lines are complete.
 
         ``shows_hidden`` tells whether to show the instance's output even if --only-output-from
         hides it.
@@ -252,7 +252,7 @@ class InstanceOutput:
         self._typed_into = instance
 
     def map_newlines(self, mapped: bool) -> None:
-        """Set whether the terminal returns to the first column after a newline."""
+        """Record whether the terminal returns to the first column after a newline."""
         for screen in self._screens:
             screen.maps_newlines = mapped or not screen.is_terminal
 
@@ -270,7 +270,7 @@ class InstanceOutput:
 
     @property
     def is_full(self) -> bool:
-        """Whether the instances have to wait until the launcher's output is read."""
+        """Whether the instances have to wait for the reader of the launcher's output."""
         return any(sink.is_full for sink in self._sinks)
 
     @property
@@ -279,7 +279,7 @@ class InstanceOutput:
         return not any(sink.pending for sink in self._sinks)
 
     def on_time(self, now: float, wait_seconds: float = 0.0) -> None:
-        """Write the output that its readers accept within ``wait_seconds``."""
+        """Write as much of the output as its readers accept within ``wait_seconds``."""
         self._warn_of_incomplete_files()
         if self._panel is not None:
             self._panel.on_time(now)
@@ -323,7 +323,7 @@ class InstanceOutput:
 
 
 def _line(sentence: str) -> bytes:
-    """Return a message as bytes; undecodable bytes of a path are escaped, as on stderr."""
+    """Return a message as bytes; undecodable bytes of a path are escaped."""
     return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
 
 

@@ -30,8 +30,8 @@ class Progress:
     """The progress of a program, in training steps and other calls.
 
     Attributes:
-        step: The number of training steps done, including those before a checkpoint from which the
-            program resumed.
+        step: The number of training steps done, including the steps before a checkpoint from which
+            the program resumed.
         calls: The number of other calls since the last training step, such as for a validation.
         resumed: The training step of the checkpoint from which the program resumed; 0 for none.
         doing: The current activity, such as ``TRAINING`` or ``COMPILING``.
@@ -60,7 +60,7 @@ class Progress:
         return self.step > self.resumed or self.calls > 0
 
     def calls_since(self, before: Progress) -> int | None:
-        """Return the number of calls since ``before``; None if they are of several kinds."""
+        """Return the number of calls since ``before``; None if the calls are of several kinds."""
         if (self.kind, self.resumed) != (before.kind, before.resumed) or self.step < before.step:
             return None
         if self.kind == TRAINING:
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The last collective of the library in a program.
+    """The last collective operation of popdist_py that a program has begun.
 
     Attributes:
         number: The number of the collective in the program, counted from 1.
@@ -105,8 +105,8 @@ class InstanceResult(Displayed):
         code: The exit code of the program, negative for a signal; None if the end of the program
             was never reported.
         ended_ns: The time when the program ended, in nanoseconds on this machine's clock.
-        progress: The program's steps; None for a program that does not count steps.
-        collective: The last collective that the program began; None before the first.
+        progress: The program's progress; None for a program that does not count steps.
+        collective: The last collective that the program began; None before the first collective.
         max_rss_bytes: The peak of the program's resident memory.
         memory_limit_bytes: The memory limit of the program's control group; None without a limit.
         oom_kills: The number of processes of the program's control group that the kernel killed
@@ -167,7 +167,7 @@ class StackGroup:
     """Instances with equal Python stacks.
 
     Attributes:
-        instances: The instances.
+        instances: The indices of the instances.
         text: The stacks of the instances, or the reason why the stacks are missing.
         waits: Whether the instances wait for other instances.
     """
@@ -183,7 +183,7 @@ class StackGroup:
 
 
 class Cause(enum.Enum):
-    """Why a job is stopped, the most severe cause first."""
+    """The causes of the stop of a job, the most severe cause first."""
 
     REFUSED = enum.auto()  # the job cannot start
     TIME_LIMIT = enum.auto()
@@ -194,8 +194,8 @@ class Cause(enum.Enum):
     MPIRUN_ENDED = enum.auto()
 
 
-# If several causes occur before the job has ended, the most severe one counts, or the first of
-# equally severe ones. Causes of a stop that are not listed here have the severity 0.
+# If a job has several causes to stop, its result has the most severe cause, or the first of equally
+# severe causes. Causes of a stop that are not listed here have the severity 0.
 _SEVERITY = {
     Cause.REFUSED: 3,
     Cause.TIME_LIMIT: 2,
@@ -209,10 +209,10 @@ class Stop:
     """The stop of a job before all its instances had ended, with its cause and time.
 
     Attributes:
-        cause: The cause.
-        reason: The cause in words.
+        cause: The cause of the stop.
+        reason: The cause of the stop in words.
         at: The time of the stop, in seconds on the monotonic clock.
-        signal: The signal to the launcher that caused the stop; 0 without a signal.
+        signal: The signal to the launcher or mpirun that caused the stop; 0 without a signal.
         hung: The instances that others were waiting for when the job hung; empty without a hang.
         stacks: The stacks of all instances, if they were collected for the stop.
     """
@@ -225,7 +225,7 @@ class Stop:
     stacks: tuple[StackGroup, ...] = ()
 
     def followed_by(self, later: Stop) -> Stop:
-        """Return this stop or the more severe stop ``later``, with the time of this stop."""
+        """Return the more severe of this stop and ``later``, with the time of this stop."""
         is_severer = _SEVERITY.get(later.cause, 0) > _SEVERITY.get(self.cause, 0)
         severer = later if is_severer else self
         return replace(severer, at=self.at, signal=self.signal or later.signal)
@@ -285,12 +285,12 @@ class LaunchResult(Displayed):
         return f"LaunchResult({', '.join(parts)})"
 
     def raise_for_failure(self) -> Self:
-        """Return this result if the job ended well.
+        """Return this result if the exit code of the job is 0.
 
         Raises:
             TimeLimitError: The job reached its time limit, or hung.
-            JobFailedError: The exit code of the job is not 0. The job may have ended at a
-                checkpoint.
+            JobFailedError: The exit code of the job is not 0, for example because the job ended at
+                a checkpoint.
         """
         if self.exit_code == 0:
             return self
@@ -303,7 +303,7 @@ class LaunchResult(Displayed):
 
     @property
     def explanation(self) -> str:
-        """The reason and the advice, as one text."""
+        """The reason for the stop of the job and the advice to the user, as one text."""
         return ". ".join(filter(None, (self.reason, self.advice)))
 
 

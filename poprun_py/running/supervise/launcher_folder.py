@@ -1,7 +1,7 @@
-"""The launcher's temporary folders, for its socket, mpirun's files, and shared memory.
+"""The launcher's temporary folders for the control socket, mpirun's files, and shared memory.
 
-Their names contain the launcher's process id, so that ``--stacks`` finds them.
-``instance/job_folders.py`` decides which process removes them, and when.
+The name of the socket's folder contains the launcher's process id, so that ``--stacks`` finds the
+folder. ``instance/job_folders.py`` decides which process removes the folders, and when.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from poprun_py.instance.job_folders import (
 
 SOCKET_NAME = "control"
 ANY_FOLDER = "poprun-*"
-# The path of a Unix socket has at most 107 bytes.
+# The path of a Unix socket has at most 107 bytes, so the folder's path must be short.
 _MAX_BASE_LENGTH = 60
 
 
@@ -49,7 +49,7 @@ def make_launcher_folder() -> JobFolder:
 def make_shared_memory_folder(private: Path, token: str) -> JobFolder | None:
     """Make the folder of a job in this host's shared memory; return None if that is impossible.
 
-    The ``token`` is the one of the control channel, if the job has other hosts; otherwise empty.
+    If the job has other hosts, ``token`` is the control channel's token; otherwise it is empty.
     """
     with contextlib.suppress(OSError):
         name = memory_folder_name(token) if token else private.name
@@ -60,7 +60,7 @@ def make_shared_memory_folder(private: Path, token: str) -> JobFolder | None:
 def remove_launcher_folders(pid: int) -> None:
     """Remove the folders of launcher ``pid``, which was killed.
 
-    If any of its wrappers is still running, the last of them removes the folders instead.
+    If wrappers of this launcher still run, the last wrapper removes the folders instead.
     """
     remove_abandoned(folder_locations(), pid)
 
@@ -68,13 +68,13 @@ def remove_launcher_folders(pid: int) -> None:
 def mpirun_folder_variables(
     folder: Path, command: tuple[str, ...], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that make Open MPI 5 keep its files on this host in ``folder``.
+    """Return environment variables that make Open MPI 5 keep this host's files in ``folder``.
 
-    By default, Open MPI keeps them in ``$TMPDIR/ompi.<its process id>``. A killed mpirun leaves
+    By default, Open MPI keeps its files in ``$TMPDIR/ompi.<PID of mpirun>``. A killed mpirun leaves
     that folder behind, and a later mpirun with the same process id refuses to start ("The PMIx
     server's listener thread failed to start"). Files in the launcher's folder are removed together
-    with that folder. If the user chose a folder for Open MPI's files, on the command line or in a
-    variable, the result is empty.
+    with the launcher's folder. If the user chose a folder for Open MPI's files, on the command line
+    or in a variable, the result is empty.
     """
     if any("tmpdir_base" in word for word in (*command, *environ)):
         return {}

@@ -1,9 +1,9 @@
-"""Questions to running launchers: stacks of a job, status of its instances, and its IPUs.
+"""Queries to running launchers, for the stacks, the status and the emulated IPUs of a job.
 
-A launcher's socket is in a folder that only its user can enter, so a user finds only jobs of that
-user, and root finds all jobs. Other users can make folders with the same names in /tmp. This module
-ignores a folder whose owner is not the launcher's user, and replaces control characters in the
-strings of an answer.
+A launcher's socket is in a folder that only the launcher's user can enter. A user therefore finds
+only the user's own jobs, and root finds all jobs. Other users can make folders with the same names
+in /tmp. This module ignores a folder whose owner is not the launcher's user, and replaces control
+characters in the strings of an answer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ANSWER_SECONDS = 10.0
 # at once, but a launcher that is stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
-# The maximum number of frames in an answer, which is 64 MiB. The status of 4,096 instances takes 3
-# MiB.
+# The maximum number of frames in an answer. A frame has at most 1 MiB, and the status of 4,096
+# instances takes 3 MiB.
 _MOST_FRAMES = 64
-# The value of ``job`` for the job that was started last.
+# The value of the argument ``job`` that selects the job that was started last.
 NEWEST = "newest"
 
 
@@ -55,7 +55,7 @@ def ask(pid: int) -> str:
 
 
 def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
-    """Return the status of a job, and with ``NEWEST`` the process ids of older launchers.
+    """Return the status of a job and, for ``NEWEST``, the process ids of older launchers.
 
     Args:
         job: The process id of the job's launcher or of one of its instances; the name of the run,
@@ -86,7 +86,7 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
 
 def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
     """Return the status of the run ``name``; None if no launcher executes this run."""
-    names = {name, Path(name).resolve().name}  # the name may be the run's folder, or a link to it
+    names = {name, Path(name).resolve().name}  # the name may be a path to the run's folder
     silent = ""  # why a launcher that may run the job did not answer
     for _, path in _sockets():
         try:
@@ -112,7 +112,7 @@ def launcher_status(pid: int) -> dict[str, Any] | None:
 
 def _status(path: Path, option: str) -> dict[str, Any] | None:
     """Return the status in a launcher's answer; None if the job has just ended."""
-    from poprun_py.running.watch.job_view import JobView  # launches do not need it
+    from poprun_py.running.watch.job_view import JobView  # launches do not need this module
 
     pid = _launcher_of(path)
     if process_info.state_letter(pid) in "Tt":
@@ -130,7 +130,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
         raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError):
         raise StartError(
-            f"{option}: launcher {pid} does not answer as this version does: ask with its own"
+            f"{option}: launcher {pid} does not answer as this version expects: use its version"
         ) from None
     return status
 
@@ -149,7 +149,7 @@ def _age(path: Path) -> float:
 
 
 def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
-    """Return the emulated IPUs of a job, and the programs that hold them."""
+    """Return the emulated IPUs of a job, and the programs that hold the IPUs."""
     running = [peer for peer in peers.values() if peer.started and peer.program_end is None]
     return {
         "partition": job.watchers.partition,
@@ -167,9 +167,9 @@ def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
 
 
 def running_jobs() -> dict[int, dict[str, Any] | None]:
-    """Return the emulated IPUs, and the programs that hold them, of every running job.
+    """Return the emulated IPUs of every running job, and the programs that hold the IPUs.
 
-    The keys are the launchers' process ids. The value is None if a launcher does not answer.
+    The keys are the launchers' process ids. A value is None if the launcher does not answer.
     """
     found: dict[int, dict[str, Any] | None] = {}
     for pid, path in _sockets():
@@ -189,7 +189,7 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
         ValueError: The answer is too long, or is not text.
     """
     reader, payloads = control_protocol.Reader(), []
-    # A launcher that was killed, or that ends before it has answered, gives no answer.
+    # These errors mean that the launcher was killed, or ended before it answered.
     with (
         contextlib.suppress(ConnectionError, FileNotFoundError),
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel,
@@ -206,7 +206,7 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
 
 
 def _printable_value(answer: str) -> Any:
-    """Return the contents of an answer, with control characters in its strings replaced."""
+    """Return the decoded JSON of an answer; control characters in strings are replaced."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, str):
@@ -232,7 +232,7 @@ def _is_launchers(path: Path) -> bool:
         return False
     if not pid or os.geteuid() not in (0, owner):
         return False
-    # ``owner`` returns None for a process that has ended or is hidden.
+    # ``process_info.owner`` returns None for a process that has ended or is hidden.
     return process_info.owner(pid) in (owner, None)
 
 
@@ -253,7 +253,7 @@ def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
 
 
 def _sockets_of(pid: int, option: str) -> list[Path]:
-    """Return the sockets of the launcher that is process ``pid`` or its ancestor."""
+    """Return the sockets of the launcher whose process is ``pid`` or an ancestor of ``pid``."""
     for current in [pid, *process_info.ancestors(pid)]:
         if found := _sockets(current):
             return [path for _, path in found]
@@ -264,7 +264,7 @@ def _sockets_of(pid: int, option: str) -> list[Path]:
 
 
 def _temporary_folders(pid: int) -> set[Path]:
-    """Return the possible parents of the folder of the launcher with this process id."""
+    """Return the folders that may contain the temporary folder of launcher ``pid``."""
     import tempfile
 
     theirs = process_info.variable(pid, "TMPDIR")

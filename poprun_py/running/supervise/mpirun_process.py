@@ -1,4 +1,4 @@
-"""The mpirun process, which starts the wrappers, from its start to its end."""
+"""Start, supervision and end of mpirun, which starts the wrappers of the instances."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from poprun_py.running.supervise.job_description import Job
 from poprun_py.running.supervise.launch_result import describe
 
 _CHUNK = 1 << 16
-# The time for mpirun to end after SIGTERM. mpirun does not have to save anything.
+# mpirun is killed this many seconds after it was asked to end. mpirun has no data to save.
 _GRACE_SECONDS = 2.0
-# The number of files that mpirun opens for itself, and for each instance of this host or each
-# other host.
+# The number of files that mpirun opens for itself, and the number of files that mpirun opens for
+# each instance on this host and for each other host.
 _FILES, _FILES_PER_CHILD = 32, 4
-# How long to search for processes that mpirun has left running. Each search may find another
-# process.
+# The maximum seconds for killing processes that mpirun has left running. The search for such
+# processes is repeated until it finds none.
 _KILL_SECONDS = 2.0
-# The first and the longest time between two searches for listening ports of mpirun. mpirun listens
-# some 20 ms after its start, and other hosts connect some 100 ms later.
+# The shortest and the longest interval between two searches for listening ports of mpirun. mpirun
+# listens some 20 ms after its start, and other hosts connect some 100 ms later.
 _FIRST_PORTS_SECONDS, _MAX_PORTS_SECONDS = 0.01, 0.25
-# Users and schedulers end processes by these signals. mpirun blocks them, so that the launcher
-# decides what they do to the job.
+# Users and schedulers end processes by these signals. mpirun blocks these signals, so that the
+# launcher decides how each signal affects the job.
 _BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
-# The time between two checks whether mpirun got a signal, and the time after which a found signal
-# is checked again.
+# The seconds between two checks whether mpirun has received a signal, and the seconds before a
+# second check confirms the signal.
 _SIGNALS_SECONDS, _SIGNALS_AGAIN_SECONDS = 0.25, 0.05
 
 
 def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
     """Return a (soft, hard) limit of open files that lets mpirun start its instances.
 
-    With a lower limit, mpirun kills instances that it has begun to start, and gives no reason. The
-    launcher has raised its own soft limit to the hard one of the user's ``limits``.
+    If the limit is too low, mpirun kills instances that it has begun to start, and gives no reason.
+    ``limits`` is the user's limit, before the launcher raised its own soft limit.
 
     Raises:
         StartError: The hard limit is too low.
@@ -68,11 +68,11 @@ def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
 def daemon_log_lines(host: str, report: Mapping[str, Any]) -> Iterator[str]:
     """Yield log lines that describe how a wrapper handled its MPI daemon's sockets."""
     for port in report.get("daemon_ports", ()):
-        yield f"port {port} of the MPI daemon of host {host} is kept to the job's network"
+        yield f"port {port} of the MPI daemon of host {host} listens only on the job's network"
     if problem := report.get("daemon_problem"):
         yield (
-            f"the MPI daemon of host {host} listens on every address of it: the system does not "
-            f"lend its sockets to the first instance there ({problem})"
+            f"the MPI daemon of host {host} listens on every address of that host: the system does "
+            f"not let the first instance there change the daemon's sockets ({problem})"
         )
 
 
@@ -81,18 +81,18 @@ class Mpirun:
 
     Args:
         mark: Text in the environment that identifies all processes of the job.
-        selector: Tells when mpirun has written output.
+        selector: The selector that reports when mpirun has written output.
         open_files: The (soft, hard) limit of open files for mpirun, inherited by this host's
             instances.
-        on_signal: Called with a signal that was sent to mpirun. mpirun blocks the signal, because
-            mpirun would kill the wrappers within half a second, despite ``--grace``.
+        on_signal: Called with a signal that was sent to mpirun and that mpirun blocks. Without the
+            block, mpirun would kill the wrappers within half a second, despite ``--grace``.
 
     Attributes:
         ended_at: The time when mpirun ended; None before.
         is_expected_to_end: Whether all instances have ended, so that mpirun has nothing left to do.
 
     Raises:
-        StartError: The command cannot be run.
+        StartError: The command of mpirun cannot be run.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Mpirun:
         parent = os.getpid()
 
         def prepare() -> None:
-            # If the launcher ends first, this signal lets mpirun end its daemons. After SIGKILL,
+            # If the launcher ends first, this signal makes mpirun end its daemons. After a SIGKILL,
             # MPICH would kill the wrappers before they can clean up.
             process_control.die_with_parent(parent, self._end_signal)
             # A blocked signal stays pending, whatever handler mpirun installs for it.
@@ -137,9 +137,9 @@ class Mpirun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
-                # Only the launcher handles Ctrl-C, so mpirun must not get it from the terminal.
+                # Only the launcher handles Ctrl-C, so the terminal must not send SIGINT to mpirun.
                 start_new_session=True,
-                preexec_fn=prepare,  # safe in a launcher of one thread
+                preexec_fn=prepare,  # preexec_fn is safe with one thread
             )
         except OSError as error:
             advice = f": {PROCESSES_ADVICE}" if error.errno == errno.EAGAIN else ""
@@ -155,7 +155,7 @@ class Mpirun:
 
     @property
     def code(self) -> int:
-        """The exit code of mpirun, negative for a signal; 1 while mpirun runs."""
+        """The exit code of mpirun, negative if a signal ended mpirun; 1 while mpirun runs."""
         code = self._process.returncode
         return 1 if code is None else code
 
@@ -171,7 +171,7 @@ class Mpirun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped mpirun. Until it continues, programs cannot leave MPI."""
+        """Whether a signal has stopped mpirun. A stopped mpirun keeps programs from leaving MPI."""
         return process_info.state_letter(self.pid) in "Tt"
 
     def has_just_ended(self) -> bool:
@@ -183,7 +183,7 @@ class Mpirun:
         return True
 
     def stop(self, now: float) -> None:
-        """Ask mpirun to end, and kill it if it does not."""
+        """Ask mpirun to end, and kill mpirun later if it has not ended by itself."""
         self._kill_at = min(self._kill_at, now + _GRACE_SECONDS)
         if not self._was_asked_to_end:
             self._was_asked_to_end = True
@@ -191,13 +191,13 @@ class Mpirun:
             self._continue()
 
     def expect_end(self, seconds: float, now: float) -> None:
-        """Note that all instances have ended; kill mpirun if it runs on after ``seconds``."""
+        """Note that all instances have ended; kill mpirun if it still runs after ``seconds``."""
         self.is_expected_to_end = True
         self._continue()
         self._kill_at = min(self._kill_at, now + seconds)
 
     def all_connected(self) -> None:
-        """Move mpirun's ports a last time, as it opens no more after all wrappers connected."""
+        """Check mpirun's ports a last time; mpirun opens no ports once all wrappers connected."""
         self._move_ports()
         self._ports_at = math.inf
 
@@ -208,7 +208,7 @@ class Mpirun:
         return min(self._kill_at, self._ports_at, confirm_at)
 
     def on_time(self, now: float) -> None:
-        """Check the signals and ports of mpirun, and kill it if its time to end is over."""
+        """Check mpirun's signals and ports, and kill mpirun if its time to end is over."""
         if now >= self._check_signals_at and self.ended_at is None:
             self._check_signals(now)
         if now >= self._ports_at:
@@ -219,7 +219,7 @@ class Mpirun:
             self._kill()
 
     def end(self) -> None:
-        """End mpirun, and all processes on this host that it has started."""
+        """End mpirun and all processes that mpirun has started on this host."""
         if self._process.poll() is None:
             self.stop(time.monotonic())
             try:
@@ -237,38 +237,39 @@ class Mpirun:
             for pid in left:
                 process_control.signal_process(pid, signal.SIGKILL)
             for pid in left:
-                # waitpid collects only children. Other descendants become children one by one.
+                # waitpid accepts only children. Orphaned descendants become the launcher's
+                # children.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)
 
     def _move_ports(self) -> None:
-        """Move sockets that listen on every address of the machine to the job's network.
+        """Move mpirun's sockets that listen on every address of the machine to the job's network.
 
-        Only a process that may trace mpirun can move its sockets. Containers often forbid tracing.
+        Moving the sockets needs permission to trace mpirun. Containers often forbid tracing.
         """
         if self._network is None or math.isinf(self._ports_at):
             return
         try:
             ports = program_environment.import_lent_sockets().move_of(self.pid, self._network)
         except ProcessLookupError:
-            return  # mpirun has ended, which the supervisor notices
+            return  # mpirun has ended; the supervisor handles its end
         except OSError as error:
             self._ports_at = math.inf
             self._log(
-                "mpirun listens on every address of this machine: the system does not lend its "
-                f"sockets to the launcher ({error.strerror})"
+                "mpirun listens on every address of this machine: the system does not let "
+                f"the launcher change mpirun's sockets ({error.strerror})"
             )
             return
         for port in ports:
-            self._log(f"port {port} of mpirun is kept to {self._network}")
+            self._log(f"port {port} of mpirun listens only on {self._network}")
 
     def _check_signals(self, now: float) -> None:
         pending = process_info.pending_signals(self.pid)
         found = next((number for number in self._blocked if number in pending), 0)
         was_found, self._pending_signal = found == self._pending_signal, found
-        # A signal is reported at the second check. By then, the launcher has received it as well if
-        # it was sent to all processes of the job.
+        # A signal is reported only at the second check. If the signal was sent to all processes of
+        # the job, the launcher has received the signal as well by then.
         self._check_signals_at = now + (_SIGNALS_SECONDS if was_found else _SIGNALS_AGAIN_SECONDS)
         if found and was_found:
             self._on_signal(found)

@@ -1,8 +1,9 @@
 """Files and clock readings from other hosts.
 
-A program on this host writes its files to their final place. A program on another host writes them
-to a private folder there, and its wrapper sends them after the program has ended. With a timeline,
-each other host is asked for its time when its program starts and when the program has ended.
+A program on the launcher's host writes its files directly to the job's folders. A program on
+another host writes its files to a private folder on that host. After the program has ended, its
+wrapper sends the files to the launcher. In a job with a timeline, the launcher asks each other host
+for the time on that host's clock, at the start and at the end of the program there.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from poprun_py.running.supervise.job_description import FilePlace
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
 
-# The maximum size of a part of a file.
+# The maximum uncompressed size, in bytes, of one part of a file that a wrapper sends.
 _MAX_PART_BYTES: Final = 1 << 20
-# How many times a host is asked for its time when its program starts, and again when the program
-# has ended.
+# How many times the launcher asks another host for the time when a program starts there. The
+# launcher asks equally often when the program has ended.
 _NUM_QUESTIONS: Final = 8
 
 
 class ReceivedFiles:
-    """Writes the files that the ``others``, the instances on other hosts, send."""
+    """Writes the files that the instances on other hosts (``others``) send to the launcher."""
 
     def __init__(self, places: Sequence[FilePlace], others: frozenset[int]) -> None:
         self._places = places
@@ -37,8 +38,8 @@ class ReceivedFiles:
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
     def take(self, instance: int, payload: bytes) -> None:
-        """Append the part in a ``FILE`` frame to its file; drop files with unexpected names."""
-        import zlib  # only needed for jobs on several hosts
+        """Append the part of a file in a ``FILE`` frame; ignore unexpected file names."""
+        import zlib  # imported here, because only jobs on several hosts need it
 
         encoded, _, packed = payload.partition(b"\0")
         name = encoded.decode(errors="replace")
@@ -56,9 +57,10 @@ class ReceivedFiles:
 
 
 class HostClocks:
-    """Compares the clocks of the ``others``, the instances on other hosts, with this host's clock.
+    """Compares the clocks of the other hosts with the clock of the launcher's host.
 
-    ``folder`` is the folder of the spans; None without a timeline, and then no clock is compared.
+    ``folder`` is the folder of the timeline's spans. Without a timeline, ``folder`` is None and no
+    clocks are compared. ``others`` are the instances on other hosts.
     """
 
     def __init__(
@@ -74,17 +76,17 @@ class HostClocks:
         self._questions: dict[int, int] = defaultdict(int)
 
     def ask(self, instance: int) -> None:
-        """Begin to ask the host of an instance for its time, if it is another host."""
+        """If an instance is on another host, ask that host for the time on its clock."""
         if instance in self._others:
             self._questions[instance] = _NUM_QUESTIONS
             self._ask(instance)
 
     def take(self, instance: int, sent: int, answer: int) -> None:
-        """Record the time that a host has answered, and ask it again if more answers are needed."""
+        """Record the time in a host's answer; ask the host again if more answers are needed."""
         received = time.monotonic_ns()
         if self._folder is None or instance not in self._others:
             return
-        # Imported only by jobs with a timeline, so that other jobs start faster.
+        # These modules are imported only by jobs with a timeline, so that other jobs start faster.
         from popdist_py.timeline.clocks import ClockSample
         from popdist_py.timeline.folder import clock_path, instance_prefix, save_clock
 
@@ -94,7 +96,7 @@ class HostClocks:
         if self._questions[instance] > 0:
             self._ask(instance)
         else:
-            # The answers are written at once, because the launcher may be killed later.
+            # The clock readings are saved at once, because the launcher may be killed later.
             with suppress(OSError):
                 save_clock(clock_path(instance_prefix(self._folder, instance)), samples)
 

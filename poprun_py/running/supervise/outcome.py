@@ -1,4 +1,4 @@
-"""The result of a run, with exit code, first failure, advice, and shortages of this host."""
+"""The result of a run, with its exit code, first failure, advice and resource shortages."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from poprun_py.running.supervise.launch_result import (
 )
 
 _SHARED_MEMORY = Path("/dev/shm")
-# A file system counts as full if it has less free space than this. MPI needs some megabytes for a
-# job, and a program that writes until the disk is full may leave a few bytes.
+# A file system counts as full if fewer than _MIN_FREE_BYTES are free. MPI needs some megabytes for
+# a job, and a program that fills a disk may leave a few bytes unused.
 _MIN_FREE_BYTES = 1 << 20
-# The maximum number of processes that a message names if an instance left them running.
+# The maximum number of processes in a message about processes that an instance left running.
 _MAX_LEFTOVERS = 4
 # The maximum number of characters of mpirun's output to show. The log (-v) has the whole output.
 _MAX_MPIRUN_LENGTH = 500
-# mpirun's messages about instances that have ended, or that mpirun ends.
+# mpirun's messages about instances that have ended or that mpirun is ending.
 _OF_ENDS = re.compile(
     r"MPI_ABORT was invoked|has exited due to process rank|noticed that process rank"
     r"|BAD TERMINATION|APPLICATION TERMINATED|detected that one or more processes exited"
 )
 
-# Open MPI's message if it cannot make the folder of its own files.
+# Open MPI's message if it cannot make the folder for its own files.
 _NO_FOLDER = "unable to create the desired directory"
-# The message of a wrapper that could not start a process.
+# The end of a wrapper's message if the kernel refused to start a process.
 _NO_PROCESS = os.strerror(errno.EAGAIN)
-# Open MPI's message about an instance that ended with 0 but without MPI_Finalize.
+# Open MPI's message about an instance that ended with exit code 0 but without MPI_Finalize.
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
-# Open MPI 5's message about a lost daemon, or about the end of a daemon's ssh.
+# Open MPI 5's message about a host whose MPI daemon, or the daemon's ssh process, was lost.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
 
@@ -56,14 +56,14 @@ _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$"
 class ResourceShortage:
     """The resources of this host that were used up when an instance or mpirun failed."""
 
-    is_disk_full: bool = False  # the file system of MPI's files
-    is_shared_memory_full: bool = False  # /dev/shm, when an instance got SIGBUS
-    was_process_refused: bool = False  # by the launcher's control group
-    process_limit: int = 0  # of that control group; 0 if it is unknown
+    is_disk_full: bool = False  # whether the file system of MPI's files is full
+    is_shared_memory_full: bool = False  # whether /dev/shm is full after a SIGBUS
+    was_process_refused: bool = False  # whether the control group refused a process
+    process_limit: int = 0  # the control group's limit of processes; 0 if unknown
 
 
 class ShortageCheck:
-    """Finds shortages of resources during one attempt at a job, which has just started."""
+    """Finds resource shortages during one attempt at a job; created when the attempt starts."""
 
     def __init__(self, mpi_folder: Path) -> None:
         self._folder = mpi_folder
@@ -71,18 +71,18 @@ class ShortageCheck:
         self._refused_before = process_refusals_and_limit()[0]
 
     def on_failure(self, code: int) -> None:
-        """Look for full file systems when the first instance on this host fails with ``code``."""
+        """Look for full file systems after the first failure on this host, with exit ``code``."""
         self._found = ResourceShortage(
             is_disk_full=is_full(self._folder),
             is_shared_memory_full=code == -signal.SIGBUS and is_full(_SHARED_MEMORY),
         )
 
     def result(self, *, has_mpirun_failed: bool, was_stopped: bool) -> ResourceShortage:
-        """Return the shortages of a job that has ended."""
+        """Return the resource shortages that were found during a job that has ended."""
         found = self._found
         if has_mpirun_failed and not found.is_disk_full:
-            # The folder is checked here, because the output of an mpirun that cannot start does not
-            # name it.
+            # The output of an mpirun that cannot start does not name the full folder, so the folder
+            # with MPI's files is checked.
             found = replace(found, is_disk_full=is_full(self._folder))
         if not (has_mpirun_failed or was_stopped):
             return found
@@ -105,13 +105,13 @@ def is_full(folder: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """The observations of a run that has ended.
+    """The facts about an ended run from which its result is made.
 
     Attributes:
         files: The folder in which MPI keeps its own files.
-        peers: The instances that have connected.
-        visible_instances: The instances whose last stderr output is at the end of the launcher's.
-        mpirun_code: The exit code of mpirun; negative for a signal.
+        peers: The instances whose wrappers have connected to the launcher.
+        visible_instances: The instances whose last lines are at the end of the launcher's stderr.
+        mpirun_code: The exit code of mpirun; negative if a signal ended mpirun.
     """
 
     job: Job
@@ -153,9 +153,9 @@ def launch_result(end: Ending) -> LaunchResult:
 
 
 def _explanation_of(mpirun_output: str) -> str:
-    """Return mpirun's output about a failure, such as one of MPI_Comm_spawn, in one line.
+    """Return mpirun's messages about a failure, such as a failed MPI_Comm_spawn, in one line.
 
-    The result omits messages about the ends of instances, because the report describes them better.
+    The result omits messages about ends of instances, which the launcher's report describes.
     """
     printed = printable(mpirun_output, keep="\n", replacement=" ")
     blocks = re.split(r"^-{20,}$", printed, flags=re.MULTILINE)
@@ -171,19 +171,19 @@ def _explanation_of(mpirun_output: str) -> str:
 def leftovers_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
     """Return a sentence about processes that an instance left running at its end.
 
-    Its wrapper has killed the processes, which are named by process id and command.
+    ``killed`` has the process id and the command of each process that a wrapper has killed.
     """
     named = [f"PID {pid} ({command})" for pid, command in killed[:_MAX_LEFTOVERS]]
     if len(killed) > _MAX_LEFTOVERS:
         named.append(f"{len(killed) - _MAX_LEFTOVERS} more")
     return (
-        f"instance {index} had ended, and what it had started still ran after the grace time "
-        f"(--grace): killed {', '.join(named)}"
+        f"instance {index} had ended, and processes that it had started still ran after the "
+        f"grace time (--grace): killed {', '.join(named)}"
     )
 
 
 def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
-    """Return why mpirun ended the job, as the end of a sentence; empty if it gave no reason."""
+    """Return why mpirun ended the job, as the end of a sentence; empty without a reason."""
     if lost := _LOST_HOST.search(end.mpirun_output):
         return f": it lost its connection with host {lost[1]}"
     improper = _IMPROPER.search(end.mpirun_output)
@@ -197,7 +197,7 @@ def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
-    """Return the result with the stop added. A job that ended at a checkpoint is not hung."""
+    """Add the cause of the stop to the result. A job that ended at a checkpoint is not hung."""
     needs_advice = stop.cause in (Cause.MPIRUN_ENDED, Cause.FAILED)
     is_saved = result.exit_code == RESUME_EXIT_CODE
     is_over = stop.cause is Cause.TIME_LIMIT
@@ -216,7 +216,7 @@ def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
 def _exit_code(
     end: Ending, results: tuple[InstanceResult, ...], failures: list[InstanceResult]
 ) -> tuple[int, InstanceResult | None]:
-    """Return the exit code of the job, and the instance that caused it; None for no instance."""
+    """Return the exit code of the job, and the instance that caused this exit code, or None."""
     codes = {result.code for result in results}
     if RESUME_EXIT_CODE in codes and codes <= {0, RESUME_EXIT_CODE}:
         return RESUME_EXIT_CODE, None
@@ -230,9 +230,9 @@ def _exit_code(
     if failures:
         _refuse_unstarted(end, failures[0].index)
     is_complete = len(end.peers) == len(results)
-    # No program starts before all wrappers have connected. If a wrapper ends earlier, mpirun has
-    # killed it because another wrapper is missing. The killed wrapper does not count as the first
-    # failure.
+    # No program starts before all wrappers have connected. If a wrapper ends before its program
+    # starts, mpirun has killed the wrapper because another wrapper is missing. The killed wrapper
+    # does not count as the first failure.
     if failures and (is_complete or end.peers[failures[0].index].started):
         return failures[0].exit_code, failures[0]
     if not is_complete:
@@ -240,13 +240,13 @@ def _exit_code(
     if codes == {0} and not any(result.was_stopped for result in results):
         return 0, None
     # Either mpirun was killed, or an instance never reported its end, or instances were stopped. A
-    # stopped instance has not done its work, even if it ends with 0.
+    # stopped instance has not finished its work, even if its exit code is 0.
     code = end.mpirun_code or 1
     return (code if code > 0 else 128 - code), None
 
 
 def _refuse_unstarted(end: Ending, index: int) -> None:
-    """Raise StartError if the program of the instance that failed first was not executed."""
+    """Raise StartError if the program of instance ``index``, which failed first, never started."""
     peer = end.peers[index]
     error = peer.instance_end.get("exec_error") if peer.instance_end else ""
     if error:
@@ -287,7 +287,7 @@ def _start_failure(end: Ending) -> str:
     explanation = " ".join(lines)[:500].rstrip(".") if lines else "it said nothing"
     explained = ". ".join(filter(None, (explanation, _advice(end))))
     name = Path(end.job.command.words[0]).name
-    if end.shortage.was_process_refused:  # mpirun's output does not mention it
+    if end.shortage.was_process_refused:  # mpirun's output does not mention the refusal
         explained = _too_many(end)
     return (
         f"{len(end.peers)} of {counted(end.job.num_instances, 'instance')} started, then {name} "
@@ -296,7 +296,7 @@ def _start_failure(end: Ending) -> str:
 
 
 def _advice(end: Ending) -> str:
-    """Return advice that follows from the end of the job, or an empty text."""
+    """Return advice to the user about the failure of the job; empty without advice."""
     if end.shortage.was_process_refused:
         return _too_many(end)
     # A program that writes to mapped memory of a full file system gets SIGBUS.

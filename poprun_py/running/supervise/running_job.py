@@ -1,7 +1,7 @@
-"""A running job, which passes every event to the parts that act on it.
+"""The running job, which passes each event to the parts of the launcher that handle it.
 
-Events are frames of the wrappers, new and lost connections, signals, answers of the hosts, and
-limits that are reached.
+The events of a job are frames from wrappers, new and lost connections, signals, answers of hosts,
+and time limits that are reached.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Timed(Protocol):
 
 
 class RunningJob:
-    """The parts of a running job, and the events that they act on.
+    """Holds the parts of a running job, and passes the events of the job to these parts.
 
-    ``on_started`` is called once, when all programs run, with the reports of their wrappers.
+    ``on_started`` is called once, with the start reports of all wrappers, when all programs run.
 
     Attributes:
-        open_files: The (soft, hard) limit of open files for the programs on this host; None for the
-            limit of mpirun.
-        timed: The parts that act at certain times, after ``begin``.
+        open_files: The (soft, hard) limit of open files for the programs on this host; None if the
+            programs keep mpirun's limit.
+        timed: The parts that act at certain times; empty before ``begin``.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RunningJob:
         self._clocks = HostClocks(job.files.spans, job.hosts.others, control.send_to)
         self._suspension = Suspension(self._stop_launcher)
         limit = job.limits.hang_timeout
-        # Without a limit, wrappers send neither progress nor activity.
+        # Without a hang time-out, wrappers send neither progress nor activity.
         self._hangs = HangDetector(float("inf") if limit is None else limit)
         self.keyboard = KeyboardInput(
             job.command.stdin_instance,
@@ -116,8 +116,8 @@ class RunningJob:
         self._handlers = self._frame_handlers()
 
     def begin(self, mpirun: Mpirun, selector: selectors.BaseSelector, began: float) -> None:
-        """Make the other parts of a job that ``began`` at a time, while its mpirun starts."""
-        # Imported while mpirun starts.
+        """Make more parts of the job while mpirun starts; ``began`` is the job's start time."""
+        # These modules are imported here, so that mpirun starts during the imports.
         from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
         from poprun_py.running.watch.job_view import JobView, LiveView
         from poprun_py.running.watch.records import Recorders
@@ -168,18 +168,18 @@ class RunningJob:
             self.timed.insert(0, check)
 
     def _is_blocked(self) -> bool:
-        """Tell whether the reader of the output, or a debugger, makes the instances wait."""
+        """Tell whether the reader of the launcher's output or a debugger blocks instances."""
         return self.output.is_full or self.keyboard.is_debugging
 
     @property
     def is_any_running(self) -> bool:
-        """Whether the end of a connected instance has not been reported."""
+        """Whether any connected instance has not reported its end yet."""
         return any(peer.instance_end is None for peer in self._peers.values())
 
     # --- connections: control_channel.ChannelEvents ---------------------------------------
 
     def connected(self, peer: Peer) -> None:
-        """Start all programs once every wrapper has connected."""
+        """Handle a wrapper that has connected; after the last wrapper, start all programs."""
         self.output.add(peer.index)
         if self.shutdown.asked_at is not None:
             self.control.send_to(peer.index, control_protocol.STOP, [0, signal.SIGTERM])
@@ -194,7 +194,7 @@ class RunningJob:
             handler(peer, value)
 
     def disconnected(self, peer: Peer) -> None:
-        """Handle a closed connection; a wrapper that has not reported an end was killed."""
+        """Handle a closed connection; the wrapper was killed unless its instance has ended."""
         if peer.instance_end is not None:
             return
         program = peer.started.get("pid", 0)
@@ -317,7 +317,7 @@ class RunningJob:
             self.shutdown.end(Cause.FAILED, f"instance {peer.index} ended with {describe(code)}")
 
     def _on_instance_end(self, peer: Peer, end: dict[str, Any]) -> None:
-        """Note that no process of a program is left, and that all its output has arrived."""
+        """Note that all processes of an instance have ended and all its output has arrived."""
         self._on_program_end(peer, end)
         peer.instance_end = end
         self.output.finish(peer.index)
@@ -336,7 +336,7 @@ class RunningJob:
         return {**settings, **self.keyboard.start_of(peer.index)}
 
     def _on_all_told(self) -> None:
-        """Begin to serve the programs, after all wrappers were told to start them."""
+        """Begin to compare clocks and to pass on input, as all programs are starting."""
         for index in self._peers:
             self._clocks.ask(index)
         self.keyboard.begin(self._selector)
@@ -369,7 +369,7 @@ class RunningJob:
                 self.shutdown.on_signal(number, reason)
 
     def _suspend(self) -> None:
-        """Stop the programs because of Ctrl-Z, and then this process.
+        """After Ctrl-Z, stop the programs and then the launcher.
 
         The programs of a job that is starting or ending are not stopped.
         """
@@ -383,7 +383,7 @@ class RunningJob:
         self._suspension.begin(running, time.monotonic())
 
     def _stop_launcher(self) -> None:
-        """Stop this process until the shell continues it."""
+        """Stop the launcher until the shell continues the launcher."""
         self.limits.pause(time.monotonic())
         self.output.on_time(time.monotonic(), wait_seconds=0.1)
         self.output.erase_panel()
@@ -396,7 +396,7 @@ class RunningJob:
         self.control.broadcast(control_protocol.PAUSE, False)
 
     def _on_debugger(self, instance: int | None) -> None:
-        """Pause all limits while ``instance`` is in the debugger; resume them if it is None."""
+        """Pause all limits while ``instance`` is in the debugger; None resumes the limits."""
         if instance is None:
             self._resume_limits()
         else:
@@ -414,7 +414,7 @@ class RunningJob:
     # --- ending ---------------------------------------------------------------------------
 
     def _on_limit(self, cause: Cause, reason: str) -> None:
-        """End a job that has reached a limit; at its time limit, collect the stacks first."""
+        """End a job that has reached a limit; for its time limit, collect all stacks first."""
         if cause is not Cause.TIME_LIMIT:
             self.shutdown.end(cause, reason)
             return
@@ -429,7 +429,7 @@ class RunningJob:
     def _on_shutdown(self, now: float) -> None:
         self.output.stopped_at = now
         if not self.control.is_complete:
-            # mpirun may wait for a host that was lost. No program has started, so none needs time
-            # to save.
+            # mpirun may wait for a host that was lost. No program has started, so no program needs
+            # time to save a checkpoint.
             self.diagnosis.end()
             self.mpirun.stop(now)

@@ -1,9 +1,9 @@
 """The shutdown of a job, from the decision to stop the job to SIGKILL.
 
-Programs that call ``stopRequested()`` first agree to stop at the same call. The wrappers send one
-signal to all other programs (SIGINT after Ctrl-C, SIGTERM in all other cases) and, after the whole
-grace time, SIGKILL. The wrappers measure the grace time. A second signal to the launcher ends the
-grace time early.
+Programs that call ``stopRequested()`` first agree to stop at the same call. Programs without calls
+of ``stopRequested()`` get one signal from their wrappers: SIGINT after Ctrl-C, and SIGTERM in all
+other cases. A wrapper measures the grace time, and then sends SIGKILL to a program that still runs.
+A second signal to the launcher ends the grace time early.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from poprun_py.running.supervise.job_description import Job, JobLimits
 from poprun_py.running.supervise.launch_result import Cause, StackGroup, Stop
 
 _FIRST_MARGIN, _MARGIN_FACTOR = 2, 4
-# Wrappers answer at once, or within a second on a loaded host, unless they are stopped.
+# A wrapper that is not stopped answers a proposal at once, or within a second on a loaded host.
 _ANSWER_SECONDS = 3.0
 
 
 class StopAction(enum.Enum):
     """The launcher's next action when programs are to stop at the same call."""
 
-    PROPOSE = "send the proposal to every member"
-    AGREE = "tell every member that the proposal is agreed"
-    SIGNAL = "deliver the signal itself: no member asks whether to stop, or time is over"
+    PROPOSE = "send the proposal to every instance"
+    AGREE = "tell every instance that the proposal is agreed"
+    SIGNAL = "send the signal: no program asks whether to stop, or the time is over"
 
 
 class StopRequest:
     """A signal to the launcher that programs may answer by stopping at the same call.
 
     Each instance counts its calls of ``stopRequested()``. A proposal names a call that no instance
-    has reached yet. An instance that reaches this call waits. When every instance has confirmed
-    that it is still before this call, the proposal is agreed. If an instance was faster, a later
-    call is proposed. The first proposal is 0, which only requests the number of calls of each
-    instance. The class does not send messages, but returns the next action.
+    has reached yet. An instance waits when it reaches the proposed call. When every instance has
+    confirmed that it is still before the proposed call, the proposal is agreed. If an instance has
+    made the proposed call already, a later call is proposed. The first proposal, 0, only requests
+    each instance's number of calls. The methods send nothing, but return the next action.
 
     Args:
-        grace_seconds: The seconds after SIGTERM within which programs have to reach the call and
-            save.
+        grace_seconds: The seconds after SIGTERM within which programs have to stop at the agreed
+            call and to save.
     """
 
     def __init__(self, grace_seconds: float) -> None:
@@ -61,10 +61,10 @@ class StopRequest:
         self._margin = _FIRST_MARGIN
 
     def begin(self, number: int, members: Collection[int], now: float) -> StopAction | None:
-        """Begin to stop because of signal ``number``, or replace the signal of a running request.
+        """Begin to stop the programs because of signal ``number``.
 
-        SIGTERM limits the time to save, and SIGUSR1 does not. The ``members`` are the instances
-        whose programs run; empty if not all instances have connected.
+        SIGTERM limits the time to save, and replaces the signal of a running request. ``members``
+        are the instances whose programs run; empty before all instances have connected.
         """
         if self._is_begun:
             if number == signal.SIGTERM:
@@ -81,7 +81,7 @@ class StopRequest:
         return StopAction.PROPOSE
 
     def answer(self, member: int, proposal: int, calls: int, now: float) -> StopAction | None:
-        """Record an instance's number of calls; return the next action if all have answered."""
+        """Record an instance's number of calls; return the next action after the last answer."""
         if not self._is_begun or proposal != self.proposal or member not in self._awaited:
             return None
         self._awaited.discard(member)
@@ -98,7 +98,7 @@ class StopRequest:
         return self._next(now)
 
     def next_deadline(self) -> float:
-        """Return when programs get the signal itself, if they do not agree; inf for never."""
+        """Return the time when programs that still run get the signal; inf for never."""
         return self._deadline
 
     def on_time(self, now: float) -> StopAction | None:
@@ -127,7 +127,7 @@ class StopRequest:
         return StopAction.PROPOSE
 
     def _limit_saving(self, now: float) -> None:
-        """After SIGTERM, limit the time of programs that save to the grace time."""
+        """After SIGTERM, limit the time for saving to the grace time."""
         if not self._is_saving:
             self._is_saving = True
             self._deadline = math.inf
@@ -135,11 +135,11 @@ class StopRequest:
             self._deadline = min(self._deadline, now + self._grace_seconds)
 
 
-# The time for a wrapper to kill its program after the grace time, and to report that. A stopped
-# wrapper does not report.
+# The seconds that a wrapper has, after the grace time, to kill its program and to report the end of
+# the program. A stopped wrapper does not report.
 _REPORT_SECONDS = 5.0
-# One request to end the job may arrive as several signals: Ctrl-C from the terminal and from a
-# parent process that passes it on, SIGTERM from timeout(1) to its child and to its group.
+# One request to end the job may arrive as two signals: a parent process may pass on a Ctrl-C that
+# the terminal sends as well, and timeout(1) sends SIGTERM to its child and to its process group.
 _SAME_REQUEST_SECONDS = 0.3
 
 
@@ -151,7 +151,7 @@ class JobShutdown:
         control: The connections to the instances.
         log: Writes a line of the launcher's own log.
         say: Shows a line to the user at any verbosity.
-        begun: Called once, when the programs are asked to end, with the time.
+        begun: Called once, with the time when the programs are asked to end.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class JobShutdown:
         self.stop = stop if self.stop is None else self.stop.followed_by(stop)
 
     def end(self, cause: Cause, reason: str, number: int = 0) -> None:
-        """Ask every instance to end, once; wrappers kill those left after the grace time."""
+        """Ask every program to end, once; wrappers kill programs left after the grace time."""
         self.decide(cause, reason, number)
         if self.asked_at is None:
             why = "the job cannot start" if cause is Cause.REFUSED else reason
@@ -211,13 +211,13 @@ class JobShutdown:
             self._begun(now)
 
     def end_with_stacks(self, hung: tuple[int, ...], stacks: tuple[StackGroup, ...]) -> None:
-        """End a job for the cause that ``decide`` has noted, with the stacks in its result."""
+        """End the job for the cause that ``decide`` has noted; add the stacks to its result."""
         if self.stop is not None:
             self.stop = replace(self.stop, hung=hung, stacks=stacks)
             self.end(self.stop.cause, self.stop.reason)
 
     def on_signal(self, number: int, reason: str = "") -> None:
-        """Handle a signal to the launcher; ``reason`` says why it was sent, if that is known."""
+        """Handle a signal to the launcher; ``reason`` says why the signal was sent, if known."""
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             why = reason or f"{signal.Signals(number).name} received"
             self._on_end_signal(Cause.SIGNAL, why, number)
@@ -237,8 +237,8 @@ class JobShutdown:
         if is_early:
             self.end(Cause.MPIRUN_ENDED, reason)
         if self.stop is not None and self.stop.cause is Cause.MPIRUN_ENDED and not self.stop.signal:
-            # The stop may have been decided when mpirun began to end the instances, before mpirun
-            # itself ended.
+            # The earlier reason, from the time when mpirun began to end the instances, is replaced,
+            # because it does not contain mpirun's exit code.
             self.stop = replace(self.stop, reason=reason)
 
     def on_answer(self, index: int, proposal: int, calls: int) -> None:
@@ -246,7 +246,7 @@ class JobShutdown:
         self._act(self._request.answer(index, proposal, calls, time.monotonic()))
 
     def on_program_end(self, index: int) -> None:
-        """Let the others agree to stop without instance ``index``, whose program has ended."""
+        """Let the other instances agree to stop without ``index``, whose program has ended."""
         self._act(self._request.remove(index, time.monotonic()))
 
     def next_deadline(self) -> float:
@@ -261,8 +261,8 @@ class JobShutdown:
             self._stop_programs(0)
         if now >= self._drop_at:
             self._drop_at = now + self._report_seconds
-            # The launcher cannot kill a stopped wrapper on another host. mpirun kills it when
-            # mpirun ends.
+            # The launcher cannot kill a stopped wrapper on another host. mpirun kills such a
+            # wrapper when mpirun itself ends.
             self._control.drop_unfinished()
 
     def _on_end_signal(self, cause: Cause, reason: str, number: int) -> None:
@@ -323,19 +323,19 @@ class JobShutdown:
 
 
 class TimeLimits:
-    """The time limit of a job, and of its instances after one has ended at a checkpoint.
+    """The time limit of a job, and the limit after one instance has ended at a checkpoint.
 
-    ``reached`` is called once for each limit that is reached, with its cause and the reason in
-    words. The job starts at time ``now``.
+    ``reached`` is called once for each limit that is reached, with the cause and a reason in words.
+    The job starts at time ``now``.
     """
 
     def __init__(
         self, limits: JobLimits, reached: Callable[[Cause, str], None], now: float
     ) -> None:
-        self.paused_seconds = 0.0  # how long the limits were paused until now
+        self.paused_seconds = 0.0  # the total time of the pauses that have ended
         self._grace_seconds = limits.grace
         self._reached = reached
-        # The time of each limit on a clock that pauses with the limits, and its reason.
+        # For each limit, its time, on a clock that stops during pauses, and its reason in words.
         self._limits: dict[Cause, tuple[float, str]] = {}
         self._paused_at: float | None = None
         if limits.timeout is not None:
@@ -343,7 +343,7 @@ class TimeLimits:
             self._limits[Cause.TIME_LIMIT] = (now + limits.timeout - limits.spent, reason)
 
     def on_checkpoint_end(self, index: int, now: float) -> None:
-        """Give the others the grace time, as instance ``index`` has ended at a checkpoint."""
+        """Limit the other instances to the grace time, as ``index`` has ended at a checkpoint."""
         reason = f"instance {index} ended at a checkpoint, others did not"
         at = now - self.paused_seconds + self._grace_seconds
         self._limits.setdefault(Cause.STRAGGLER, (at, reason))
@@ -354,7 +354,7 @@ class TimeLimits:
             self._paused_at = now
 
     def resume(self, now: float) -> None:
-        """Resume all limits; the time of the pause does not count."""
+        """Resume all limits; the time of the pause counts towards no limit."""
         if self._paused_at is None:
             return
         self.paused_seconds += now - self._paused_at

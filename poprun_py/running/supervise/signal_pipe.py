@@ -1,4 +1,4 @@
-"""Signals to the launcher, as events of its selector loop."""
+"""The signals that the launcher receives, as events of the launcher's selector loop."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import signal
 
 from poprun_py.instance import process_control
 
-# The kernel sends this signal when the parent process has ended. It is blocked between the attempts
-# at a job and after them: its default action would end the launcher before the clean-up.
+# The kernel sends this signal when the launcher's parent process has ended. The signal is blocked
+# between and after attempts at a job: the signal would end the launcher before the clean-up.
 PARENT_ENDED = signal.SIGRTMAX - 4
-# SIGINT and SIGHUP from a process that passes on an event which the launcher may have received as
-# well, such as a Ctrl-C. These signals are ignored if the end of the job was requested before.
+# Signals that pass on a SIGINT or SIGHUP, such as a Ctrl-C, that the launcher may have received
+# itself. The launcher ignores such a signal if the end of the job was requested before.
 INTERRUPT_ONCE = signal.SIGRTMAX - 5
 HANGUP_ONCE = signal.SIGRTMAX - 6
 ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
-# The signals that ask a job to end, besides those in ONCE.
+# The signals that ask a job to end, besides the signals in ONCE.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARENT_HAS_ENDED = "the process that started the job has ended"
 
 
 class SignalPipe:
-    """Turns signals into bytes of a pipe; ``resources`` restores the signal handlers."""
+    """Turns signals into bytes of a pipe; closing ``resources`` restores the signal handlers."""
 
     def __init__(self, resources: contextlib.ExitStack) -> None:
         self._has_end_request = False
@@ -38,7 +38,7 @@ class SignalPipe:
             signal.SIGCHLD,
             signal.SIGQUIT,
             signal.SIGWINCH,
-            signal.SIGCONT,  # the job may have come to the foreground
+            signal.SIGCONT,  # the launcher may now be in the foreground
             *ONCE,
         ]
         for each in (signal.SIGTSTP, signal.SIGHUP):
@@ -57,21 +57,20 @@ class SignalPipe:
             resources.callback(signal.pthread_sigmask, signal.SIG_BLOCK, {PARENT_ENDED})
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable after a signal."""
+        """Return the file descriptor that is readable after a signal has arrived."""
         return self._read_end
 
     def take(self) -> list[tuple[int, str]]:
-        """Return the numbers of the signals since the last call, each with a reason.
+        """Return the signals since the last call of this method, each as a number and a reason.
 
-        The reason is empty if the signal itself is the reason. The end of the parent process counts
-        as SIGHUP.
+        The end of the parent process counts as SIGHUP and has a reason. Other reasons are empty.
         """
         taken: list[tuple[int, str]] = []
-        # Of two signals that arrive together, the kernel delivers the later one first.
+        # Signals of one event may arrive in any order, so the signals in ONCE are handled last.
         for number in sorted(os.read(self._read_end, 512), key=ONCE.__contains__):
             if number == PARENT_ENDED:
-                # The kernel also sends this signal when only the thread that started this process
-                # has ended, not the whole parent process.
+                # The kernel also sends this signal if only the thread that started the launcher has
+                # ended, not the whole parent process.
                 if os.getppid() == self._parent:
                     continue
                 number = HANGUP_ONCE

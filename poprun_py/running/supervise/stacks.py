@@ -1,7 +1,6 @@
 """Collection, grouping and text of the Python stacks of all instances.
 
-The stacks also tell which instances wait for others, and which instances the others wait for. The
-methods take the current time as an argument.
+The stacks also show which instances wait for other instances, and for which instances they wait.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import ControlChannel
 
 _MAX_SOURCE_LENGTH = 60
-# Instances answer within milliseconds, unless they or their hosts are overloaded.
+# Wrappers answer a request for stacks within milliseconds, unless their hosts are overloaded.
 _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-# Files and source lines of calls that wait for other instances. Importing mpi4py.MPI starts
-# MPI, which may also wait; popdist_mpi_finder wraps that import.
+# Patterns of files and source lines of calls that wait for other instances. The import of
+# mpi4py.MPI starts MPI and may also wait; popdist_mpi_finder wraps this import.
 _WAITING_FILE = re.compile(
     r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
     r"|/popdist_mpi_finder\.py$"
@@ -33,31 +32,31 @@ _WAITING_FILE = re.compile(
 _WAITING_LINE = re.compile(
     r"\b((i?barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
     r"synchronize|stopRequested)\w*|wait(all|any|some)?|[bsr]?send|i?all_?to_?all[vw]?|m?probe"
-    # The pattern does not match waitpid. The next line adds all methods of communicators and of
-    # MPI.
+    # The lines above do not match waitpid. The next line matches every method of a communicator and
+    # of the module MPI.
     r"|(?:(?<=\bcomm\.)|(?<=_comm\.)|(?<=\bCOMM_WORLD\.)|(?<=\bMPI\.))\w+)\(",
     re.IGNORECASE,
 )
 _MPI_START = re.compile(r"\bfrom mpi4py import\b.*\bMPI\b|\bimport mpi4py\.MPI\b")
-# Methods of sockets and pipes with the same names, such as recv. They wait for a server or a child
-# process, not for an instance. In Python's own modules, calls with these names never wait for
-# another instance.
+# Sockets and pipes have methods with the same names as MPI's, such as recv. These methods wait for
+# a server or a child process, not for an instance. In Python's own modules, calls with these names
+# never wait for another instance.
 _SOCKET_LINE = re.compile(
     r"(\bs|(sock|conn|client|server|pipe|reader|writer|channel|request)\w*)\.(recv|send)\w*\(",
     re.IGNORECASE,
 )
 _PYTHON_FILE = re.compile(r"/lib/python\d[^/]*/(?!(site|dist)-packages/)")
-# The beginning of the file names in Python's own frames between an import statement and the
-# imported module.
+# The frames of Python's import system, between an import statement and the imported module, have
+# file names that begin with this text.
 _IMPORT_FILE = "<frozen importlib"
-# faulthandler's text for a thread that is not running Python.
+# The text that faulthandler writes for a thread that is not running Python code.
 _NO_FRAME = "<no Python frame>"
-# The outermost frame of the main thread is one of these until the program ends.
+# Until a program ends, the outermost frame of its main thread is in one of these functions.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance. All other waiting calls wait for all instances.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
-# Files whose code runs the backward pass of a model. The pass computes or, in
-# DistributedDataParallel, waits in C++.
+# Files whose code runs the backward pass of a model. A backward pass either computes or, with
+# DistributedDataParallel, waits for other instances in C++.
 _BACKWARD_FILE = re.compile(r"/torch/autograd/")
 # Files outside the user's own code, whose lines tell the user little.
 _LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
@@ -69,7 +68,7 @@ Processes = list[dict[str, Any]]
 @dataclass(slots=True, eq=False)
 class _Collection:
     missing: set[int]  # the instances that have not answered yet
-    deadline: float  # when the launcher stops waiting for stacks of instances
+    deadline: float  # when the launcher stops waiting for answers
     reply: Callable[[tuple[StackGroup, ...]], None]
     answers: dict[int, Processes | None] = field(default_factory=dict)
 
@@ -82,7 +81,7 @@ class StackCollector:
         self._collections: list[_Collection] = []
 
     def collect(self, reply: Callable[[tuple[StackGroup, ...]], None], now: float) -> None:
-        """Request the stacks of every instance; ``reply`` gets them later, in groups."""
+        """Request the stacks of every instance; call ``reply`` with the groups of stacks later."""
         peers = self._control.peers.values()
         members = sorted(p.index for p in peers if p.instance_end is None and p.started)
         self._collections.append(_Collection(set(members), now + _ANSWER_SECONDS, reply))
@@ -97,12 +96,12 @@ class StackCollector:
                 collection.answers[index] = processes
 
     def next_deadline(self) -> float:
-        """Return the time when a collection ends; inf for never."""
+        """Return the time when the next collection of stacks ends; inf without a collection."""
         ends = (each.deadline if each.missing else float("-inf") for each in self._collections)
         return min(ends, default=float("inf"))
 
     def on_time(self, now: float) -> None:
-        """End each collection that is complete, or has reached its deadline."""
+        """End each collection of stacks that is complete or has reached its deadline."""
         if now < self.next_deadline():
             return
         ended = [each for each in self._collections if not each.missing or now >= each.deadline]
@@ -113,9 +112,9 @@ class StackCollector:
 
 
 def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
-    """Return groups of instances with equal stacks, the smallest groups first.
+    """Return groups of instances with equal stacks, sorted by whether they wait, then by size.
 
-    ``answers`` has the ``processes`` in each wrapper's answer; None if a wrapper did not answer.
+    ``answers`` maps an instance to the ``processes`` in its wrapper's answer, or to None.
     """
     alike: dict[str, list[int]] = {}
     for index, processes in sorted(answers.items()):
@@ -136,11 +135,11 @@ def blocking_by_steps(
 ) -> tuple[int, ...]:
     """Return the instances that the ``hung`` instances are waiting for.
 
-    The candidates are the hung instances that do not wait in a collective. If all hung instances
-    wait, the candidates are the other instances that do not wait, because one of these may have
-    made its last step a moment later. The result is the candidates with the fewest steps.
+    The candidates are the hung instances that do not wait for other instances. If all hung
+    instances wait, the candidates are all instances that do not wait, because their last steps may
+    be too recent for a hang. The result is the candidates with the fewest steps.
 
-    ``done`` has each instance's number of training steps, and of other calls since the last step.
+    ``done`` maps an instance to its numbers of training steps and of other calls since then.
     """
     waiting = {index for group in groups if group.waits for index in group.instances}
     others = [index for group in groups if not group.waits for index in group.instances]
@@ -152,11 +151,11 @@ def blocking_by_steps(
 def blocking_by_stacks(
     hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
 ) -> tuple[int, ...]:
-    """Return the ``hung`` instances that the others are waiting for, in a job without steps.
+    """Return the ``hung`` instances that other instances wait for, in a job without steps.
 
-    An instance that does not wait at all comes first. Then come instances in a backward pass,
-    instances that wait for a message, and instances in a collective. Among instances that are equal
-    in this, the fewest collectives in ``done`` decide, and then the rarest stacks.
+    The result is the instances that come first in this order: instances that do not wait, instances
+    in a backward pass, instances that wait for a message, instances in a collective. Among equals,
+    the instances with the fewest collectives in ``done`` come first, then the rarest stacks.
     """
     all_hung = frozenset(hung)
     rank: dict[int, tuple[int, tuple[int, int], int]] = {}
@@ -171,7 +170,7 @@ def blocking_by_stacks(
 
 
 def _waiting_rank(group: StackGroup) -> int:
-    """Return a rank from 0, for instances that do not wait, to 3, if they wait for all others."""
+    """Return 0 if a group does not wait, 1 in a backward pass, 2 for a message, else 3."""
     if not group.waits:
         innermost = next(iter(_main_frames(group.text)), None)
         return int(innermost is not None and bool(_BACKWARD_FILE.search(innermost.file)))
@@ -179,7 +178,7 @@ def _waiting_rank(group: StackGroup) -> int:
 
 
 def stack_place(group: StackGroup) -> str:
-    """Return where the main thread is, such as ``waiting in Barrier (train.py:31)``."""
+    """Return the place of the main thread, such as ``waiting in Barrier (train.py:31)``."""
     frames = _main_frames(group.text)
     if not frames:
         return "its process is stopped" if _STATES["T"] in group.text else ""
@@ -194,7 +193,7 @@ def stack_place(group: StackGroup) -> str:
 
 
 def _waiting_call(frames: Sequence[_Frame]) -> str:
-    """Return the name of the waiting call, from the user's source line or from the library."""
+    """Return the name of the call that waits for other instances, such as ``Barrier``."""
     own = _own_frame(frames)
     for source in (own.source, frames[0].source):
         if found := _WAITING_LINE.search(source):
@@ -203,12 +202,12 @@ def _waiting_call(frames: Sequence[_Frame]) -> str:
 
 
 def _own_frame(frames: Sequence[_Frame]) -> _Frame:
-    """Return the innermost frame of the user's own code; if it has none, the innermost frame."""
+    """Return the innermost frame of the user's own code, or else the innermost of all frames."""
     return next((each for each in frames if not _LIBRARY_FILE.search(each.file)), frames[0])
 
 
 def groups_text(groups: tuple[StackGroup, ...]) -> str:
-    """Return one paragraph for each group of equal stacks."""
+    """Return text with one paragraph for each group of instances with equal stacks."""
     paragraphs = []
     for group in groups:
         waits = ", waiting for others" if group.waits else ""
@@ -240,8 +239,8 @@ _STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z
 
 
 def _with_sources(text: str) -> str:
-    """Return stacks with the source line of every frame whose file is readable on this host."""
-    import linecache  # imported here because few jobs need it
+    """Return stacks, with the source line of every frame whose file is readable on this host."""
+    import linecache  # imported here, because few jobs need linecache
 
     lines = []
     for line in text.splitlines():
@@ -282,18 +281,17 @@ def _waits(text: str) -> bool:
 
 
 def _is_waiting_line(frame: _Frame) -> bool:
-    """Tell whether a line waits for other instances, not for a socket or a child process."""
+    """Tell whether a frame waits for other instances, not for a socket or a child process."""
     if _PYTHON_FILE.search(frame.file) or _SOCKET_LINE.search(frame.source):
         return False
     return bool(_WAITING_LINE.search(frame.source) or _MPI_START.search(frame.source))
 
 
 def is_ending(group: StackGroup) -> bool:
-    """Tell whether the interpreters of these instances join threads or run atexit functions.
+    """Tell whether the programs of a group are ending: they join threads or run atexit functions.
 
-    In an interpreter that does so, the outermost frame no longer belongs to the program. The text
-    of a very deep stack does not contain the outermost frame, so the instance does not count as
-    ending.
+    In an ending interpreter, the outermost frame does not belong to the program. The text of a very
+    deep stack lacks the outermost frame, so programs with such stacks do not count as ending.
     """
     program = group.text.partition("\nprocess 1, ")[0].rstrip()
     frames = _main_frames(program)

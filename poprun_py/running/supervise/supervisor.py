@@ -1,7 +1,7 @@
-"""The supervisor, which runs a job from the start of mpirun to its result, in one loop.
+"""The supervisor, which starts mpirun, handles the events of a job, and returns the result.
 
-A ``Job`` has the command, the values for each instance, and the limits, so the supervisor does not
-depend on MPI or on the hardware.
+A ``Job`` contains the command, the variables of each instance, and the limits, so the supervisor
+does not depend on the MPI implementation or on the hardware.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from poprun_py.running.supervise.mpirun_process import Mpirun, mpirun_open_files
 from poprun_py.running.supervise.running_job import Reports, RunningJob
 from poprun_py.running.supervise.signal_pipe import SignalPipe
 
-# The time for instances to report their ends after the end of mpirun.
+# The seconds that instances have to report their ends after mpirun has ended.
 _REPORT_SECONDS = 10.0
 # The longest wait for an event while a job is ending, and while it is running.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
-# The time for mpirun to end after the last instance. It is shorter after the loss of a host,
-# because mpirun's daemon there never answers.
+# The seconds that mpirun has to end after the last instance has ended, and fewer seconds after the
+# loss of a host, because mpirun's daemon on a lost host never answers.
 _MPIRUN_SECONDS, _MPIRUN_SECONDS_AFTER_LOSS = 10.0, 1.0
 
 
@@ -52,7 +52,7 @@ def supervise(
         job: The job.
         log: Writes a line of the launcher's own log.
         on_started: Called once, when all programs run, with the reports of their wrappers.
-        descriptors: The launcher's stdout and stderr, for the output of the instances.
+        descriptors: The file descriptors of the launcher's stdout and stderr.
 
     Raises:
         StartError: The job could not start.
@@ -66,7 +66,7 @@ def supervise(
                 return _run(parts, *_start(parts, resources))
         except StartError as error:
             explain = job.hosts.explain_failed_start
-            # Other hosts may know why the job did not start, unless a reason is known already.
+            # If the launcher knows no reason, the other hosts may know why the job did not start.
             is_unexplained = parts.began > 0.0 and not parts.shutdown.is_refused
             if is_unexplained and explain is not None and (problems := explain()):
                 raise StartError(f"{error}. {problems}") from None
@@ -78,7 +78,7 @@ def supervise(
 def _start(
     parts: RunningJob, resources: contextlib.ExitStack
 ) -> tuple[selectors.BaseSelector, SignalPipe]:
-    """Start mpirun, and return what its loop waits on; ``resources`` releases everything."""
+    """Start mpirun, and return the selector and the signals for the supervisor's loop."""
     job, output, control, began = parts.job, parts.output, parts.control, time.monotonic()
     with start_errors("the launcher cannot run the job"):
         open_files = process_control.raise_open_files()
@@ -97,10 +97,10 @@ def _start(
         token = control.token if job.hosts.listen is not None else ""
         if (memory := make_shared_memory_folder(parts.folder, token)) is not None:
             resources.callback(memory.remove)
-        # Orphans of a killed wrapper become children of the launcher, which ends them after the
-        # job.
+        # Orphaned processes of a killed wrapper become children of the launcher, which ends these
+        # processes after the job.
         if not process_control.become_subreaper():
-            # A Python program that launches jobs does not expect to get orphans outside a job.
+            # A Python program that launches jobs does not expect to adopt orphans outside a job.
             resources.callback(process_control.end_as_subreaper)
         mpirun = Mpirun(
             job,
@@ -120,7 +120,7 @@ def _start(
 
 
 def _run(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> LaunchResult:
-    """Handle events until everything has ended."""
+    """Handle the events of a job until the job has ended, and return the job's result."""
     output, control, mpirun = parts.output, parts.control, parts.mpirun
     while not _is_over(parts):
         for key, events in selector.select(_wait_seconds(parts)):
@@ -153,7 +153,7 @@ def _environment(parts: RunningJob) -> dict[str, str]:
     if not parts.keyboard.is_there:
         environ["POPRUN_STDIN"] = str(parts.folder / SOCKET_NAME)
         environ["POPRUN_STDIN_READER"] = str(command.stdin_instance)
-    # MPICH 5 does not pass the last variable to other hosts, so an unimportant variable comes last.
+    # MPICH 5 does not pass the last environment variable on, so an unimportant one comes last.
     environ["_"] = command.words[0]
     return environ
 
@@ -183,7 +183,7 @@ def _is_over(parts: RunningJob) -> bool:
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:
-    """Write the rest of the output; after a stop, its readers have only limited time."""
+    """Write the rest of the output; after a stop of the job, readers have limited time."""
     output, began = parts.output, time.monotonic()
     while not output.is_written:
         for key, events in selector.select(0):
@@ -192,7 +192,7 @@ def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: 
         now = time.monotonic()
         parts.limits.on_time(now)
         if parts.shutdown.stop is not None and output.stopped_at is None:
-            # All instances ended before they were asked to end.
+            # All instances ended before the launcher asked them to end.
             output.stopped_at = began
         output.on_time(now, wait_seconds=0.1)
 

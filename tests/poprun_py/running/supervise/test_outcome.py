@@ -236,8 +236,8 @@ def test_instances_that_were_killed_after_ctrl_c_are_named():
 def test_leftover_processes_are_named():
     killed = [(100 + n, "rsync -a out there") for n in range(6)]
     assert leftovers_sentence(1, killed[:1]) == (
-        "instance 1 had ended, and what it had started still ran after the grace time (--grace): "
-        "killed PID 100 (rsync -a out there)"
+        "instance 1 had ended, and processes that it had started still ran after the grace time "
+        "(--grace): killed PID 100 (rsync -a out there)"
     )
     assert leftovers_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from poprun_py.running.screen.tracebacks import (
+from poprun_py.running.screen.traceback_parsing import (
     InterruptTracebacks,
     equal_lines,
     find_traceback,

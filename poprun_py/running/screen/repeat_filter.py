@@ -34,7 +34,7 @@ class _TracebackOutput:
 
     def lines(self) -> list[str]:
         """Return the lines of the output; fixed words replace parts such as process ids."""
-        from poprun_py.running.screen.tracebacks import normal_line
+        from poprun_py.running.screen.traceback_parsing import normal_line
 
         if len(self.data) != self._size_of_lines:
             lines = self.data.decode(errors="replace").split("\n")
@@ -47,7 +47,7 @@ def _find_traceback(data: bytes) -> int:
     # This quick check avoids the import below for output without a traceback.
     if b"Traceback (most" not in data and b'  File "' not in data:
         return -1
-    from poprun_py.running.screen.tracebacks import find_traceback
+    from poprun_py.running.screen.traceback_parsing import find_traceback
 
     return find_traceback(data)
 
@@ -143,7 +143,7 @@ class RepeatedTracebacks:
 
     def _decide(self, held: _TracebackOutput) -> None:
         """Show a held traceback, unless an equal traceback of another instance was shown."""
-        from poprun_py.running.screen.tracebacks import equal_lines
+        from poprun_py.running.screen.traceback_parsing import equal_lines
 
         index, data = held.index, bytes(held.data)
         del self._held[index]

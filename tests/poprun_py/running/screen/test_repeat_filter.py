@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.running.screen import repeated_tracebacks
-from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
+from poprun_py.running.screen import repeat_filter
+from poprun_py.running.screen.repeat_filter import RepeatedTracebacks
 
 HEADER = b"Traceback (most recent call last):\n"
 FRAME = b'  File "a.py", line 3, in f\n    g(x)\n'
@@ -131,7 +131,7 @@ def test_ordinary_lines_are_not_held():
 
 
 def test_held_output_is_bounded(monkeypatch):
-    monkeypatch.setattr(repeated_tracebacks, "_MOST_HELD", 200_000)
+    monkeypatch.setattr(repeat_filter, "_MOST_HELD", 200_000)
     shown, most = Shown(20), 0
     shown.feed(0, KEY)
     for _ in range(3):
