@@ -63,6 +63,14 @@ class TimeLimitError(LaunchError):
         self.result = result
 
 
+class UnwritableError(Exception):
+    """Standard output cannot be written."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 def nearest(word: str, accepted: Iterable[str]) -> str:
     """Return ``; did you mean X?`` with the accepted word that is most similar to ``word``.
 

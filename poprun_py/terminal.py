@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from poprun_py.display.formatting import clock_text
-from poprun_py.errors import LaunchError, StartError
+from poprun_py.errors import LaunchError, StartError, UnwritableError
 
 # The name of the launcher command in the Poplar SDK.
 SDK_NAME = "poprun"
@@ -53,14 +53,6 @@ def has_cursor(environ: Mapping[str, str]) -> bool:
 def may_colour(environ: Mapping[str, str]) -> bool:
     """Return whether colours may be printed: not with NO_COLOR (no-color.org) or TERM=dumb."""
     return can_erase(environ) and not environ.get("NO_COLOR")
-
-
-class UnwritableError(Exception):
-    """Standard output cannot be written."""
-
-    def __init__(self, reason: OSError) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def prepare_streams() -> None:

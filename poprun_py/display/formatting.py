@@ -6,6 +6,7 @@ All commands and pages use this module, so that values of one kind look the same
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -37,6 +38,20 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{twice!r:.80} is given twice")
     return table
+
+
+def loss_to_json(loss: float | None) -> float | str | None:
+    """Return a loss as a JSON value; NaN and infinities become "nan", "inf" and "-inf"."""
+    return loss if loss is None or math.isfinite(loss) else str(loss)
+
+
+def loss_from_json(loss: float | str | None) -> float | None:
+    """Return the loss from a JSON value that ``loss_to_json`` returned.
+
+    Raises:
+        TypeError, ValueError: ``loss`` is not the JSON value of a loss.
+    """
+    return None if loss is None else float(loss)
 
 
 def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:

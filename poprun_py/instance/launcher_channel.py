@@ -72,7 +72,7 @@ def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not compare_digest(proof, digest(secret, b"listener %b %b" % (own_nonce, nonce), "sha256")):
         return False
-    # A caller may add a text about itself after the last blank. The wrapper adds no text.
+    # A client may add a text about itself at the end. The wrapper adds no text.
     connection.sendall(digest(secret, b"caller %b %b " % (own_nonce, nonce), "sha256"))
     _receive_exactly(connection, 1)
     return True

@@ -55,7 +55,7 @@ _DOCUMENTATION = (
 )
 
 
-class DeclaredOption(click.Option):
+class HelpOption(click.Option):
     """A click option with its group in the help; ``name`` is its field in LaunchConfig, if any."""
 
     def __init__(self, names: list[str], group: str, **settings: Any) -> None:
@@ -63,12 +63,12 @@ class DeclaredOption(click.Option):
         self.group = group
 
 
-def _click_option(field: str, opt: Option) -> DeclaredOption:
+def _click_option(field: str, opt: Option) -> HelpOption:
     if field == "verbosity":
         names = ["-v", "--verbose", field]
-        return DeclaredOption(names, opt.group, count=True, help=opt.help)
+        return HelpOption(names, opt.group, count=True, help=opt.help)
     name, default = option_name(field), default_text(opt)
-    return DeclaredOption(
+    return HelpOption(
         [opt.short, name] if opt.short else [name],
         opt.group,
         # The launcher's own parser reads option values; click only completes option values.
@@ -91,23 +91,23 @@ def default_text(opt: Option) -> str:
 COMMAND = click.Command(
     "poprun-py",
     params=[
-        DeclaredOption(
+        HelpOption(
             ["-m", "--module"], "Job", metavar="MODULE",
             help="Run a Python module as the program, as python -m does; ends the options.",
         ),
         *(_click_option(field, opt) for field, opt in OPTIONS.items()),
-        DeclaredOption(
+        HelpOption(
             ["-h", "--help"], "Help", metavar="[TOPIC]",
             help="Show the short help, or the help of a group, of an option, or of all options.",
         ),
-        DeclaredOption(["--version"], "Help", is_flag=True, help="Show the version and stop."),
+        HelpOption(["--version"], "Help", is_flag=True, help="Show the version and stop."),
         _click_option("version_format", VERSION_FORMAT),
         click.Argument(["program"], nargs=-1, metavar="PROGRAM [ARGUMENTS]", expose_value=False),
     ],
     add_help_option=False,
     context_settings={"allow_interspersed_args": False},
 )  # fmt: skip
-_DECLARED = [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
+_DECLARED = [param for param in COMMAND.params if isinstance(param, HelpOption)]
 
 
 def help_text(topic: str, columns: int) -> str:
@@ -146,7 +146,7 @@ def _group(topic: str) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _option(topic: str) -> DeclaredOption:
+def _option(topic: str) -> HelpOption:
     """Return the option that ``topic`` names; the name may lack its leading hyphens."""
     by_name = {name: option for option in _DECLARED for name in option.opts}
     if topic in by_name:
@@ -205,7 +205,7 @@ def _write_group(formatter: click.HelpFormatter, group: str) -> None:
         _write_indented(formatter, PLACES)
 
 
-def _write_option(formatter: click.HelpFormatter, option: DeclaredOption) -> None:
+def _write_option(formatter: click.HelpFormatter, option: HelpOption) -> None:
     """Write the help of one option, with its environment variable and configuration-file key."""
     _write_options(formatter, option.group, (option,))
     field = str(option.name)
@@ -223,7 +223,7 @@ def _write_indented(formatter: click.HelpFormatter, text: str) -> None:
 
 
 def _write_options(
-    formatter: click.HelpFormatter, title: str, options: Iterable[DeclaredOption]
+    formatter: click.HelpFormatter, title: str, options: Iterable[HelpOption]
 ) -> None:
     context = click.Context(COMMAND, info_name=command_name())
     rows = [record for option in options if (record := option.get_help_record(context))]

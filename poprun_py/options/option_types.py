@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest, shortened
 
-# The maximum number of instances. A larger number of instances is a typing mistake, and planning
+# The maximum number of instances. A number above it is probably a typing mistake, and planning
 # for so many instances would take hours.
 MAX_INSTANCES = 65_536
 # As the value of an option, the word ``auto`` lets the launcher choose the value.

@@ -363,7 +363,7 @@ def _busy(
     busy: str,
     advice: str = "wait with --wait-for-resources, or use another partition",
 ) -> PartitionDecision:
-    """Return a refusal of a launch that may succeed after other jobs have ended."""
+    """Return the error for a launch that can succeed once other jobs have ended."""
     return replace(decision, action=Action.REFUSE, reason=f"{busy}: {advice}", busy=busy)
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from poprun_py import terminal
-from poprun_py.terminal import Console, UnwritableError
+from poprun_py.errors import UnwritableError
+from poprun_py.terminal import Console
 
 
 def full():

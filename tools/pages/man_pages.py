@@ -20,7 +20,7 @@ from poprun_py.options.help_pages import (
     PLACES,
     PURPOSE,
     USAGE,
-    DeclaredOption,
+    HelpOption,
 )
 from tools.pages.website.commands import (
     FILES,
@@ -69,7 +69,7 @@ def _of_launcher() -> Iterator[str]:
     yield from (".SH DESCRIPTION", _text(PURPOSE), ".PP", _text(GRAMMAR))
     yield ".SH OPTIONS"
     context = click.Context(COMMAND, info_name="poprun-py")
-    declared = [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
+    declared = [param for param in COMMAND.params if isinstance(param, HelpOption)]
     for group, purpose in {**GROUPS, "Help": "what this page says, and the version"}.items():
         records = (o.get_help_record(context) for o in declared if o.group == group)
         yield from (f".SS {_text(group)}: {_text(purpose)}", *_list(r for r in records if r))

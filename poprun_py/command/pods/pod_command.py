@@ -31,12 +31,8 @@ from poprun_py.command.pods.pod_verbs import (
     serve_pod,
 )
 from poprun_py.command.pods.show_verbs import GET_VERBS, LIST_VERBS
-from poprun_py.terminal import (
-    UnwritableError,
-    command_name,
-    flush_stdout,
-    print_error,
-)
+from poprun_py.errors import UnwritableError
+from poprun_py.terminal import command_name, flush_stdout, print_error
 
 _HELP = """Make, show, reset and remove partitions of a pod of emulated IPUs.
 

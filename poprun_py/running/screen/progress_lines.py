@@ -90,7 +90,7 @@ class ProgressLines:
         if not self.is_redrawn:
             self.is_redrawn = True
             if self._has_text:
-                # The beginning of the line, already returned, is the first state of the bar.
+                # The text of this line so far is the first state of the bar.
                 self._pass(text + b"\n")
                 self._shown_at, text = now, b""
         self._line += text

@@ -99,8 +99,8 @@ class ActivitySample:
 class _LeakyBucket:
     """Detects CPU time or bytes beyond those that a program uses while it only waits.
 
-    The use counts as activity if its accumulated excess over ``idle_per_second`` is more than
-    ``size``.
+    A waiting program uses at most ``idle_per_second``. Any larger use is added up; the program is
+    active while the sum is more than ``size``.
     """
 
     def __init__(self, idle_per_second: float, size: float) -> None:

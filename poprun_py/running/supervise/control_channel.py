@@ -199,7 +199,7 @@ class ControlChannel:
         return self._check_at
 
     def on_time(self, now: float) -> None:
-        """Close connections that sent no token, were not read, or lead to an unreachable host."""
+        """Close a connection if its client sends no token or reads nothing, or its host is down."""
         if self._gate is not None and self._gate.has_strangers:
             self._serve_gate(self._gate, 0)
         if now < self._check_at:

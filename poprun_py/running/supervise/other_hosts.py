@@ -38,7 +38,7 @@ class ReceivedFiles:
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
     def take(self, instance: int, payload: bytes) -> None:
-        """Append the part of a file in a ``FILE`` frame; ignore unexpected file names."""
+        """Append the data of a ``FILE`` frame to the file that it names, if that is expected."""
         import zlib  # imported here, because only jobs on several hosts need it
 
         encoded, _, packed = payload.partition(b"\0")

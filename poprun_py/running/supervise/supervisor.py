@@ -183,7 +183,7 @@ def _is_over(parts: RunningJob) -> bool:
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:
-    """Write the rest of the output; after a stop of the job, readers have limited time."""
+    """Write the rest of the output; a stopped job waits a limited time for its reader."""
     output, began = parts.output, time.monotonic()
     while not output.is_written:
         for key, events in selector.select(0):

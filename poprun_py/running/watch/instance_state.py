@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from poprun_py.display.formatting import loss_from_json, loss_to_json
+
 # The activities of a program, in the order of popdist_py/activities/ledger.py. The activity
 # "other" is the program's own code.
 ACTIVITIES: Final = (
@@ -199,20 +201,6 @@ def _phase(ledger: Mapping[str, Any], num_calls: int) -> str:
     if num_calls:
         return "validating"
     return "training" if ledger["timed"] else "starting"
-
-
-def loss_to_json(loss: float | None) -> float | str | None:
-    """Return a loss as a JSON value; NaN and infinities become "nan", "inf" and "-inf"."""
-    return loss if loss is None or math.isfinite(loss) else str(loss)
-
-
-def loss_from_json(loss: float | str | None) -> float | None:
-    """Return the loss from a JSON value that ``loss_to_json`` returned.
-
-    Raises:
-        TypeError, ValueError: ``loss`` is not the JSON value of a loss.
-    """
-    return None if loss is None else float(loss)
 
 
 def median(values: Sequence[float]) -> float:

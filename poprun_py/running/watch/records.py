@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from popdist_py.errors import counted
+from poprun_py.display.formatting import loss_from_json, loss_to_json
 from poprun_py.errors import explain_os_error
-from poprun_py.running.watch.instance_state import loss_from_json, loss_to_json
 from poprun_py.running.watch.job_view import JobView
 
 

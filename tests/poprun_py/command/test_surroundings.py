@@ -21,12 +21,12 @@ from poprun_py.command import click_commands
 from poprun_py.command.cli import run
 from poprun_py.command.pods.graphcore_tools import GC_INFO
 from poprun_py.command.pods.pod_command import COMMAND as POD_COMMAND
+from poprun_py.errors import UnwritableError
 from poprun_py.launching import launch as launching
 from poprun_py.machines.probe_script import networks
 from poprun_py.planning.hosts_and_mpi import hosts_of
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.launch_result import LaunchResult
-from poprun_py.terminal import UnwritableError
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 # What a job around this one leaves in the environment.
