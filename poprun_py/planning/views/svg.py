@@ -26,7 +26,14 @@ _TEXTS = {
 }
 # The widths of characters in a wide typeface (at least those of DejaVu Sans), relative to the font
 # size.
-_LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
+_LETTERS = {
+    " ,.;:-!'()[]/|ijlf": 0.42,
+    "rt": 0.44,
+    "acehknosuvxyz0123456789": 0.64,
+    "bdgpq": 0.65,
+    "#+<=>^~": 0.84,
+    "mwMW@%": 1.0,
+}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
 _NARROWEST = min(_LETTERS.values())
 _CAPITAL, _OTHER, _BOLD = 0.79, 1.1, 1.12

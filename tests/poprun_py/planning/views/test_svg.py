@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.svg_boxes import boxes
@@ -31,6 +33,13 @@ def drawn(block: Block) -> str:
 
 def lines(block: Block) -> list[str]:
     return [html.unescape(line) for line in re.findall(r"<text[^>]*>([^<]*)", block.body)]
+
+
+@pytest.mark.parametrize("kind", ["text", "name"])  # regular and bold
+def test_every_ascii_character_fits_into_the_width_of_its_text(kind):
+    for letter in string.printable.strip():
+        (word,), _ = boxes(drawn(block := paragraph(letter, kind, 200)))
+        assert word.right <= block.width, letter
 
 
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"])))
