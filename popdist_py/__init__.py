@@ -11,18 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from popdist_py.collective_calls import (
-        all_gather,
-        all_gather_object,
-        all_reduce,
-        barrier,
-        broadcast,
-        broadcast_object,
-        gather,
-        gather_object,
-        reduce_scatter,
-        synchronize,
-    )
     from popdist_py.context import execute_on_instances, init
     from popdist_py.debugger import breakpoint
     from popdist_py.errors import (
@@ -56,6 +44,18 @@ if TYPE_CHECKING:
         isPopdistEnvSet,
         registerBackend,
         registerDefaultBackend,
+    )
+    from popdist_py.public_collectives.calls import (
+        all_gather,
+        all_gather_object,
+        all_reduce,
+        barrier,
+        broadcast,
+        broadcast_object,
+        gather,
+        gather_object,
+        reduce_scatter,
+        synchronize,
     )
     from popdist_py.timeline.spans import span
 
@@ -110,7 +110,7 @@ __all__ = [
 
 # Module -> its public names.
 _NAMES_OF_MODULE = {
-    "collective_calls": (
+    "public_collectives.calls": (
         "all_gather",
         "all_gather_object",
         "all_reduce",

@@ -19,8 +19,8 @@ messages/        send and recv
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
-May call: collectives, communicators, within_host, activities, environment, errors, leaf_arrays,
-membership, messages.
+May call: collectives, communicators, within_host, activities, environment, errors,
+public_collectives, membership, messages.
 """
 
 from __future__ import annotations

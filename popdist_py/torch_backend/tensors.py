@@ -16,7 +16,7 @@ import torch
 
 from popdist_py.collectives.arithmetic import BFLOAT16, Array
 from popdist_py.collectives.overlaps import Place, elements_overlap
-from popdist_py.leaf_arrays import bytes_of
+from popdist_py.public_collectives.leaf_arrays import bytes_of
 
 __all__ = [
     "array_of",

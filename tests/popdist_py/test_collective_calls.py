@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import popdist_py
-from popdist_py import leaf_arrays
+from popdist_py.public_collectives import leaf_arrays
 
 
 def read_only():

@@ -12,7 +12,7 @@ Horovod 0.28:
 - ``alltoall`` sends all rows to all, and ``broadcast_object`` takes what ``pickle`` takes.
 
 torch is imported. Nothing here moves data: that is ``popdist_py.collectives``.
-May call: activities, collectives, common, context, leaf_arrays, errors.
+May call: activities, collectives, common, context, public_collectives, errors.
 """
 
 from __future__ import annotations

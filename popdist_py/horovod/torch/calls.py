@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py import activities, leaf_arrays
+from popdist_py import activities
 from popdist_py.collectives import Communicator
 from popdist_py.collectives import ReduceOp as ArrayOp
 from popdist_py.collectives.arithmetic import Array
@@ -31,6 +31,7 @@ from popdist_py.horovod.torch.basics import (
     global_process_set,
 )
 from popdist_py.horovod.torch.errors import horovod_errors
+from popdist_py.public_collectives import leaf_arrays
 
 __all__ = [
     "ARRAY_OPS",

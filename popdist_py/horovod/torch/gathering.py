@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from popdist_py import leaf_arrays
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.errors import counted
@@ -38,6 +37,7 @@ from popdist_py.horovod.torch.calls import (
     started_together,
 )
 from popdist_py.horovod.torch.reducing import allreduce
+from popdist_py.public_collectives import leaf_arrays
 
 __all__ = [
     "allgather",

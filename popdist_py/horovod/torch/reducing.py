@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from popdist_py import leaf_arrays
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -35,6 +34,7 @@ from popdist_py.horovod.torch.calls import (
     numbered,
 )
 from popdist_py.horovod.torch.compression import Compression, Compressor, check_compression
+from popdist_py.public_collectives import leaf_arrays
 
 __all__ = [
     "allreduce",

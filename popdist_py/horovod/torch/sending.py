@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from popdist_py import leaf_arrays
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -29,6 +28,7 @@ from popdist_py.horovod.torch.calls import (
     mark_changed,
 )
 from popdist_py.horovod.torch.reducing import allreduce
+from popdist_py.public_collectives import leaf_arrays
 
 __all__ = [
     "broadcast",

@@ -9,5 +9,5 @@ channels        one connection between two ranks
 endpoint        where a rank is reached
 
 Nothing here knows collectives. May call: between_hosts, within_host, communicators, collectives,
-peers, activities, environment, errors, leaf_arrays, membership.
+peers, activities, environment, errors, public_collectives, membership.
 """

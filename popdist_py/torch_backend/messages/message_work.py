@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from popdist_py.leaf_arrays import bytes_of
+from popdist_py.public_collectives.leaf_arrays import bytes_of
 
 __all__ = ["MessageWork", "Progress"]
 

@@ -19,7 +19,7 @@ WAITING = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/threading.py", line 1 in wait
 
 Current thread 0x00007f0000000002 (most recent call first):
-  File "/site/popdist_py/collective_calls.py", line 99999 in barrier
+  File "/site/popdist_py/public_collectives/calls.py", line 99999 in barrier
   File "/home/me/train.py", line 99999 in <module>
 """
 LOADING = """Current thread 0x00007f0000000003 (most recent call first):

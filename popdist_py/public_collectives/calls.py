@@ -1,7 +1,7 @@
 """The public collectives: arrays, tensors, scalars and containers of them, over a Communicator.
 
 Here stands which of a communicator's calls a value takes. NumPy is imported on use. No data move
-here: that is ``popdist_py.collectives``; what a value is as an array, ``popdist_py.leaf_arrays``.
+here: that is ``popdist_py.collectives``; what a value is as an array, ``leaf_arrays``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from popdist_py.value_tree import is_container, leaves, rebuilt
 
 if TYPE_CHECKING:
     from popdist_py.collectives.background import Handle
-    from popdist_py.leaf_arrays import Leaf
+    from popdist_py.public_collectives.leaf_arrays import Leaf
 
 __all__ = [
     "all_gather",
@@ -337,7 +337,7 @@ def synchronize() -> None:
 @cache
 def _leaf_arrays() -> ModuleType:
     """Return the module that imports NumPy: once, since an import costs as much as a small call."""
-    from popdist_py import leaf_arrays
+    from popdist_py.public_collectives import leaf_arrays
 
     return leaf_arrays
 
