@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -126,3 +129,18 @@ def test_another_backend_is_refused():
 
 def test_every_public_name_is_there():
     assert all(getattr(popdist, name) is not None for name in popdist.__all__)
+
+
+def test_public_modules_are_imported_on_use_and_left_out_of_star_imports():
+    program = "import popdist_py; popdist_py.heartbeat; from popdist_py import *; init; heartbeat"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "name 'heartbeat' is not defined" in finished.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"'popdist_py' has no attribute 'all_reduce_'"):
+        _ = popdist.all_reduce_
+
+
+def test_dir_lists_every_public_name():
+    assert set(popdist.__all__) < set(dir(popdist))

@@ -19,6 +19,7 @@ _IN_WHEEL = (
     "poprun_py/py.typed",
     *(f"poprun_py/display/{name}" for name in ("charts.js", "page.css", "style.css")),
     *(f"poprun_py/display/{name}.html.jinja" for name in ("fragment", "page", "parts")),
+    "popdist_py/__init__.pyi",
     "popdist_py/py.typed",
     "popdist_py/sdk_names/poptorch/py.typed",
     "popdist_torchvision_hook.py",

@@ -12,7 +12,7 @@ import popdist_py as _ours
 if TYPE_CHECKING:
     from popdist_py import *
 
-__all__ = [name for name in _ours.__all__ if not name.startswith("__")]
+__all__ = [name for name in _ours.__all__ if not name.startswith("__")]  # type: ignore[attr-defined]
 
 if not TYPE_CHECKING:
 

@@ -1,0 +1,53 @@
+"""The public names of popdist_py, for type checkers and for ``__init__.py``."""
+
+from popdist_py import checkpoint as checkpoint
+from popdist_py import heartbeat as heartbeat
+from popdist_py import horovod as horovod
+from popdist_py import popart as popart
+from popdist_py import popdist_core as popdist_core
+from popdist_py import poptorch as poptorch
+from popdist_py.context import execute_on_instances as execute_on_instances
+from popdist_py.context import init as init
+from popdist_py.debugger import breakpoint as breakpoint
+from popdist_py.errors import CollectiveMismatchError as CollectiveMismatchError
+from popdist_py.errors import ForgedObjectError as ForgedObjectError
+from popdist_py.errors import ForkedProcessError as ForkedProcessError
+from popdist_py.errors import InstanceLostError as InstanceLostError
+from popdist_py.errors import NotInitialisedError as NotInitialisedError
+from popdist_py.errors import PopdistError as PopdistError
+from popdist_py.errors import WireError as WireError
+from popdist_py.heartbeat import RESUME_EXIT_CODE as RESUME_EXIT_CODE
+from popdist_py.heartbeat import stopRequested as stopRequested
+from popdist_py.metrics.csv_sink import CsvSink as CsvSink
+from popdist_py.metrics.job_metrics import Metrics as Metrics
+from popdist_py.metrics.sink import MetricsSink as MetricsSink
+from popdist_py.metrics.tensorboard_sink import TensorBoardSink as TensorBoardSink
+from popdist_py.metrics.wandb_sink import WandbSink as WandbSink
+from popdist_py.popdist_functions import checkNumIpusPerReplica as checkNumIpusPerReplica
+from popdist_py.popdist_functions import finalizeBackend as finalizeBackend
+from popdist_py.popdist_functions import getDeviceId as getDeviceId
+from popdist_py.popdist_functions import getInstanceIndex as getInstanceIndex
+from popdist_py.popdist_functions import getLocalInstanceIndex as getLocalInstanceIndex
+from popdist_py.popdist_functions import getNumInstances as getNumInstances
+from popdist_py.popdist_functions import getNumIpusPerReplica as getNumIpusPerReplica
+from popdist_py.popdist_functions import getNumLocalReplicas as getNumLocalReplicas
+from popdist_py.popdist_functions import getNumTotalReplicas as getNumTotalReplicas
+from popdist_py.popdist_functions import getReplicaIndexOffset as getReplicaIndexOffset
+from popdist_py.popdist_functions import initializeBackend as initializeBackend
+from popdist_py.popdist_functions import isBackendInitialized as isBackendInitialized
+from popdist_py.popdist_functions import isPopdistEnvSet as isPopdistEnvSet
+from popdist_py.popdist_functions import registerBackend as registerBackend
+from popdist_py.popdist_functions import registerDefaultBackend as registerDefaultBackend
+from popdist_py.public_collectives.calls import all_gather as all_gather
+from popdist_py.public_collectives.calls import all_gather_object as all_gather_object
+from popdist_py.public_collectives.calls import all_reduce as all_reduce
+from popdist_py.public_collectives.calls import barrier as barrier
+from popdist_py.public_collectives.calls import broadcast as broadcast
+from popdist_py.public_collectives.calls import broadcast_object as broadcast_object
+from popdist_py.public_collectives.calls import gather as gather
+from popdist_py.public_collectives.calls import gather_object as gather_object
+from popdist_py.public_collectives.calls import reduce_scatter as reduce_scatter
+from popdist_py.public_collectives.calls import synchronize as synchronize
+from popdist_py.timeline.spans import span as span
+
+__version__: str
