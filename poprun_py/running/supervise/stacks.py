@@ -26,7 +26,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<functio
 # Patterns of files and source lines of calls that wait for other instances. The import of
 # mpi4py.MPI starts MPI and may also wait; popdist_mpi_finder wraps this import.
 _WAITING_FILE = re.compile(
-    r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
+    r"popdist_py/((public_)?collectives|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
     r"|/popdist_mpi_finder\.py$"
 )
 _WAITING_LINE = re.compile(
