@@ -7,11 +7,12 @@ that is not there by then.
 import os
 import sys
 
+import popdist_import_hook  # type: ignore[import-not-found]
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 # The libraries that may have PMIx: its own; those of Open MPI 4.
@@ -20,37 +21,27 @@ _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _MpiFinder:
-    """Finds mpi4py.MPI as the other finders do, and looks at what its import opens."""
+class _Mover:
+    """Moves the sockets that the start of MPI opens.
+
+    Args:
+        network: the network whose address the sockets get, as an interface or a CIDR.
+        is_alone: whether all instances run on this host.
+    """
 
     def __init__(self, network: str, *, is_alone: bool) -> None:
         self._network = network
         self._is_alone = is_alone
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> "ModuleSpec | None":
-        """Return the spec of mpi4py.MPI, with another last step; None for all others."""
-        if name != "mpi4py.MPI":
-            return None
-        sys.meta_path.remove(self)
-        # Import passes over finders without find_spec as well.
-        finds = (getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path)
-        found: ModuleSpec | None = next(
-            (spec for find in finds if (spec := find(name, path))), None
-        )
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
-
-            def execute_and_move(module: "ModuleType") -> None:
-                self._started(execute, module)
-                if not module.Is_initialized():
-                    # mpi4py.rc.initialize is false: the program starts MPI itself.
-                    for start in ("Init", "Init_thread"):
-                        setattr(module, start, self._watched(getattr(module, start)))
-
-            found.loader.exec_module = execute_and_move  # type: ignore[method-assign]
-        return found
+    def execute_and_move(
+        self, execute: "Callable[[ModuleType], object]", module: "ModuleType"
+    ) -> None:
+        """Run the code of mpi4py.MPI and move the sockets that it opens."""
+        self._started(execute, module)
+        if not module.Is_initialized():
+            # mpi4py.rc.initialize is false: the program starts MPI itself.
+            for start in ("Init", "Init_thread"):
+                setattr(module, start, self._watched(getattr(module, start)))
 
     def _watched(self, start: "Callable[..., object]") -> "Callable[..., object]":
         return lambda *args, **kwargs: self._started(start, *args, **kwargs)
@@ -105,4 +96,5 @@ def start() -> None:
     """Wait for mpi4py.MPI in a Python of a job."""
     alone, between = (os.environ.get(f"POPDIST_{name}") for name in ("MPI_NETWORK", "NETWORK"))
     if network := alone or between:
-        sys.meta_path.insert(0, _MpiFinder(network, is_alone=bool(alone)))
+        mover = _Mover(network, is_alone=bool(alone))
+        popdist_import_hook.run_at_import("mpi4py.MPI", mover.execute_and_move)

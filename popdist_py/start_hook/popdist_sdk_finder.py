@@ -9,6 +9,8 @@ import os
 import sys
 from _frozen_importlib_external import PathFinder
 
+import popdist_import_hook  # type: ignore[import-not-found]
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,10 +57,7 @@ class _SdkFinder:
             before = self._installed.count
             own = [entry for entry in sys.path if sys.path.count(entry) > before(entry)]
             return PathFinder.find_spec(name, own)
-        # Import passes over finders without find_spec as well.
-        others = (finder for finder in sys.meta_path if finder is not self)
-        asked = (getattr(finder, "find_spec", lambda *_: None)(name, None) for finder in others)
-        found = [spec for spec in asked if spec is not None]
+        found = [*popdist_import_hook.specs(name, without=self)]
         packages = (spec for spec in found if spec.loader is not None)
         return next(packages, found[0] if found else None)
 

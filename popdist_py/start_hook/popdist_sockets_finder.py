@@ -8,45 +8,17 @@ so it imports only modules that Python has loaded by then.
 import os
 import sys
 
+import popdist_import_hook  # type: ignore[import-not-found]
+
 # Stands for typing.TYPE_CHECKING: importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 _MODULE = "multiprocessing.util"
 # Linux limits the path of a socket to 107 bytes; multiprocessing adds a name to the folder.
 _LONGEST_FOLDER = 107 - len("/listener-12345678")
-
-
-class _UtilFinder:
-    """Finds multiprocessing.util through the other finders, and adds a last step to its import."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> "ModuleSpec | None":
-        """Return the spec of multiprocessing.util with a last step added; None for others."""
-        if name != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        # The import system skips finders without find_spec, too.
-        finds = (getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path)
-        found: ModuleSpec | None = next(
-            (spec for find in finds if (spec := find(name, path))), None
-        )
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
-
-            def execute_and_move(module: "ModuleType") -> None:
-                execute(module)
-                _keep_in(self._folder, module)
-
-            found.loader.exec_module = execute_and_move  # type: ignore[method-assign]
-        return found
 
 
 def _keep_in(folder: str, util: "ModuleType") -> None:
@@ -61,11 +33,16 @@ def _keep_in(folder: str, util: "ModuleType") -> None:
 
 
 def start() -> None:
-    """Install the finder for multiprocessing.util, in a Python of a job."""
+    """Change multiprocessing.util when a program of a job imports it, or now if it is imported."""
     folder = os.environ.get("POPDIST_JOB_FOLDER", "")
     if not folder or len(os.fsencode(folder)) > _LONGEST_FOLDER:
         return
+
+    def execute_and_keep(execute: "Callable[[ModuleType], object]", util: "ModuleType") -> None:
+        execute(util)
+        _keep_in(folder, util)
+
     if _MODULE in sys.modules:
         _keep_in(folder, sys.modules[_MODULE])
     else:
-        sys.meta_path.insert(0, _UtilFinder(folder))
+        popdist_import_hook.run_at_import(_MODULE, execute_and_keep)

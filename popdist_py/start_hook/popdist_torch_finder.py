@@ -10,42 +10,23 @@ is not there by then.
 import os
 import sys
 
+import popdist_import_hook  # type: ignore[import-not-found]
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
+    from collections.abc import Callable
     from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
 
 
-class _TorchFinder:
-    """Finds torch.distributed as the other finders do, and adds a last step to its import."""
-
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> "ModuleSpec | None":
-        """Return the spec of torch.distributed, with another last step; None for all others."""
-        if name != "torch.distributed":
-            return None
-        sys.meta_path.remove(self)
-        # Import passes over finders without find_spec as well.
-        finds = (getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path)
-        found: ModuleSpec | None = next(
-            (spec for find in finds if (spec := find(name, path))), None
-        )
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
-
-            def execute_and_register(module: "ModuleType") -> None:
-                execute(module)
-                _watch(module)
-                _register()
-                _keep_store()
-
-            found.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return found
+def _execute_and_register(execute: "Callable[[ModuleType], object]", module: "ModuleType") -> None:
+    execute(module)
+    _watch(module)
+    _register()
+    _keep_store()
 
 
 def _watch(module: "ModuleType") -> None:
@@ -116,4 +97,4 @@ def _listener(address: str, port: int) -> int:
 def start() -> None:
     """Wait for torch.distributed in a Python of a job."""
     if os.environ.get("POPDIST_TORCH_BACKEND"):
-        sys.meta_path.insert(0, _TorchFinder())
+        popdist_import_hook.run_at_import("torch.distributed", _execute_and_register)

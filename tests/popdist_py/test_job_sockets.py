@@ -12,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
+import importlib.util
+
+importlib.util.find_spec("multiprocessing.util")  # as programs do that look whether it is there
 from multiprocessing import Process, connection, util
 
 def show(*_):

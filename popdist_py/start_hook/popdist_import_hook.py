@@ -1,0 +1,63 @@
+"""Runs code of the job around a program's import of one module.
+
+Python imports this module at its start, so it imports only modules that Python has loaded by then.
+"""
+
+import sys
+
+# Stands for typing.TYPE_CHECKING: importing typing takes longer than the rest of this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Run = Callable[[Callable[[ModuleType], object], ModuleType], None]
+
+
+def run_at_import(name: str, run: "Run") -> None:
+    """Call ``run(execute, module)`` when a program imports the module ``name`` for the first time.
+
+    Args:
+        name: such as ``torch.distributed``.
+        run: calls ``execute(module)``, which runs the module's code.
+    """
+    sys.meta_path.insert(0, _Finder(name, run))
+
+
+def specs(name: str, path: object = None, without: object = None) -> "Iterator[ModuleSpec]":
+    """Yield the specs that the finders other than ``without`` return for the module ``name``."""
+    for finder in sys.meta_path:
+        # Python's import system skips finders without find_spec, too.
+        find = getattr(finder, "find_spec", None)
+        if finder is not without and find is not None and (spec := find(name, path)) is not None:
+            yield spec
+
+
+class _Finder:
+    """Finds one module through the other finders, and replaces the step that runs its code."""
+
+    def __init__(self, name: str, run: "Run") -> None:
+        self._name = name
+        self._run = run
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> "ModuleSpec | None":
+        """Return the spec of the module with its last step replaced; None for other modules."""
+        if name != self._name:
+            return None
+        found = next(specs(name, path, without=self), None)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def execute_and_run(module: "ModuleType") -> None:
+                # A program may ask for the spec several times, and two specs may share a loader.
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._run(execute, module)
+                else:
+                    execute(module)
+
+            found.loader.exec_module = execute_and_run  # type: ignore[method-assign]
+        return found
