@@ -14,7 +14,7 @@ import torch
 import popdist_py
 from popdist_py import poptorch
 from popdist_py.devices.attaching import machine_of_process, pod_of_process
-from popdist_py.pods.pod_errors import PodError
+from popdist_py.pods.model.pod_errors import PodError
 from popdist_py.popart import RecomputationType
 
 __all__ = [

@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from popdist_py.errors import are, counted, plural
-from popdist_py.pods.pod_errors import InUseError, InvalidRequestError, PodError, UnknownNameError
+from popdist_py.pods.model.pod_errors import (
+    InUseError,
+    InvalidRequestError,
+    PodError,
+    UnknownNameError,
+)
 
 # A program without a pod does not wait for them.
 if TYPE_CHECKING:
-    from popdist_py.pods.model import Attachment, Device, Holder, Partition
-    from popdist_py.pods.pod_store import PodStore
+    from popdist_py.pods.model.pod_parts import Attachment, Device, Holder, Partition
+    from popdist_py.pods.model.pod_store import PodStore
 
 __all__ = [
     "HeldDevice",
@@ -135,7 +140,7 @@ class ProgramPod:
         Raises:
             PodError: the pod cannot be asked, or it is not clear which partition is meant.
         """
-        from popdist_py.pods.model import PartitionState
+        from popdist_py.pods.model.pod_parts import PartitionState
 
         partition = self.partition()
         usable = partition.state is not PartitionState.ERROR
@@ -230,7 +235,7 @@ class ProgramPod:
         return HeldDevice(self.store, partition, device, found)
 
     def _holder(self) -> Holder:
-        from popdist_py.pods.model import Holder
+        from popdist_py.pods.model.pod_parts import Holder
 
         return Holder(
             host=socket.gethostname(),

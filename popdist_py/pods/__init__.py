@@ -1,7 +1,8 @@
-"""Pods of emulated IPUs: their parts, the rules for partitions, and the processes that hold IPUs.
+"""Pods of emulated IPUs, whose partitions jobs and programs attach to.
 
-The launcher, the commands and programs without a launcher use it. A ``PodStore`` stores a pod in a
-folder of this machine, or in a server for several hosts.
-Nothing here imports torch or NumPy, plans a job, or prints.
+``find_pod`` opens the pod that the user names, as a ``PodStore``. A pod is stored in a folder of
+this machine (``folder``), or a server for several hosts keeps it (``server``). The launcher, the
+command ``poprun-py-pod`` and programs without a launcher use this package.
+No module of it imports torch or NumPy.
 May call: device_numbers, errors.
 """

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popdist_py.pods.pod_errors import InvalidRequestError, PodError, UnknownNameError
-from popdist_py.pods.pod_folders import list_pods, open_pod, pods_root
+from popdist_py.pods.folder.pod_folders import list_pods, open_pod, pods_root
+from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError, UnknownNameError
 
 if TYPE_CHECKING:
-    from popdist_py.pods.pod_store import PodStore
+    from popdist_py.pods.model.pod_store import PodStore
 
 __all__ = ["DEFAULT_PORT", "TOKEN", "find_pod"]
 
@@ -57,7 +57,7 @@ def find_pod(
     if "://" in given:
         return _server(given, root, environ, timeout)
     if "/" in given:
-        from popdist_py.pods.folder_store import FolderStore
+        from popdist_py.pods.folder.folder_store import FolderStore
 
         return FolderStore(Path(given).expanduser())
     return open_pod(root, given)
@@ -81,7 +81,7 @@ def _server(url: str, root: Path, environ: Mapping[str, str], timeout: float) ->
         raise InvalidRequestError(
             f"{url!r} is no server of a pod: give http://HOST:PORT, without anything behind it"
         )
-    from popdist_py.pods.server_store import ServerStore
+    from popdist_py.pods.server.server_store import ServerStore
 
     return ServerStore(f"http://{found[1]}:{port}", _token(found[1], root, environ), timeout)
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from popdist_py.pods.pod_errors import NameTakenError, PodError
-from popdist_py.pods.pod_folders import make_pod, open_pod, pods_root
+from popdist_py.pods.folder.pod_folders import make_pod, open_pod, pods_root
+from popdist_py.pods.model.pod_errors import NameTakenError, PodError
 
 if TYPE_CHECKING:
-    from popdist_py.pods.folder_store import FolderStore
+    from popdist_py.pods.folder.folder_store import FolderStore
 
 __all__ = ["MACHINE_PARTITION", "existing_machine", "open_machine"]
 
@@ -41,8 +41,8 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
     Raises:
         PodError: The pod cannot be made or used.
     """
-    from popdist_py.pods.model import PartitionRequest
-    from popdist_py.pods.pod_file import MACHINE_IPUS, machine_pod
+    from popdist_py.pods.folder.pod_file import MACHINE_IPUS, machine_pod
+    from popdist_py.pods.model.pod_parts import PartitionRequest
 
     root = _root(environ)
     # Another program may make the pod or its partition at the same time.

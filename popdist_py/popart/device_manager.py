@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from popdist_py.pods.pod_errors import InUseError, PodError
+from popdist_py.pods.model.pod_errors import InUseError, PodError
 from popdist_py.popart.enumerations import (
     DeviceConnectionType,
     DeviceSelectionCriterion,
@@ -25,7 +25,7 @@ from popdist_py.popart.enumerations import (
 # Programs name enumerations, and seldom a device.
 if TYPE_CHECKING:
     from popdist_py.devices.attaching import HeldDevice, ProgramPod
-    from popdist_py.pods.model import Device
+    from popdist_py.pods.model.pod_parts import Device
 
 __all__ = ["DeviceInfo", "DeviceManager", "popart_exception"]
 
@@ -292,7 +292,7 @@ class DeviceManager:
 
 def _devices(num_ipus: int) -> Iterator[Device]:
     """Return the devices of a system of so many IPUs, a power of two, by their ids."""
-    from popdist_py.pods.model import Device, device_id
+    from popdist_py.pods.model.pod_parts import Device, device_id
 
     size = 1
     while size <= num_ipus:

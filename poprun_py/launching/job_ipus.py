@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
 from popdist_py.pods.find_pod import find_pod
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.model.pod_errors import (
     InUseError,
     NameTakenError,
     NotEnoughIpusError,
@@ -39,8 +39,8 @@ from poprun_py.terminal import Console
 
 # Only launches that use a pod import these modules about pods at run time.
 if TYPE_CHECKING:
-    from popdist_py.pods.model import Attachment, Partition, PartitionRequest
-    from popdist_py.pods.pod_store import PodStore
+    from popdist_py.pods.model.pod_parts import Attachment, Partition, PartitionRequest
+    from popdist_py.pods.model.pod_store import PodStore
     from poprun_py.planning.partition_decision import PartitionDecision, PodState
 
 NO_POD = "none"
@@ -236,7 +236,7 @@ class _JobPartition:
             return HeldPartition(where=self.store.where, partition=partition, attachment=attachment)
 
     def _attach(self, partition: Partition, num_ipus: int, run_id: str) -> Attachment:
-        from popdist_py.pods.model import Holder
+        from popdist_py.pods.model.pod_parts import Holder
 
         holder = Holder(
             host=socket.gethostname(),
@@ -317,7 +317,7 @@ class _JobPartition:
         Raises:
             StartError: The partition did not become ACTIVE in time, or is in the state ERROR.
         """
-        from popdist_py.pods.model import PartitionState
+        from popdist_py.pods.model.pod_parts import PartitionState
 
         limit = self.plan.config.vipu_partition_attempts * self.plan.config.vipu_server_timeout
         began, pause = time.monotonic(), _FIRST_PAUSE
@@ -407,7 +407,7 @@ class _JobPartition:
 
 def _request_of(partition: Partition) -> PartitionRequest:
     """Return a request to create a removed partition again."""
-    from popdist_py.pods.model import PartitionRequest
+    from popdist_py.pods.model.pod_parts import PartitionRequest
 
     # The request names no cluster: the pod may create the partition in any cluster.
     names = {each.name for each in fields(PartitionRequest)} - {"cluster"}

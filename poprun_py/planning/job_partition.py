@@ -16,7 +16,7 @@ from popdist_py.environment import NODE_DEVICE_ID
 from poprun_py.process_info import start_ticks
 
 if TYPE_CHECKING:
-    from popdist_py.pods.model import Attachment, Partition, PartitionRequest
+    from popdist_py.pods.model.pod_parts import Attachment, Partition, PartitionRequest
 
 POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
 GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"

@@ -11,8 +11,10 @@ from enum import StrEnum
 
 from popdist_py.environment import RUN_ID, InstanceEnvironment
 from popdist_py.errors import WireError, are, counted
-from popdist_py.pods.ipu_choice import place_partition
-from popdist_py.pods.model import (
+from popdist_py.pods.model.ipu_choice import place_partition
+from popdist_py.pods.model.partition_rules import free_ipus
+from popdist_py.pods.model.pod_errors import NotEnoughIpusError, PodError
+from popdist_py.pods.model.pod_parts import (
     LINK_DOMAIN_IPUS,
     Attachment,
     Partition,
@@ -21,8 +23,6 @@ from popdist_py.pods.model import (
     Pod,
     SyncType,
 )
-from popdist_py.pods.partition_rules import free_ipus
-from popdist_py.pods.pod_errors import NotEnoughIpusError, PodError
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_partition import GCD, PARTITION, is_temporary, known_variables
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
-from popdist_py.pods import pod_api
-from popdist_py.pods.pod_errors import InvalidRequestError
+from popdist_py.pods.model.pod_errors import InvalidRequestError
+from popdist_py.pods.server import pod_api
 from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind

@@ -13,7 +13,7 @@ from support.repository import ROOT
 
 from popdist_py import popart, popdist_functions
 from popdist_py.devices import attaching
-from popdist_py.pods.pod_errors import UnreachableError
+from popdist_py.pods.model.pod_errors import UnreachableError
 
 Kind = popart.DeviceConnectionType
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_errors import NameTakenError, UnknownNameError
+from popdist_py.pods.model.pod_parts import (
     Agent,
     Allocation,
     Attachment,
@@ -17,7 +18,6 @@ from popdist_py.pods.model import (
     Pod,
     SyncType,
 )
-from popdist_py.pods.pod_errors import NameTakenError, UnknownNameError
 
 AGENTS = tuple(Agent(name=f"m{i}", host=f"h{i // 2}") for i in range(4))
 NAMES = tuple(agent.name for agent in AGENTS)

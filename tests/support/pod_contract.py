@@ -11,16 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from popdist_py.pods.model import (
-    Allocation,
-    Cluster,
-    Holder,
-    OperationState,
-    PartitionRequest,
-    PartitionState,
-    SyncType,
-)
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
@@ -29,7 +21,15 @@ from popdist_py.pods.pod_errors import (
     PodError,
     UnknownNameError,
 )
-from popdist_py.pods.pod_file import system_pod
+from popdist_py.pods.model.pod_parts import (
+    Allocation,
+    Cluster,
+    Holder,
+    OperationState,
+    PartitionRequest,
+    PartitionState,
+    SyncType,
+)
 
 __all__ = ["POD16", "POD128", "PodContract", "holder"]
 

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import pytest
 
 from popdist_py.devices import attaching
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.model import PartitionRequest
-from popdist_py.pods.pod_file import system_pod
-from popdist_py.pods.pod_folders import make_pod, open_pod
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.pods.folder.pod_folders import make_pod, open_pod
+from popdist_py.pods.model.pod_parts import PartitionRequest
 
 
 def partition(name: str = "p16", size: int = 16, **values) -> PartitionRequest:

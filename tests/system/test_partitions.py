@@ -16,7 +16,7 @@ from support.listening import free_port
 from support.pod_servers import ServerProcess
 from support.processes import wait_until
 
-from popdist_py.pods.pod_errors import UnknownNameError
+from popdist_py.pods.model.pod_errors import UnknownNameError
 from poprun_py.planning.job_partition import is_temporary
 
 pytestmark = pytest.mark.mpi

@@ -21,7 +21,7 @@ from popdist_py.devices.attaching import (
     pod_of_process,
 )
 from popdist_py.errors import counted
-from popdist_py.pods.pod_errors import InUseError, PodError
+from popdist_py.pods.model.pod_errors import InUseError, PodError
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options

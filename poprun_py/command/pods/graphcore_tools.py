@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import Device
+from popdist_py.pods.model.pod_parts import Device
 from poprun_py.command.click_commands import CONTEXT, PrintedHelp, run_process, version_option
 from poprun_py.command.pods.partitions_in_use import (
     FoundPartitions,

@@ -13,7 +13,8 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_errors import UnknownNameError
+from popdist_py.pods.model.pod_parts import (
     Agent,
     Allocation,
     Attachment,
@@ -23,7 +24,6 @@ from popdist_py.pods.model import (
     Pod,
     SyncType,
 )
-from popdist_py.pods.pod_errors import UnknownNameError
 from poprun_py.command.pods.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
 from poprun_py.display.formatting import date_text, printable
 from poprun_py.display.tables import aligned_rows

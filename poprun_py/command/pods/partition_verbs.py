@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
+from popdist_py.pods.model.pod_parts import Partition, PartitionRequest, PartitionState, SyncType
 from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER, PARTITION, sync_name
 from poprun_py.command.pods.pod_access import RefusedError, changed_pod, completion, known_names
@@ -17,7 +17,7 @@ from poprun_py.command.pods.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 
 if TYPE_CHECKING:
-    from popdist_py.pods.pod_store import PodStore
+    from popdist_py.pods.model.pod_store import PodStore
 
 # The values of --routing, in all of V-IPU's spellings.
 _ROUTINGS = ("default", "dnc", "swnc", "btnc", "ringswnc", "ring-swnc")

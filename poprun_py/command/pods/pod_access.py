@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
-from popdist_py.pods.pod_errors import DamagedError, PodError, UnreachableError
+from popdist_py.pods.model.pod_errors import DamagedError, PodError, UnreachableError
 from poprun_py.command.pods.command_grammar import GLOBAL_OPTIONS
 from poprun_py.command.pods.object_formats import ObjectKind
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
@@ -25,7 +25,7 @@ from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.terminal import print_out
 
 if TYPE_CHECKING:
-    from popdist_py.pods.pod_store import PodStore
+    from popdist_py.pods.model.pod_store import PodStore
 
 _REQUEST_SECONDS = 30.0
 # The time-out of shell completion is shorter than that of commands, because the user waits for
@@ -137,7 +137,7 @@ def known_names(kind: ObjectKind[Any]) -> Completion:
 
 
 def _pods_of_machine(_: click.Context) -> Iterable[str]:
-    from popdist_py.pods.pod_folders import list_pods, pods_root
+    from popdist_py.pods.folder.pod_folders import list_pods, pods_root
 
     return list_pods(pods_root(os.environ))
 

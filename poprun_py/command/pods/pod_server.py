@@ -21,11 +21,11 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 
 from popdist_py.atomic_file import beside
-from popdist_py.pods import pod_api
 from popdist_py.pods.find_pod import DEFAULT_PORT, TOKEN
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.holder_locks import HOLDERS
-from popdist_py.pods.pod_errors import DamagedError, InUseError, NotAllowedError, PodError
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.folder.holder_locks import HOLDERS
+from popdist_py.pods.model.pod_errors import DamagedError, InUseError, NotAllowedError, PodError
+from popdist_py.pods.server import pod_api
 from poprun_py.command.pods.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_parts import (
     IPUS_PER_MACHINE,
     LINK_DOMAIN_IPUS,
     Attachment,
@@ -13,7 +13,7 @@ from popdist_py.pods.model import (
     Partition,
     Pod,
 )
-from popdist_py.pods.pod_store import PodStore
+from popdist_py.pods.model.pod_store import PodStore
 
 
 class PlacedIpu(NamedTuple):

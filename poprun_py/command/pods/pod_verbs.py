@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from popdist_py.pods.find_pod import DEFAULT_PORT
-from popdist_py.pods.model import Allocation, Cluster, Pod
-from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
+from popdist_py.pods.folder.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
+from popdist_py.pods.model.pod_parts import Allocation, Cluster, Pod
 from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER
 from poprun_py.command.pods.pod_access import (
@@ -160,7 +160,7 @@ def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path |
     if hosts is not None and (file is not None or system == _MACHINE or not names):
         raise UsageError("--hosts H1,H2,... names the hosts of --type POD4 to POD256")
     with requested("create", "pod", name):
-        from popdist_py.pods.pod_folders import make_pod, pods_root
+        from popdist_py.pods.folder.pod_folders import make_pod, pods_root
 
         make_pod(pods_root(os.environ), _requested_pod(name, system, names, file))
 
@@ -179,7 +179,7 @@ def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: 
 @click.option("--force", is_flag=True, help="Remove the pod even while its IPUs are in use.")
 def remove_pod(*, name: str, force: bool) -> None:
     """Remove a pod of this machine, with its partitions and its folder."""
-    from popdist_py.pods import pod_folders
+    from popdist_py.pods.folder import pod_folders
 
     with requested("remove", "pod", name):
         pod_folders.remove_pod(pod_folders.pods_root(os.environ), name, force=force)
@@ -212,7 +212,7 @@ def serve_pod(*, host: str, port: int, verbose: bool) -> int:
     Clients need the token in the file "token" of the pod's folder. Clients send the token over
     plain HTTP, so other hosts need a trusted network or an SSH tunnel.
     """
-    from popdist_py.pods.folder_store import FolderStore
+    from popdist_py.pods.folder.folder_store import FolderStore
 
     with opened_pod() as store:
         where = store.where

@@ -22,9 +22,7 @@ from urllib.parse import quote, unquote
 
 import falcon
 
-from popdist_py.pods import pod_api
-from popdist_py.pods.pod_api import Call, Lease
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
@@ -33,10 +31,12 @@ from popdist_py.pods.pod_errors import (
     PodError,
     UnknownNameError,
 )
+from popdist_py.pods.server import pod_api
+from popdist_py.pods.server.pod_api import Call, Lease
 from poprun_py.versions import versions
 
 if TYPE_CHECKING:
-    from popdist_py.pods.folder_store import FolderStore
+    from popdist_py.pods.folder.folder_store import FolderStore
 
 Log = Callable[[str], None]
 

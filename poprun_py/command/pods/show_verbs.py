@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from popdist_py.pods.model import Partition
-from popdist_py.pods.pod_errors import PodError
+from popdist_py.pods.model.pod_errors import PodError
+from popdist_py.pods.model.pod_parts import Partition
 from poprun_py.command.pods.command_grammar import ObjectCommand, object_command
 from poprun_py.command.pods.object_formats import (
     AGENT,
@@ -160,7 +160,7 @@ def _get_pod(*, name: str | None) -> None:
 @object_command("pods")
 def _list_pods() -> None:
     """List the pods of this machine, sorted by name."""
-    from popdist_py.pods import pod_folders
+    from popdist_py.pods.folder import pod_folders
 
     with refusals("list", "pods"):
         root = pod_folders.pods_root(os.environ)
@@ -178,7 +178,7 @@ def _summary(root: Path, name: str) -> dict[str, str | int | None]:
 
     If the pod cannot be read, its numbers of IPUs and partitions are None.
     """
-    from popdist_py.pods.pod_folders import open_pod
+    from popdist_py.pods.folder.pod_folders import open_pod
 
     names = ("num_ipus", "num_free_ipus", "num_partitions")
     counts: dict[str, int | None] = dict.fromkeys(names)

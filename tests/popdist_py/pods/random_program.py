@@ -17,9 +17,8 @@ import time
 import traceback
 from pathlib import Path
 
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.model import Holder, PartitionRequest
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.model.pod_errors import (
     InUseError,
     NameTakenError,
     NotEnoughIpusError,
@@ -27,7 +26,8 @@ from popdist_py.pods.pod_errors import (
     UnknownNameError,
     UnreachableError,
 )
-from popdist_py.pods.server_store import ServerStore
+from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
+from popdist_py.pods.server.server_store import ServerStore
 
 REFUSALS = (InUseError, NotEnoughIpusError)
 

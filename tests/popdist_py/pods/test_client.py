@@ -17,9 +17,7 @@ from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 from support.processes import wait_until
 
-from popdist_py.pods import pod_api, server_store
-from popdist_py.pods.model import Holder, PartitionRequest
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.model.pod_errors import (
     InvalidRequestError,
     NameTakenError,
     NotAllowedError,
@@ -27,7 +25,9 @@ from popdist_py.pods.pod_errors import (
     UnknownNameError,
     UnreachableError,
 )
-from popdist_py.pods.server_store import ServerStore
+from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
+from popdist_py.pods.server import pod_api, server_store
+from popdist_py.pods.server.server_store import ServerStore
 
 HOLDER = Holder(host="h", pid=1, user="u", program="p")
 

@@ -11,9 +11,9 @@ import pytest
 from support.repository import ROOT
 
 from popdist_py.pods.find_pod import find_pod
-from popdist_py.pods.pod_errors import InvalidRequestError, PodError, UnknownNameError
-from popdist_py.pods.pod_file import system_pod
-from popdist_py.pods.pod_folders import make_pod
+from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError, UnknownNameError
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def made(tmp_path):
 def servers(monkeypatch):
     """Put a client that only notes what it is given in the place of the real one."""
     asked = []
-    module = types.ModuleType("popdist_py.pods.server_store")
+    module = types.ModuleType("popdist_py.pods.server.server_store")
     module.ServerStore = lambda url, token, timeout: asked.append((url, token, timeout))
-    monkeypatch.setitem(sys.modules, "popdist_py.pods.server_store", module)
+    monkeypatch.setitem(sys.modules, "popdist_py.pods.server.server_store", module)
     return asked
 
 
@@ -131,7 +131,7 @@ def test_a_token_that_cannot_be_read_is_said(environ, servers, tmp_path, content
 
 _AS_A_STRANGER = """
 import os, sys
-from popdist_py.pods import pod_folders
+from popdist_py.pods.folder import pod_folders
 from popdist_py.pods.find_pod import find_pod
 os.setgid(65534), os.setuid(54321)
 for environ in ({"POPRUN_PODS": sys.argv[1]}, {"XDG_STATE_HOME": sys.argv[1]}, {}):

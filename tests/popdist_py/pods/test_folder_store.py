@@ -20,12 +20,12 @@ from support.pod_contract import POD16, PodContract, holder
 from support.processes import wait_until
 from support.repository import ROOT
 
-from popdist_py.pods import pod_database
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.model import PartitionRequest, PartitionState
-from popdist_py.pods.pod_errors import DamagedError, InUseError, PodError, UnknownNameError
-from popdist_py.pods.pod_file import POD_FILE, format_pod
-from popdist_py.pods.pod_folders import make_pod
+from popdist_py.pods.folder import pod_database
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.folder.pod_file import POD_FILE, format_pod
+from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.pod_errors import DamagedError, InUseError, PodError, UnknownNameError
+from popdist_py.pods.model.pod_parts import PartitionRequest, PartitionState
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def _ask(name="p", size=4):
 def _program(code, *words, **more):
     start = (
         "import sys, pathlib, os, time\n"
-        "from popdist_py.pods.folder_store import FolderStore\n"
-        "from popdist_py.pods.model import Holder, PartitionRequest\n"
+        "from popdist_py.pods.folder.folder_store import FolderStore\n"
+        "from popdist_py.pods.model.pod_parts import Holder, PartitionRequest\n"
         "store = FolderStore(pathlib.Path(sys.argv[1]), user='alice')\n"
         "me = Holder(host='h1', pid=os.getpid(), user='alice', program='held.py')\n"
     )
@@ -282,7 +282,7 @@ def test_the_log_of_a_database_that_is_gone_is_not_taken_for_a_new_one(folder):
         [
             sys.executable, "-c",
             "import os, pathlib, sys\n"
-            "from popdist_py.pods.pod_database import transaction\n"
+            "from popdist_py.pods.folder.pod_database import transaction\n"
             "with transaction(pathlib.Path(sys.argv[1]), 5) as connection:\n"
             "    connection.execute('UPDATE layout SET id = 1')\n"
             "    connection.execute('COMMIT')\n"
@@ -326,7 +326,7 @@ def test_a_full_disk_loses_nothing(folder, store):
         "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000))\n"
-        "from popdist_py.pods.pod_errors import PodError\n"
+        "from popdist_py.pods.model.pod_errors import PodError\n"
         "try:\n"
         "    for i in range(12):\n"
         "        store.create_partition(PartitionRequest(name=f'p{i}', size=1))\n"
@@ -346,8 +346,8 @@ def _refusal_of_nobody(folder):
     """Return what a user without rights is told who opens a folder."""
     code = (
         "import os, pathlib, sys, tomllib\n"
-        "from popdist_py.pods.pod_errors import PodError\n"
-        "from popdist_py.pods.folder_store import FolderStore\n"
+        "from popdist_py.pods.model.pod_errors import PodError\n"
+        "from popdist_py.pods.folder.folder_store import FolderStore\n"
         "os.seteuid(65534)\n"
         "try: FolderStore(pathlib.Path(sys.argv[1]))\n"
         "except PodError as error: print(error)\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popdist_py.pods import pod_api
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_errors import InvalidRequestError
+from popdist_py.pods.model.pod_parts import (
     Attachment,
     Cluster,
     Holder,
@@ -18,8 +18,8 @@ from popdist_py.pods.model import (
     PartitionRequest,
     Pod,
 )
-from popdist_py.pods.pod_errors import InvalidRequestError
-from popdist_py.pods.pod_store import PodStore
+from popdist_py.pods.model.pod_store import PodStore
+from popdist_py.pods.server import pod_api
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 NUMBERS = st.floats(-1e299, 1e299)

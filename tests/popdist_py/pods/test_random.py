@@ -18,11 +18,11 @@ from support.pod_servers import ServerProcess
 from support.processes import wait_until
 from support.repository import ROOT
 
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.model import PartitionRequest
-from popdist_py.pods.pod_file import system_pod
-from popdist_py.pods.pod_folders import make_pod
-from popdist_py.pods.server_store import ServerStore
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.pod_parts import PartitionRequest
+from popdist_py.pods.server.server_store import ServerStore
 
 NEVER = float("inf")
 

@@ -8,9 +8,9 @@ import pytest
 from support.pod_contract import PodContract
 from support.pod_servers import TOKEN, served
 
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.pod_folders import make_pod
-from popdist_py.pods.server_store import ServerStore
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.server.server_store import ServerStore
 
 
 class TestServerStore(PodContract):

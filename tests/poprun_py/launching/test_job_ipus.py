@@ -13,8 +13,8 @@ from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 from support.launcher.plans import plan_blindly
 
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.pod_errors import InUseError, NotEnoughIpusError, UnreachableError
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.model.pod_errors import InUseError, NotEnoughIpusError, UnreachableError
 from poprun_py.errors import StartError
 from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import plan

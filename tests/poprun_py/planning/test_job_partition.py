@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
-from popdist_py.pods.model import Attachment
-from popdist_py.pods.partition_rules import check_name
+from popdist_py.pods.model.partition_rules import check_name
+from popdist_py.pods.model.pod_parts import Attachment
 from poprun_py.planning.job_partition import (
     is_abandoned,
     is_temporary,

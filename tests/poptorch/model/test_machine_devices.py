@@ -16,7 +16,7 @@ import popdist_py.poptorch as poptorch
 from popdist_py.devices import attaching
 from popdist_py.pods.find_pod import find_pod
 from popdist_py.pods.machine_pod import existing_machine
-from popdist_py.pods.pod_errors import InvalidRequestError, PodError
+from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError
 from poprun_py.command.pods import partitions_in_use
 
 

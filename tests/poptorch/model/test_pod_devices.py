@@ -18,7 +18,7 @@ from torch import nn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.devices import attaching
-from popdist_py.pods.pod_errors import UnreachableError
+from popdist_py.pods.model.pod_errors import UnreachableError
 from popdist_py.poptorch.enums import ConnectionType
 
 

@@ -18,12 +18,12 @@ from support.pod_servers import ServerProcess
 from support.processes import wait_until
 from support.repository import ROOT
 
-from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.model import Holder, PartitionRequest
-from popdist_py.pods.pod_errors import InUseError, NotAllowedError, PodError
-from popdist_py.pods.pod_file import system_pod
-from popdist_py.pods.pod_folders import make_pod
-from popdist_py.pods.server_store import ServerStore
+from popdist_py.pods.folder.folder_store import FolderStore
+from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.pod_errors import InUseError, NotAllowedError, PodError
+from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
+from popdist_py.pods.server.server_store import ServerStore
 from poprun_py.command.pods import pod_server as serving
 from poprun_py.command.pods.pod_server import LeaseExtender, serve
 
@@ -234,8 +234,8 @@ def test_a_client_that_is_killed_frees_its_ipus_after_a_lease(folder):
         mine = client(server, folder)
         mine.create_partition(PartitionRequest(name="p4", size=4))
         code = (
-            "import signal, sys; from popdist_py.pods.server_store import ServerStore; "
-            "from popdist_py.pods.model import Holder; "
+            "import signal, sys; from popdist_py.pods.server.server_store import ServerStore; "
+            "from popdist_py.pods.model.pod_parts import Holder; "
             "store = ServerStore(sys.argv[1], open(sys.argv[2]).read()); "
             "store.attach('p4', 4, Holder(host='h', pid=2, user='u', program='p')); "
             "print('attached', flush=True); signal.pause()"

@@ -16,7 +16,7 @@ from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 from support.processes import wait_until
 
-from popdist_py.pods import pod_api
+from popdist_py.pods.server import pod_api
 
 HOLDER = {"host": "h", "pid": 1, "user": "u", "program": "p"}
 PASS = {"Authorization": f"Bearer {TOKEN}", pod_api.USER_HEADER: "ada"}

@@ -13,7 +13,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from popdist_py.pods.pod_errors import PodError
+from popdist_py.pods.model.pod_errors import PodError
 
 __all__ = ["HOLDERS", "HolderLock", "is_alive", "own_locks", "remove_strays"]
 

@@ -10,7 +10,7 @@ import pwd
 from collections.abc import Sequence
 from typing import Protocol
 
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_parts import (
     Allocation,
     Attachment,
     Cluster,

@@ -17,9 +17,14 @@ from urllib.parse import quote, urlencode
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
-from popdist_py.pods import pod_api
-from popdist_py.pods.lease_renewal import Renewal
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_errors import (
+    ERRORS,
+    InvalidRequestError,
+    NotAllowedError,
+    PodError,
+    UnreachableError,
+)
+from popdist_py.pods.model.pod_parts import (
     Allocation,
     Attachment,
     Cluster,
@@ -28,15 +33,10 @@ from popdist_py.pods.model import (
     PartitionRequest,
     Pod,
 )
-from popdist_py.pods.pod_api import Call, Lease
-from popdist_py.pods.pod_errors import (
-    ERRORS,
-    InvalidRequestError,
-    NotAllowedError,
-    PodError,
-    UnreachableError,
-)
-from popdist_py.pods.pod_store import own_user
+from popdist_py.pods.model.pod_store import own_user
+from popdist_py.pods.server import pod_api
+from popdist_py.pods.server.lease_renewal import Renewal
+from popdist_py.pods.server.pod_api import Call, Lease
 
 __all__ = ["ServerStore"]
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from popdist_py.pods.model import Attachment
-from popdist_py.pods.pod_api import Lease
-from popdist_py.pods.pod_errors import PodError, UnreachableError
+from popdist_py.pods.model.pod_errors import PodError, UnreachableError
+from popdist_py.pods.model.pod_parts import Attachment
+from popdist_py.pods.server.pod_api import Lease
 
 __all__ = ["Renewal"]
 

@@ -11,7 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import (
+from popdist_py.pods.model.partition_rules import check_request, num_domains_of
+from popdist_py.pods.model.pod_errors import (
+    InvalidRequestError,
+    NotEnoughIpusError,
+    UnknownNameError,
+)
+from popdist_py.pods.model.pod_parts import (
     LINK_DOMAIN_IPUS,
     Allocation,
     Ipu,
@@ -19,12 +25,6 @@ from popdist_py.pods.model import (
     PartitionRequest,
     Pod,
     SyncType,
-)
-from popdist_py.pods.partition_rules import check_request, num_domains_of
-from popdist_py.pods.pod_errors import (
-    InvalidRequestError,
-    NotEnoughIpusError,
-    UnknownNameError,
 )
 
 __all__ = ["place_partition"]

@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Sequence
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
-from popdist_py.pods.pod_errors import InvalidRequestError, NotEnoughIpusError
+from popdist_py.pods.model.pod_errors import InvalidRequestError, NotEnoughIpusError
+from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
 
 __all__ = [
     "check_name",

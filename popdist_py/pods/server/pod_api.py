@@ -17,7 +17,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
-from popdist_py.pods.model import (
+from popdist_py.pods.model.pod_errors import InvalidRequestError
+from popdist_py.pods.model.pod_parts import (
     Allocation,
     Attachment,
     Cluster,
@@ -26,7 +27,6 @@ from popdist_py.pods.model import (
     PartitionRequest,
     Pod,
 )
-from popdist_py.pods.pod_errors import InvalidRequestError
 
 __all__ = [
     "API",

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import (
+from popdist_py.pods.model.partition_rules import is_power_of_two
+from popdist_py.pods.model.pod_errors import DamagedError, InvalidRequestError, PodError
+from popdist_py.pods.model.pod_parts import (
     IPUS_PER_MACHINE,
     LINK_DOMAIN_IPUS,
     Agent,
@@ -18,10 +20,8 @@ from popdist_py.pods.model import (
     Cluster,
     Pod,
 )
-from popdist_py.pods.partition_rules import is_power_of_two
-from popdist_py.pods.pod_api import from_json
-from popdist_py.pods.pod_checks import check_pod
-from popdist_py.pods.pod_errors import DamagedError, InvalidRequestError, PodError
+from popdist_py.pods.model.pod_rules import check_pod
+from popdist_py.pods.server.pod_api import from_json
 
 __all__ = [
     "MACHINE_IPUS",

@@ -8,7 +8,9 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from popdist_py.pods.model import (
+from popdist_py.pods.folder.pod_file import pod_of
+from popdist_py.pods.model.pod_errors import DamagedError
+from popdist_py.pods.model.pod_parts import (
     Attachment,
     Holder,
     Ipu,
@@ -18,8 +20,6 @@ from popdist_py.pods.model import (
     Pod,
     SyncType,
 )
-from popdist_py.pods.pod_errors import DamagedError
-from popdist_py.pods.pod_file import pod_of
 
 __all__ = [
     "add_attachment",

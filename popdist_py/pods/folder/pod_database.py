@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from popdist_py.pods.holder_locks import HOLDERS
-from popdist_py.pods.pod_errors import DamagedError, PodError
+from popdist_py.pods.folder.holder_locks import HOLDERS
+from popdist_py.pods.model.pod_errors import DamagedError, PodError
 
 __all__ = [
     "DATABASE",

@@ -17,10 +17,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from popdist_py.errors import are, counted, plural
-from popdist_py.pods import database_rows
-from popdist_py.pods.holder_locks import HolderLock, is_alive, own_locks, remove_strays
-from popdist_py.pods.ipu_choice import place_partition
-from popdist_py.pods.model import (
+from popdist_py.pods.folder import database_rows
+from popdist_py.pods.folder.holder_locks import HolderLock, is_alive, own_locks, remove_strays
+from popdist_py.pods.folder.pod_database import (
+    DATABASE,
+    check_folder,
+    check_integrity,
+    make_database,
+    transaction,
+)
+from popdist_py.pods.folder.pod_file import POD_FILE, read_pod
+from popdist_py.pods.model.ipu_choice import place_partition
+from popdist_py.pods.model.partition_rules import check_request, free_ipus
+from popdist_py.pods.model.pod_errors import (
+    InUseError,
+    InvalidRequestError,
+    NameTakenError,
+    NotAllowedError,
+    UnknownNameError,
+)
+from popdist_py.pods.model.pod_parts import (
     Allocation,
     Attachment,
     Cluster,
@@ -31,24 +47,8 @@ from popdist_py.pods.model import (
     PartitionState,
     Pod,
 )
-from popdist_py.pods.partition_rules import check_request, free_ipus
-from popdist_py.pods.pod_checks import check_allocation, check_cluster
-from popdist_py.pods.pod_database import (
-    DATABASE,
-    check_folder,
-    check_integrity,
-    make_database,
-    transaction,
-)
-from popdist_py.pods.pod_errors import (
-    InUseError,
-    InvalidRequestError,
-    NameTakenError,
-    NotAllowedError,
-    UnknownNameError,
-)
-from popdist_py.pods.pod_file import POD_FILE, read_pod
-from popdist_py.pods.pod_store import own_user
+from popdist_py.pods.model.pod_rules import check_allocation, check_cluster
+from popdist_py.pods.model.pod_store import own_user
 
 __all__ = ["FolderStore"]
 

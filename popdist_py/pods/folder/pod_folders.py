@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
@@ -18,8 +18,8 @@ from popdist_py.pods.pod_errors import (
 )
 
 if TYPE_CHECKING:
-    from popdist_py.pods.folder_store import FolderStore
-    from popdist_py.pods.model import Pod
+    from popdist_py.pods.folder.folder_store import FolderStore
+    from popdist_py.pods.model.pod_parts import Pod
 
 __all__ = ["list_pods", "make_pod", "open_pod", "pods_root", "remove_pod"]
 
@@ -71,9 +71,9 @@ def make_pod(root: Path, pod: Pod) -> Path:
         NameTakenError: Another pod has this name.
         PodError: The folder cannot be written.
     """
-    from popdist_py.pods.folder_store import FolderStore
-    from popdist_py.pods.pod_checks import check_pod
-    from popdist_py.pods.pod_file import format_pod
+    from popdist_py.pods.folder.folder_store import FolderStore
+    from popdist_py.pods.folder.pod_file import format_pod
+    from popdist_py.pods.model.pod_rules import check_pod
 
     check_pod(pod)
     if pod.name in _WORDS:
@@ -111,7 +111,7 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
         PodError, DamagedError: The pod cannot be used.
     """
     _refuse_unknown(root, name)
-    from popdist_py.pods.folder_store import FolderStore
+    from popdist_py.pods.folder.folder_store import FolderStore
 
     return FolderStore(root / name, user=user)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from popdist_py.errors import are, counted
-from popdist_py.pods.model import LINK_DOMAIN_IPUS, Allocation, Cluster, Pod
-from popdist_py.pods.partition_rules import check_name, is_power_of_two
-from popdist_py.pods.pod_errors import (
+from popdist_py.pods.model.partition_rules import check_name, is_power_of_two
+from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
     UnknownNameError,
 )
+from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS, Allocation, Cluster, Pod
 
 __all__ = ["TOPOLOGIES", "check_allocation", "check_cluster", "check_pod"]
 

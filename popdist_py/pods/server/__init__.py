@@ -1,0 +1,5 @@
+"""The client of a pod's server, and the calls that client and server exchange as JSON over HTTP.
+
+The server itself is ``poprun_py/command/pods/pod_server.py``.
+May call: pods.model.
+"""
