@@ -29,7 +29,12 @@ from popdist_py.pods.model.pod_errors import (
 
 # A program without a pod does not wait for them.
 if TYPE_CHECKING:
-    from popdist_py.pods.model.pod_parts import Attachment, Device, Holder, Partition
+    from popdist_py.pods.model.pod_parts import (
+        Attachment,
+        Device,
+        Holder,
+        Partition,
+    )
     from popdist_py.pods.model.pod_store import PodStore
 
 __all__ = [

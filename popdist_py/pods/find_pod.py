@@ -14,8 +14,6 @@ from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError, Unkn
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_store import PodStore
 
-__all__ = ["DEFAULT_PORT", "TOKEN", "find_pod"]
-
 # The port of V-IPU's server.
 DEFAULT_PORT = 8090
 TOKEN = "token"

@@ -19,8 +19,6 @@ from popdist_py.pods.model.pod_errors import NameTakenError, PodError
 if TYPE_CHECKING:
     from popdist_py.pods.folder.folder_store import FolderStore
 
-__all__ = ["MACHINE_PARTITION", "existing_machine", "open_machine"]
-
 #: The only partition, and the name of the pod.
 MACHINE_PARTITION: Final = "emulated"
 
@@ -41,7 +39,7 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
     Raises:
         PodError: The pod cannot be made or used.
     """
-    from popdist_py.pods.folder.pod_file import MACHINE_IPUS, machine_pod
+    from popdist_py.pods.model.graphcore_systems import MACHINE_IPUS, machine_pod
     from popdist_py.pods.model.pod_parts import PartitionRequest
 
     root = _root(environ)

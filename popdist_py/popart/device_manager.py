@@ -292,7 +292,8 @@ class DeviceManager:
 
 def _devices(num_ipus: int) -> Iterator[Device]:
     """Return the devices of a system of so many IPUs, a power of two, by their ids."""
-    from popdist_py.pods.model.pod_parts import Device, device_id
+    from popdist_py.device_numbers import device_id
+    from popdist_py.pods.model.pod_parts import Device
 
     size = 1
     while size <= num_ipus:

@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import RUN_ID, InstanceEnvironment
 from popdist_py.errors import WireError, are, counted
 from popdist_py.pods.model.ipu_choice import place_partition
 from popdist_py.pods.model.partition_rules import free_ipus
 from popdist_py.pods.model.pod_errors import NotEnoughIpusError, PodError
 from popdist_py.pods.model.pod_parts import (
-    LINK_DOMAIN_IPUS,
     Attachment,
     Partition,
     PartitionRequest,

@@ -20,6 +20,7 @@ from typing import Any, Final
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
+from popdist_py.pods.model.json_values import decode, encode, to_json
 from popdist_py.pods.model.pod_errors import InvalidRequestError
 from popdist_py.pods.server import pod_api
 from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
@@ -202,7 +203,7 @@ def _message_seeds() -> list[bytes]:
 def requests(data: bytes) -> None:
     """A body is the arguments of a call and goes back to them, or is refused in one line."""
     try:
-        said = pod_api.decode(data)
+        said = decode(data)
     except InvalidRequestError as error:
         is_short_line(error)
         return
@@ -212,7 +213,7 @@ def requests(data: bytes) -> None:
         except InvalidRequestError as error:
             is_short_line(error)
             continue
-        again = pod_api.decode(pod_api.encode(pod_api.to_json(arguments)))
+        again = decode(encode(to_json(arguments)))
         assert call.read_arguments(again) == arguments
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,

@@ -11,8 +11,8 @@ import pytest
 
 from popdist_py.devices import attaching
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.pod_file import system_pod
 from popdist_py.pods.folder.pod_folders import make_pod, open_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_parts import PartitionRequest
 
 

@@ -21,16 +21,6 @@ from popdist_py.pods.model.pod_parts import (
     SyncType,
 )
 
-__all__ = [
-    "add_attachment",
-    "add_partition",
-    "read_attachments",
-    "read_partitions",
-    "read_pod_text",
-    "taken_ipus",
-    "write_pod_text",
-]
-
 
 def write_pod_text(pod: Pod) -> str:
     """Return a pod as the database keeps it."""

@@ -50,8 +50,6 @@ from popdist_py.pods.model.pod_parts import (
 from popdist_py.pods.model.pod_rules import check_allocation, check_cluster
 from popdist_py.pods.model.pod_store import own_user
 
-__all__ = ["FolderStore"]
-
 
 @dataclass(slots=True)
 class _Shared:

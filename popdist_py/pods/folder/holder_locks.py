@@ -15,8 +15,6 @@ from pathlib import Path
 
 from popdist_py.pods.model.pod_errors import PodError
 
-__all__ = ["HOLDERS", "HolderLock", "is_alive", "own_locks", "remove_strays"]
-
 HOLDERS = "holders"
 
 

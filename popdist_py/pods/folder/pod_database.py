@@ -15,15 +15,6 @@ from pathlib import Path
 from popdist_py.pods.folder.holder_locks import HOLDERS
 from popdist_py.pods.model.pod_errors import DamagedError, PodError
 
-__all__ = [
-    "DATABASE",
-    "SCHEMA_VERSION",
-    "check_folder",
-    "check_integrity",
-    "make_database",
-    "transaction",
-]
-
 DATABASE = "pod.sqlite"
 # SQLite's log, which has the last changes if a process was killed.
 _LOG = f"{DATABASE}-wal"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from popdist_py.pods.folder.folder_store import FolderStore
     from popdist_py.pods.model.pod_parts import Pod
 
-__all__ = ["list_pods", "make_pod", "open_pod", "pods_root", "remove_pod"]
-
 # These words are not names of pods, because ``find_pod`` gives them another meaning.
 _WORDS = ("none", "server")
 _POD_FILE = "pod.toml"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
 from popdist_py.pods.model.partition_rules import check_request, num_domains_of
 from popdist_py.pods.model.pod_errors import (
@@ -18,7 +19,6 @@ from popdist_py.pods.model.pod_errors import (
     UnknownNameError,
 )
 from popdist_py.pods.model.pod_parts import (
-    LINK_DOMAIN_IPUS,
     Allocation,
     Ipu,
     Partition,
@@ -26,8 +26,6 @@ from popdist_py.pods.model.pod_parts import (
     Pod,
     SyncType,
 )
-
-__all__ = ["place_partition"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
 from popdist_py.pods.model.pod_errors import InvalidRequestError, NotEnoughIpusError
-from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
-
-__all__ = [
-    "check_name",
-    "check_request",
-    "free_ipus",
-    "is_power_of_two",
-    "misfit",
-    "num_domains_of",
-]
+from popdist_py.pods.model.pod_parts import Partition, PartitionRequest, SyncType
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

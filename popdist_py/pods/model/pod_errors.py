@@ -17,19 +17,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "ERRORS",
-    "DamagedError",
-    "InUseError",
-    "InvalidRequestError",
-    "NameTakenError",
-    "NotAllowedError",
-    "NotEnoughIpusError",
-    "PodError",
-    "UnknownNameError",
-    "UnreachableError",
-]
-
 
 class PodError(Exception):
     """The base class of all errors of pods; ``code`` is its name in the server's answers."""

@@ -9,27 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from popdist_py.device_numbers import IPUS_PER_MACHINE, LINK_DOMAIN_IPUS, device_id
-
-__all__ = [
-    "IPUS_PER_MACHINE",
-    "LINK_DOMAIN_IPUS",
-    "Agent",
-    "Allocation",
-    "Attachment",
-    "Cluster",
-    "Device",
-    "Holder",
-    "Ipu",
-    "OperationState",
-    "Partition",
-    "PartitionRequest",
-    "PartitionState",
-    "Pod",
-    "SyncType",
-    "device_id",
-    "devices_of",
-]
+from popdist_py.device_numbers import IPUS_PER_MACHINE, device_id
 
 # The longest name of a file.
 _MOST_CHARACTERS = 255

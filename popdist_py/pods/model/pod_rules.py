@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import are, counted
 from popdist_py.pods.model.partition_rules import check_name, is_power_of_two
 from popdist_py.pods.model.pod_errors import (
@@ -12,9 +13,7 @@ from popdist_py.pods.model.pod_errors import (
     NameTakenError,
     UnknownNameError,
 )
-from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS, Allocation, Cluster, Pod
-
-__all__ = ["TOPOLOGIES", "check_allocation", "check_cluster", "check_pod"]
+from popdist_py.pods.model.pod_parts import Allocation, Cluster, Pod
 
 TOPOLOGIES = ("mesh", "torus")
 _MOST_SECONDS = 3600.0

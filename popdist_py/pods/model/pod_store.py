@@ -20,8 +20,6 @@ from popdist_py.pods.model.pod_parts import (
     Pod,
 )
 
-__all__ = ["PodStore", "own_user"]
-
 
 def own_user() -> str:
     """Return the user of this process, which is the default user of a store."""

@@ -11,8 +11,6 @@ from popdist_py.pods.model.pod_errors import PodError, UnreachableError
 from popdist_py.pods.model.pod_parts import Attachment
 from popdist_py.pods.server.pod_api import Lease
 
-__all__ = ["Renewal"]
-
 # Five renewals may be lost before a lease ends.
 _RENEWALS_PER_LEASE: Final = 6
 

@@ -1,23 +1,15 @@
-"""The calls of a pod's server, and the JSON form of their arguments and results.
+"""The calls of a pod's server, with the types of their arguments and results.
 
-A dataclass becomes an object, a tuple an array, and an enumeration its name in V-IPU's protocol.
-Reading checks each field, and an error names an unknown, missing or wrong one.
+``json_values.py`` converts arguments and results into JSON and back.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
-from popdist_py.pods.model.pod_errors import InvalidRequestError
+from popdist_py.pods.model.json_values import read_fields
 from popdist_py.pods.model.pod_parts import (
     Allocation,
     Attachment,
@@ -27,37 +19,6 @@ from popdist_py.pods.model.pod_parts import (
     PartitionRequest,
     Pod,
 )
-
-__all__ = [
-    "API",
-    "ATTACH",
-    "ATTACHMENTS",
-    "CALLS",
-    "CREATE_ALLOCATION",
-    "CREATE_CLUSTER",
-    "CREATE_PARTITION",
-    "DETACH",
-    "FAIL_PARTITION",
-    "MOST_REQUEST_BYTES",
-    "PARTITION",
-    "PARTITIONS",
-    "POD",
-    "REMOVE_ALLOCATION",
-    "REMOVE_CLUSTER",
-    "REMOVE_PARTITION",
-    "RENEW",
-    "REQUEST_HEADER",
-    "RESET_PARTITION",
-    "USER_HEADER",
-    "VERSION_PATH",
-    "Call",
-    "Lease",
-    "Refusal",
-    "decode",
-    "encode",
-    "from_json",
-    "to_json",
-]
 
 Result = TypeVar("Result")
 
@@ -69,9 +30,6 @@ REQUEST_HEADER: Final = "X-Poprun-Request"
 
 # The largest request, for a cluster of some thousand agents, has a tenth of this size.
 MOST_REQUEST_BYTES: Final = 1 << 20
-_MOST_CHARACTERS: Final = 4096
-# All JSON parsers and SQLite represent integers up to this one exactly.
-_LARGEST_INTEGER: Final = (1 << 53) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +72,7 @@ class Call(Generic[Result]):
         Raises:
             InvalidRequestError: A field is unknown, missing or wrong; the message names it.
         """
-        return _fields(self.arguments, {}, value, self.name)
+        return read_fields(self.arguments, {}, value, self.name)
 
 
 POD: Final = Call[Pod]("pod", {}, Pod, changes=False)
@@ -151,169 +109,3 @@ CALLS: Final[tuple[Call[Any], ...]] = (
     *(CREATE_CLUSTER, REMOVE_CLUSTER, CREATE_ALLOCATION, REMOVE_ALLOCATION),
     *(ATTACH, DETACH, RENEW),
 )
-
-
-def encode(value: object) -> bytes:
-    """Return a value made of JSON's types as compact JSON.
-
-    Raises:
-        InvalidRequestError: A text is not valid Unicode, or a number is not finite.
-    """
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode()
-    except ValueError as error:
-        raise InvalidRequestError(f"this cannot be sent as JSON: {error}") from None
-
-
-def decode(body: bytes) -> object:
-    """Return the value of a JSON body.
-
-    Raises:
-        InvalidRequestError: The body is not JSON in UTF-8, nests too deeply, or repeats a field.
-    """
-    try:
-        return json.loads(
-            body.decode(), object_pairs_hook=_without_twins, parse_constant=_refuse_constant
-        )
-    except InvalidRequestError:
-        raise
-    except RecursionError:
-        raise InvalidRequestError("the body nests too deeply") from None
-    except ValueError as error:  # not UTF-8, not JSON, or an integer of thousands of digits
-        raise InvalidRequestError(f"the body is not JSON in UTF-8: {error}") from None
-
-
-def to_json(value: object) -> Any:
-    """Return a value as types of JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    if isinstance(value, Mapping):
-        return {name: to_json(each) for name, each in value.items()}
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, (tuple, list, range)):
-        return [to_json(each) for each in value]
-    return value
-
-
-def from_json(kind: Any, value: object, name: str) -> Any:
-    """Return a decoded JSON ``value`` as a value of type ``kind``.
-
-    A field with a default may be missing. Messages name the value ``name``.
-
-    Raises:
-        InvalidRequestError: The value has another type; the message names the field.
-    """
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        types_, defaults = _shape(kind)
-        return kind(**_fields(types_, defaults, value, name))
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise _wrong(name, value, "an array")
-        (each, _) = typing.get_args(kind)
-        return tuple(from_json(each, one, f"{name}[{i}]") for i, one in enumerate(value))
-    if isinstance(kind, types.UnionType):
-        (other,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
-        return None if value is None else from_json(other, value, name)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        names = [each.value for each in kind]
-        if value not in names:
-            raise _wrong(name, value, "one of " + ", ".join(names))
-        return kind(value)
-    return _plain(kind, value, name)
-
-
-def _plain(kind: Any, value: object, name: str) -> object:
-    """Read text, a number, true or false, or null."""
-    if kind is str:
-        return _text(value, name)
-    if kind is bool and isinstance(value, bool):
-        return value
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if kind is int and is_integer and abs(value) <= _LARGEST_INTEGER:  # type: ignore[arg-type]
-        return value
-    if kind is float and (is_integer or isinstance(value, float)):
-        # An integer that is too large for a float is refused, as infinity is.
-        if abs(value) < 1e300 and math.isfinite(value):  # type: ignore[arg-type]
-            return float(value)  # type: ignore[arg-type]
-    elif kind is None and value is None:
-        return None
-    wanted = {bool: "true or false", int: "an integer", float: "a finite number", None: "null"}
-    raise _wrong(name, value, wanted[kind])
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong(name, value, "text")
-    if len(value) > _MOST_CHARACTERS:
-        raise InvalidRequestError(
-            f"{name} has {len(value)} characters; at most {_MOST_CHARACTERS} are accepted"
-        )
-    # JSON can contain single surrogates, which files and terminals do not accept.
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise _wrong(name, value, "text without NUL and lone surrogates")
-    return value
-
-
-def _fields(
-    kinds: Mapping[str, Any], defaults: Mapping[str, object], value: object, name: str
-) -> dict[str, Any]:
-    """Read an object with exactly these fields; those with a default may be missing."""
-    if not isinstance(value, dict):
-        raise _wrong(name, value, "an object")
-    accepted = ", ".join(kinds) or "none"
-    for field in value:
-        if field not in kinds:
-            raise InvalidRequestError(
-                f"{name}: unknown field {_shown(field)}; accepted are: {accepted}"
-            )
-    found = {}
-    for field, kind in kinds.items():
-        if field in value:
-            found[field] = from_json(kind, value[field], f"{name}.{field}")
-        elif field in defaults:
-            found[field] = defaults[field]
-        else:
-            raise InvalidRequestError(f"{name}.{field} is missing; fields are: {accepted}")
-    return found
-
-
-@cache
-def _shape(kind: type) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return types and defaults of the fields of a dataclass."""
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(kind)
-        if field.default is not dataclasses.MISSING
-    }
-    return typing.get_type_hints(kind), defaults
-
-
-def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} is {_shown(value)}; {wanted} is accepted")
-
-
-def _shown(value: object) -> str:
-    """Return a value for a message, as one short line of ASCII."""
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "an array"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_INTEGER:
-        return "an integer beyond 2^53"
-    text = json.dumps(value, default=str)  # TOML has dates
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in pairs:
-        if name in found:
-            raise InvalidRequestError(f"the field {_shown(name)} stands twice in one object")
-        found[name] = value
-    return found
-
-
-def _refuse_constant(name: str) -> object:
-    raise InvalidRequestError(f"{name} is no number of JSON")

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
+from popdist_py.pods.model.json_values import decode, encode, from_json, to_json
 from popdist_py.pods.model.pod_errors import (
     ERRORS,
     InvalidRequestError,
@@ -37,8 +38,6 @@ from popdist_py.pods.model.pod_store import own_user
 from popdist_py.pods.server import pod_api
 from popdist_py.pods.server.lease_renewal import Renewal
 from popdist_py.pods.server.pod_api import Call, Lease
-
-__all__ = ["ServerStore"]
 
 Result = TypeVar("Result")
 
@@ -223,10 +222,10 @@ class ServerStore:
     ) -> Result:
         deadline = time.monotonic() + seconds
         headers = {**self._headers, pod_api.REQUEST_HEADER: secrets.token_hex(16)}
-        values = pod_api.to_json(arguments)
+        values = to_json(arguments)
         target, body = call.path, None
         if call.changes:
-            body = pod_api.encode(values)
+            body = encode(values)
             if len(body) > pod_api.MOST_REQUEST_BYTES:
                 raise InvalidRequestError(
                     f"{call.name} has {len(body)} bytes; at most {pod_api.MOST_REQUEST_BYTES} are "
@@ -279,11 +278,11 @@ class ServerStore:
         try:
             if len(body) > _MOST_ANSWER_BYTES:
                 raise InvalidRequestError(f"more than {_MOST_ANSWER_BYTES >> 20} MiB")
-            said = pod_api.decode(body)
+            said = decode(body)
             if status == 200:
-                result: Result = pod_api.from_json(call.result, said, call.name)
+                result: Result = from_json(call.result, said, call.name)
                 return result
-            error = pod_api.from_json(pod_api.Refusal, said, "the answer")
+            error = from_json(pod_api.Refusal, said, "the answer")
         except InvalidRequestError as problem:
             raise UnreachableError(
                 f"{self._address} answers (HTTP {status}), but not as a server of pods of this "

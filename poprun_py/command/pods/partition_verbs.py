@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from popdist_py.pods.model.pod_parts import Partition, PartitionRequest, PartitionState, SyncType
+from popdist_py.pods.model.pod_parts import (
+    Partition,
+    PartitionRequest,
+    PartitionState,
+    SyncType,
+)
 from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER, PARTITION, sync_name
 from poprun_py.command.pods.pod_access import RefusedError, changed_pod, completion, known_names

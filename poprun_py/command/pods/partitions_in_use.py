@@ -15,10 +15,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from popdist_py.pods.folder.pod_file import MACHINE_IPUS
+from popdist_py.device_numbers import IPUS_PER_MACHINE
 from popdist_py.pods.machine_pod import MACHINE_PARTITION
+from popdist_py.pods.model.graphcore_systems import MACHINE_IPUS
 from popdist_py.pods.model.pod_errors import PodError
-from popdist_py.pods.model.pod_parts import IPUS_PER_MACHINE, Attachment, Ipu, Partition, SyncType
+from popdist_py.pods.model.pod_parts import (
+    Attachment,
+    Ipu,
+    Partition,
+    SyncType,
+)
 from poprun_py import process_info
 from poprun_py.display.formatting import printable
 from poprun_py.errors import StartError

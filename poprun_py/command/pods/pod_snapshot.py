@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from popdist_py.device_numbers import IPUS_PER_MACHINE, LINK_DOMAIN_IPUS
 from popdist_py.pods.model.pod_parts import (
-    IPUS_PER_MACHINE,
-    LINK_DOMAIN_IPUS,
     Attachment,
     Ipu,
     Partition,

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from popdist_py.pods.find_pod import DEFAULT_PORT
-from popdist_py.pods.folder.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
+from popdist_py.pods.folder.pod_file import read_pod
+from popdist_py.pods.model.graphcore_systems import SYSTEMS, machine_pod, system_pod
 from popdist_py.pods.model.pod_parts import Allocation, Cluster, Pod
 from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 
 import falcon
 
+from popdist_py.pods.model.json_values import decode, encode, to_json
 from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
@@ -147,7 +148,7 @@ class _PodApi:
         if call is pod_api.ATTACHMENTS:
             # Remove the ids, because a client that knows an attachment's id could release its IPUs.
             result = tuple(replace(each, id="") for each in result)
-        response.data = pod_api.encode(pod_api.to_json(result))
+        response.data = encode(to_json(result))
 
     def change(self, call: Call[Any], request: falcon.Request, response: falcon.Response) -> None:
         """Answer a request that changes the pod, with arguments in the request's body.
@@ -157,11 +158,11 @@ class _PodApi:
         body = request.bounded_stream.read(pod_api.MOST_REQUEST_BYTES + 1)
         if len(body) > pod_api.MOST_REQUEST_BYTES:
             raise InvalidRequestError(f"a request has at most {pod_api.MOST_REQUEST_BYTES} bytes")
-        arguments = call.read_arguments(pod_api.decode(body))
+        arguments = call.read_arguments(decode(body))
         user: str = request.context.user
 
         def act() -> bytes:
-            return pod_api.encode(pod_api.to_json(self._result(call, user, arguments)))
+            return encode(to_json(self._result(call, user, arguments)))
 
         request_id = request.get_header(pod_api.REQUEST_HEADER)
         if request_id is None:
@@ -242,7 +243,7 @@ class _KnownRequest:
 
 def _answer_version(_request: falcon.Request, response: falcon.Response) -> None:
     ours = versions(full=False)
-    response.data = pod_api.encode({"server": "poprun-py-pod", "api": pod_api.API, **ours})
+    response.data = encode({"server": "poprun-py-pod", "api": pod_api.API, **ours})
 
 
 def _answer_error(
@@ -266,7 +267,7 @@ def _answer_error(
         message = "the server has failed to do this; its standard error says why"
     response.status = status
     response.content_type = falcon.MEDIA_JSON
-    response.data = pod_api.encode({"error": code, "message": " ".join(message.split())})
+    response.data = encode({"error": code, "message": " ".join(message.split())})
 
 
 def _digest(token: str) -> bytes:

@@ -11,8 +11,8 @@ import pytest
 from support.repository import ROOT
 
 from popdist_py.pods.find_pod import find_pod
-from popdist_py.pods.folder.pod_file import system_pod
 from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError, UnknownNameError
 
 

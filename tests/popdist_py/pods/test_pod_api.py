@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from popdist_py.pods.model.json_values import decode, encode, from_json, to_json
 from popdist_py.pods.model.pod_errors import InvalidRequestError
 from popdist_py.pods.model.pod_parts import (
     Attachment,
@@ -39,15 +40,15 @@ KINDS = (
 
 @given(st.one_of(*map(st.from_type, KINDS)))
 def test_every_value_comes_back_as_it_was(value):
-    sent = pod_api.encode(pod_api.to_json(value))
-    assert pod_api.from_json(type(value), pod_api.decode(sent), "value") == value
+    sent = encode(to_json(value))
+    assert from_json(type(value), decode(sent), "value") == value
 
 
 @given(
     st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode("utf-8", "replace"))
 )
 def test_any_body_is_decoded_or_refused(body):
-    value, message = tried(pod_api.decode, body)
+    value, message = tried(decode, body)
     assert "\n" not in message
     assert json.dumps(value)
 
@@ -121,22 +122,22 @@ def test_a_refusal_names_the_field(call, value, said):
 )
 def test_what_is_no_json_is_refused(body):
     with pytest.raises(InvalidRequestError):
-        pod_api.from_json(tuple[float, ...], pod_api.decode(body), "numbers")
+        from_json(tuple[float, ...], decode(body), "numbers")
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800"])
 def test_what_json_cannot_say_is_not_sent(value):
     with pytest.raises(InvalidRequestError):
-        pod_api.encode([value])
+        encode([value])
 
 
 def test_a_field_that_stands_twice_is_refused():
     with pytest.raises(InvalidRequestError, match='the field "name" stands twice'):
-        pod_api.decode(b'{"name": "a", "name": "b"}')
+        decode(b'{"name": "a", "name": "b"}')
 
 
 def test_fields_with_a_default_may_be_missing():
-    read = pod_api.from_json(Holder, {k: v for k, v in HOLDER.items() if k != "run_id"}, "holder")
+    read = from_json(Holder, {k: v for k, v in HOLDER.items() if k != "run_id"}, "holder")
     assert read == Holder(host="h", pid=1, user="u", program="p")
 
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.pods.folder import pod_file
-from popdist_py.pods.folder.pod_file import SYSTEMS, format_pod, machine_pod, parse_pod, system_pod
+from popdist_py.pods.folder.pod_file import format_pod, parse_pod
 from popdist_py.pods.folder.pod_folders import list_pods, make_pod, open_pod, pods_root, remove_pod
+from popdist_py.pods.model.graphcore_systems import SYSTEMS, machine_pod, system_pod
 from popdist_py.pods.model.pod_errors import (
     DamagedError,
     InUseError,
@@ -21,7 +22,13 @@ from popdist_py.pods.model.pod_errors import (
     PodError,
     UnknownNameError,
 )
-from popdist_py.pods.model.pod_parts import Agent, Allocation, Cluster, PartitionRequest, Pod
+from popdist_py.pods.model.pod_parts import (
+    Agent,
+    Allocation,
+    Cluster,
+    PartitionRequest,
+    Pod,
+)
 
 
 def test_the_file_of_a_known_system(golden):

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popdist_py.pods.folder.pod_file import system_pod
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.ipu_choice import place_partition
 from popdist_py.pods.model.partition_rules import check_request, free_ipus, misfit
 from popdist_py.pods.model.pod_errors import InvalidRequestError, NotEnoughIpusError, PodError
-from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS, PartitionRequest, SyncType
+from popdist_py.pods.model.pod_parts import PartitionRequest, SyncType
 
 PODS = {name: system_pod(name, "p", ["h1"]) for name in ("POD4", "POD16", "POD128", "POD256")}
 POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256]

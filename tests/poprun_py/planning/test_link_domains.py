@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.plans import plan_blindly
 
-from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from poprun_py import LaunchConfig, StartError, UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi

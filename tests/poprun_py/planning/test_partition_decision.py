@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.partition_states import HOLDER, STATES, pod_in_state
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.model.partition_rules import check_request
-from popdist_py.pods.model.pod_parts import LINK_DOMAIN_IPUS, Attachment, SyncType
+from popdist_py.pods.model.pod_parts import Attachment, SyncType
 from poprun_py.launching.job_ipus import pod_state
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_partition import is_temporary, permanent_name, temporary_name

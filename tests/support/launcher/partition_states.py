@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from popdist_py.pods.folder.pod_file import system_pod
 from popdist_py.pods.folder.pod_folders import make_pod, open_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
 
 FITTING = PartitionRequest(name="p", size=4, num_gcds=2, num_replicas=4)

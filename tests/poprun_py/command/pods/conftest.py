@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.pod_file import system_pod
 from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from poprun_py.command.click_commands import run
 from poprun_py.command.pods.pod_command import COMMAND
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.pod_file import system_pod
 from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
 from poprun_py.command.click_commands import run
 from poprun_py.command.pods import partitions_in_use

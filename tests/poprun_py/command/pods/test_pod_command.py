@@ -17,8 +17,9 @@ import pytest
 from support.repository import ROOT
 
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.pod_file import format_pod, system_pod
+from popdist_py.pods.folder.pod_file import format_pod
 from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
 from poprun_py.command.pods.pod_access import pod_address
 from poprun_py.command.pods.pod_command import COMMAND

@@ -19,8 +19,8 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.pod_file import system_pod
 from popdist_py.pods.folder.pod_folders import make_pod
+from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.pod_errors import InUseError, NotAllowedError, PodError
 from popdist_py.pods.model.pod_parts import Holder, PartitionRequest
 from popdist_py.pods.server.server_store import ServerStore

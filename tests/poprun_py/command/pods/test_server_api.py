@@ -16,6 +16,7 @@ from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 from support.processes import wait_until
 
+from popdist_py.pods.model.json_values import from_json
 from popdist_py.pods.server import pod_api
 
 HOLDER = {"host": "h", "pid": 1, "user": "u", "program": "p"}
@@ -105,7 +106,7 @@ def test_a_call_is_made_for_the_user_of_the_header(site):
     assert (status, said["owner"], said["sync_type"]) == (200, "müller", "ST_GS2_DEFAULT")
     assert site.ask("GET", "/v1/partition?name=p4")[1] == said
     assert site.ask("GET", "/v1/partitions")[1] == [said]
-    assert pod_api.from_json(type(POD), site.ask("GET", "/v1/pod")[1], "pod") == POD
+    assert from_json(type(POD), site.ask("GET", "/v1/pod")[1], "pod") == POD
 
 
 @pytest.mark.parametrize(
