@@ -1,5 +1,5 @@
-"""How a program that no launcher started has devices of a pod to itself.
+"""Exclusive devices of a pod for programs that run without the launcher.
 
-Nothing here knows what a device is held for, keeps a pod, or imports torch or NumPy.
-May call: errors, pods.
+No module of this package plans a job, stores a pod, or imports torch or NumPy.
+May call: pods, pods.model, device_numbers, errors.
 """

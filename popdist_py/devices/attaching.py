@@ -1,8 +1,7 @@
-"""What a program attaches to that no launcher started: which pod, partition and device, how long.
+"""Attachment of a program without a launcher to a device of a pod.
 
-The pod is looked for once in a process, when it is first needed. A forked child has none of its
-parent's devices: it neither gives them back nor keeps them. Nothing here knows of launchers, and
-what a device is held for is not looked at.
+The process opens the pod when the program first needs a device. Environment variables select the
+pod and the partition. A forked child neither holds nor releases the devices of its parent.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from popdist_py.device_numbers import next_power_of_two
 from popdist_py.errors import are, counted, plural
 from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     PodError,
     UnknownNameError,
+    check_known,
 )
 
-# A program without a pod does not wait for them.
+# Most programs have no pod, so the modules of pods are imported only when they are needed.
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import (
         Attachment,
@@ -37,26 +38,17 @@ if TYPE_CHECKING:
     )
     from popdist_py.pods.model.pod_store import PodStore
 
-__all__ = [
-    "HeldDevice",
-    "ProgramPod",
-    "device_by_id",
-    "machine_of_process",
-    "pod_of_process",
-    "request_timeout",
-]
-
 _PARTITION: Final = "IPUOF_VIPU_API_PARTITION_ID"
 _GCD: Final = "IPUOF_VIPU_API_GCD_ID"
 _TIMEOUT: Final = "IPUOF_VIPU_API_TIMEOUT"
-# What PopRun passes on where nobody says.
+# PopRun's default.
 _TIMEOUT_SECONDS: Final = 120.0
-# How long a program that waits for a device lets the pod alone. PopTorch polls every 15 seconds.
+# The pause between two attempts to attach. PopTorch tries every 15 seconds.
 _POLL_SECONDS: Final = 0.5
 
 
 class HeldDevice:
-    """A device of a partition that this process has to itself until ``detach``."""
+    """A device of a partition that only this process may use until ``detach``."""
 
     def __init__(
         self, store: PodStore, partition: Partition, device: Device, attachment: Attachment
@@ -66,21 +58,21 @@ class HeldDevice:
         self._pid = os.getpid()
 
     def detach(self) -> None:
-        """Give the device back; once more, or in a forked child, does nothing.
+        """Release the device. A second call, or a call in a forked child, does nothing.
 
         Raises:
-            PodError: the pod cannot be asked; it frees the device by itself.
+            PodError: The pod does not answer. The pod itself releases the device later.
         """
         if self._pid == os.getpid():
             self._store.detach(self._attachment)
 
 
 class ProgramPod:
-    """A pod and, of its partitions, the one that this program's environment means.
+    """A pod, with the partition that the environment of this program selects.
 
     Args:
-        store: what keeps the pod.
-        environ: the variables of this process, read at every call.
+        store: The store of the pod.
+        environ: The environment variables of this process, which each call reads.
     """
 
     def __init__(self, store: PodStore, environ: Mapping[str, str]) -> None:
@@ -88,42 +80,38 @@ class ProgramPod:
         self._environ = environ
 
     def partition(self) -> Partition:
-        """Return the partition of IPUOF_VIPU_API_PARTITION_ID, else the only one of the pod.
+        """Return the partition of IPUOF_VIPU_API_PARTITION_ID, by default the only partition.
 
         Raises:
-            UnknownNameError: there is none of this name, or none at all.
-            InvalidRequestError: there are several, and none is named.
+            UnknownNameError: The pod has no partition, or no partition of this name.
+            InvalidRequestError: The pod has several partitions, and the variable is not set.
         """
         name = self._environ.get(_PARTITION)
         partitions = self.store.partitions()
+        names = [each.name for each in partitions]
         if name:
-            found = [each for each in partitions if each.name == name]
-            if not found:
-                raise UnknownNameError(
-                    f"{_PARTITION}={name}: pod {self.store.where} has no such partition, only "
-                    f"{_names(partitions)}"
-                )
-        elif len(partitions) > 1:
+            check_known("partition", name, names, f"in pod {self.store.where} ({_PARTITION})")
+            return partitions[names.index(name)]
+        if len(partitions) > 1:
             raise InvalidRequestError(
-                f"pod {self.store.where} has several partitions ({_names(partitions)}): set "
+                f"pod {self.store.where} has several partitions ({', '.join(names)}): set "
                 f"{_PARTITION} to the name of one"
             )
-        else:
-            found = list(partitions)
-        if not found:
+        if not partitions:
             raise UnknownNameError(
                 f"pod {self.store.where} has no partition: make one with poprun-py-pod create "
                 "partition NAME --size IPUS --reconfigurable"
             )
-        return found[0]
+        return partitions[0]
 
     def devices(self, partition: Partition) -> Iterator[Device]:
-        """Return the devices that this program may have, in the order of their ids.
+        """Return the devices that this program may use, in the order of their ids.
 
-        Those of one GCD where IPUOF_VIPU_API_GCD_ID names it and the partition has several.
+        If the partition has several GCDs and IPUOF_VIPU_API_GCD_ID is set, these are the devices of
+        that GCD.
 
         Raises:
-            InvalidRequestError: no such GCD.
+            InvalidRequestError: The partition has no GCD of this number.
         """
         ipus = range(partition.size)
         gcd = self._environ.get(_GCD)
@@ -140,10 +128,10 @@ class ProgramPod:
         )
 
     def has_device(self, num_ipus: int) -> bool:
-        """Tell whether the partition has a device of so many IPUs, be it held or not.
+        """Return whether the partition has a free or held device of this number of IPUs.
 
         Raises:
-            PodError: the pod cannot be asked, or it is not clear which partition is meant.
+            PodError: The pod does not answer, or no partition is selected.
         """
         from popdist_py.pods.model.pod_parts import PartitionState
 
@@ -152,20 +140,22 @@ class ProgramPod:
         return usable and any(len(each.ipus) == num_ipus for each in self.devices(partition))
 
     def check_device(self, num_ipus: int, device: int) -> None:
-        """Check that the device of this id exists and has the size for ``num_ipus``, held or free.
+        """Check that the device of this id exists and has the size for ``num_ipus``.
+
+        The device may be free or held.
 
         Raises:
-            InvalidRequestError: the id is unknown, or the device has another number of IPUs.
-            PodError: the pod does not answer, or it is not clear which partition is meant.
+            InvalidRequestError: The id is unknown, or the device has another number of IPUs.
+            PodError: The pod does not answer, or no partition is selected.
         """
         partition = self.partition()
-        device_by_id(partition, tuple(self.devices(partition)), device, _size_for(num_ipus))
+        device_by_id(partition, tuple(self.devices(partition)), device, next_power_of_two(num_ipus))
 
     def held_ids(self) -> frozenset[int]:
-        """Return the ids of the partition's devices of which somebody holds an IPU.
+        """Return the ids of the partition's devices with an IPU that a process holds.
 
         Raises:
-            PodError: the pod cannot be asked, or it is not clear which partition is meant.
+            PodError: The pod does not answer, or no partition is selected.
         """
         partition = self.partition()
         held = {
@@ -184,18 +174,19 @@ class ProgramPod:
         wait: float = 0.0,
         waiting: Callable[[InUseError], None] = lambda _: None,
     ) -> HeldDevice:
-        """Attach to a device; who holds it is this process.
+        """Attach this process to a device.
 
         Args:
-            num_ipus: how many IPUs are needed; rounded up to a power of two.
-            device: the id of just this device; None for the first that is free.
-            wait: how long to wait for a device that is held, in seconds.
-            waiting: told once who holds it, if there is to be waited.
+            num_ipus: The number of IPUs, which is rounded up to a power of two.
+            device: The id of the device; None for the first free device.
+            wait: The longest time to wait for a device that is held, in seconds.
+            waiting: A function that is called once, before the wait, with the error that names the
+                holders.
 
         Raises:
-            InUseError: it is held, or all devices of this size are.
-            InvalidRequestError, NotEnoughIpusError: the partition has no such device.
-            PodError: the pod cannot be asked, or it is not clear which partition is meant.
+            InUseError: The device is held, or all devices of this size are held.
+            InvalidRequestError, NotEnoughIpusError: The partition has no such device.
+            PodError: The pod does not answer, or no partition is selected.
         """
         until = time.monotonic() + wait
         told = False
@@ -213,7 +204,7 @@ class ProgramPod:
 
     def _attach(self, num_ipus: int, device_id: int | None) -> HeldDevice:
         partition = self.partition()
-        size = _size_for(num_ipus)
+        size = next_power_of_two(num_ipus)
         offered = tuple(self.devices(partition))
         if device_id is not None:
             return self._attach_one(partition, device_by_id(partition, offered, device_id, size))
@@ -221,8 +212,7 @@ class ProgramPod:
         if not fitting:
             raise InvalidRequestError(
                 f"{counted(size, 'IPU')} {are(size)} needed; partition {partition.name} has "
-                "devices of "
-                f"{_sizes(offered)}: use fewer replicas or IPUs, or a partition that is larger"
+                f"devices of {_sizes(offered)}: use fewer replicas or IPUs, or a larger partition"
             )
         if len(fitting) == partition.size // size:
             found = self.store.attach(partition.name, size, self._holder())
@@ -250,24 +240,19 @@ class ProgramPod:
         )
 
 
-def _size_for(num_ipus: int) -> int:
-    """Return the number of IPUs of the smallest device that has ``num_ipus`` IPUs or more."""
-    return 1 << (num_ipus - 1).bit_length()
-
-
 def device_by_id(
     partition: Partition, offered: tuple[Device, ...], device_id: int, size: int
 ) -> Device:
-    """Return the device of an id.
+    """Return the device with an id.
 
     Args:
-        partition: whose devices they are.
-        offered: the devices that there are.
-        device_id: Poplar's number of one of them.
-        size: how many IPUs it has to have.
+        partition: The partition of the devices, for messages.
+        offered: The devices that the program may use.
+        device_id: Poplar's number of the device.
+        size: The number of IPUs that the device must have.
 
     Raises:
-        InvalidRequestError: there is none of this id, or it has another number of IPUs.
+        InvalidRequestError: The id is unknown, or the device has another number of IPUs.
     """
     device = next((each for each in offered if each.id == device_id), None)
     if device is not None and len(device.ipus) == size:
@@ -277,8 +262,7 @@ def device_by_id(
         f"partition {partition.name} has no device {device_id}"
         if device is None
         else f"device {device_id} of partition {partition.name} has "
-        f"{counted(len(device.ipus), 'IPU')}, "
-        f"and {size} {are(size)} needed"
+        f"{counted(len(device.ipus), 'IPU')}, and {size} {are(size)} needed"
     )
     raise InvalidRequestError(
         f"{fault}: its devices of {counted(size, 'IPU')} have the ids {ids[0]} to {ids[-1]}"
@@ -288,10 +272,10 @@ def device_by_id(
 
 
 def request_timeout(environ: Mapping[str, str]) -> float:
-    """Return the limit of every request to a server that IPUOF_VIPU_API_TIMEOUT sets, in seconds.
+    """Return the time-out of each request to a server: IPUOF_VIPU_API_TIMEOUT, by default 120 s.
 
     Raises:
-        InvalidRequestError: it is no number above 0.
+        InvalidRequestError: The variable is not a number above 0.
     """
     text = environ.get(_TIMEOUT)
     if not text:
@@ -303,17 +287,13 @@ def request_timeout(environ: Mapping[str, str]) -> float:
     raise InvalidRequestError(f"{_TIMEOUT}={text}: expected a number of seconds above 0, as in 120")
 
 
-def _names(partitions: tuple[Partition, ...]) -> str:
-    return ", ".join(each.name for each in partitions) or "none"
-
-
 def _sizes(devices: tuple[Device, ...]) -> str:
     sizes = sorted({len(each.ipus) for each in devices})
     return f"{', '.join(map(str, sizes))} {plural('IPU', sizes[-1] if sizes else 0)}"
 
 
 def _program() -> str:
-    """Return what others may read of this program: its name, without its arguments."""
+    """Return the name of this program without its arguments, which other users may not read."""
     name = Path(sys.argv[0]).name if sys.argv else ""
     return name if name and not name.startswith("-") else "python"
 
@@ -324,15 +304,13 @@ _lock = threading.Lock()
 _was_sought = False
 _pod: ProgramPod | None = None
 _machine: ProgramPod | None = None
-# A forked child must not end what belongs to its parent, and the end of a store gives back.
-_of_parents: list[ProgramPod] = []
 
 
 def pod_of_process() -> ProgramPod | None:
-    """Return the pod that this process's environment means; None where none is configured.
+    """Return the pod that the environment of this process selects; None if no pod is configured.
 
     Raises:
-        PodError: it cannot be opened, or several are there and none is named.
+        PodError: The pod cannot be opened, or this machine has several pods and none is selected.
     """
     global _pod, _was_sought
     with _lock:
@@ -342,23 +320,22 @@ def pod_of_process() -> ProgramPod | None:
 
 
 def machine_of_process() -> ProgramPod:
-    """Return the pod of this machine, for a program without a pod that names a device's id.
+    """Return the pod of this machine, for a program without a pod that names the id of a device.
 
     Raises:
-        PodError: the pod cannot be made or used.
+        PodError: The pod cannot be made or used.
     """
     global _machine
     with _lock:
         if _machine is None:
             from popdist_py.pods.machine_pod import open_machine
 
-            # This pod has one partition, so no environment variable has to choose one.
+            # The pod has one partition, so the environment variables must not select one.
             _machine = _kept(ProgramPod(open_machine(os.environ), {}))
     return _machine
 
 
 def _open() -> ProgramPod | None:
-    # Where no device is needed, neither databases nor servers are imported.
     from popdist_py.pods.find_pod import find_pod
 
     store = find_pod(None, os.environ, timeout=request_timeout(os.environ))
@@ -366,13 +343,13 @@ def _open() -> ProgramPod | None:
 
 
 def _kept(pod: ProgramPod) -> ProgramPod:
-    """Return ``pod``, whose devices are given back when the process ends."""
+    """Return ``pod``, and release its devices when the process ends."""
     atexit.register(_close, pod.store, os.getpid())
     return pod
 
 
 def _close(store: PodStore, pid: int) -> None:
-    """Give everything back at the end of the process; what cannot be asked frees it anyway."""
+    """Release all devices. If the pod does not answer, it releases them itself later."""
     if pid == os.getpid():
         with suppress(PodError):
             store.close()
@@ -380,7 +357,6 @@ def _close(store: PodStore, pid: int) -> None:
 
 def _begin_child() -> None:
     global _lock, _pod, _machine, _was_sought
-    _of_parents.extend(each for each in (_pod, _machine) if each is not None)
     _lock, _pod, _machine, _was_sought = threading.Lock(), None, None, False
 
 

@@ -1,8 +1,8 @@
 """Pods of emulated IPUs, whose partitions jobs and programs attach to.
 
-``find_pod`` opens the pod that the user names, as a ``PodStore``. A pod is stored in a folder of
-this machine (``folder``), or a server for several hosts keeps it (``server``). The launcher, the
-command ``poprun-py-pod`` and programs without a launcher use this package.
+``find_pod`` opens the pod that the user names, as a ``PodStore``. ``folder`` stores a pod on this
+machine, and ``server`` calls the server of a pod for several hosts. The launcher, the command
+``poprun-py-pod`` and programs without a launcher use this package.
 No module of it imports torch or NumPy.
-May call: device_numbers, errors.
+May call: pods.folder, pods.server, pods.model, device_numbers, errors.
 """

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from popdist_py.pods.folder.file_names import TOKEN_FILE
 from popdist_py.pods.folder.pod_folders import list_pods, open_pod, pods_root
 from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError, UnknownNameError
+from popdist_py.pods.server.server_url import DEFAULT_PORT, host_and_port, server_url
 
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_store import PodStore
-
-# The port of V-IPU's server.
-DEFAULT_PORT = 8090
-TOKEN = "token"
 
 
 def find_pod(
@@ -67,21 +64,15 @@ def _url_of(environ: Mapping[str, str]) -> str:
         host = environ.get(f"{prefix}_HOST")
         if host:
             port = environ.get(f"{prefix}_PORT") or str(DEFAULT_PORT)
-            # An IPv6 address contains colons.
-            return f"http://[{host}]:{port}" if host.count(":") > 1 else f"http://{host}:{port}"
-    return f"http://localhost:{environ.get('IPUOF_VIPU_API_PORT') or DEFAULT_PORT}"
+            return server_url(host, port)
+    return server_url("localhost", environ.get("IPUOF_VIPU_API_PORT") or DEFAULT_PORT)
 
 
 def _server(url: str, root: Path, environ: Mapping[str, str], timeout: float) -> PodStore:
-    found = re.fullmatch(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?", url)
-    port = int(found[2] or DEFAULT_PORT) if found else 0
-    if found is None or not 0 < port < 65536:
-        raise InvalidRequestError(
-            f"{url!r} is no server of a pod: give http://HOST:PORT, without anything behind it"
-        )
+    host, port = host_and_port(url)
     from popdist_py.pods.server.server_store import ServerStore
 
-    return ServerStore(f"http://{found[1]}:{port}", _token(found[1], root, environ), timeout)
+    return ServerStore(server_url(host, port), _token(host, root, environ), timeout)
 
 
 def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
@@ -91,7 +82,7 @@ def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
         files = [Path(named).expanduser()]
     else:
         # A server on this machine has its token in the folder of its pod.
-        local = [file for name in list_pods(root) if (file := root / name / TOKEN).exists()]
+        local = [file for name in list_pods(root) if (file := root / name / TOKEN_FILE).exists()]
         config = environ.get("XDG_CONFIG_HOME") or "~/.config"
         own = [Path(config).expanduser() / "poprun-py" / "pod-token"]
         own = [file for file in own if file.exists()]
@@ -100,14 +91,15 @@ def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
     if len(files) != 1:
         several = f"{len(files)} pods of this machine have one" if files else "there is none"
         raise UnknownNameError(
-            f"which token the pod's server wants is not known ({several}): copy the file {TOKEN!r} "
-            "of its pod to ~/.config/poprun-py/pod-token, or name a copy in POPRUN_POD_TOKEN_FILE"
+            f"the token of the pod's server is not known ({several}): copy the file "
+            f"{TOKEN_FILE!r} of its pod to ~/.config/poprun-py/pod-token, or name a copy in "
+            "POPRUN_POD_TOKEN_FILE"
         )
     try:
         token = files[0].read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not ASCII text"
         raise PodError(f"{files[0]} cannot be read: {why}") from None
     if not token:
-        raise PodError(f"{files[0]} holds no token: copy the server's into it")
+        raise PodError(f"{files[0]} is empty: copy the token of the server into it")
     return token

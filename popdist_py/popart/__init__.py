@@ -1,7 +1,7 @@
-"""What PopTorch programs name of PopART: its enumerations, and its devices. PopART is not here.
+"""The part of the PopART API that PopTorch programs use: enumerations and devices.
 
-Nothing here builds graphs or runs sessions.
-May call: devices and pods (which there are, and who holds them), context, ipu.
+No module of this package builds graphs or runs sessions.
+May call: devices, pods, pods.model, device_numbers, context, ipu.
 """
 
 from typing import NoReturn
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     raise AttributeError(
-        f"popart.{name} is not available: of PopART only its devices are here, and what PopTorch "
-        "programs pass to Options._Popart.set(), not its graphs and sessions. Write the model in "
-        "PyTorch, and wrap it with poptorch"
+        f"popart.{name} is not available: this package has PopART's devices and the values for "
+        "Options._Popart.set(), but no graphs or sessions. Write the model in PyTorch, and wrap it "
+        "with poptorch"
     )

@@ -1,8 +1,8 @@
-"""DeviceManager: the emulated IPUs as PopART's programs look at them and attach to them.
+"""PopART's ``DeviceManager``, which lists emulated IPUs and attaches to them.
 
-Where a pod is configured they are those of this program's partition, which processes exclude one
-another from. Under the launcher, which holds them, they are the instance's; elsewhere the 64 that
-every process has. Nothing here runs anything on a device.
+Under the launcher, the devices are those of the instance, and the launcher holds their IPUs. Other
+programs use the partition of the configured pod, where a device has one holder at a time. Without a
+pod, each process has 64 IPUs. The classes do not run anything on a device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from popdist_py.device_numbers import next_power_of_two
 from popdist_py.pods.model.pod_errors import InUseError, PodError
 from popdist_py.popart.enumerations import (
     DeviceConnectionType,
@@ -22,19 +23,17 @@ from popdist_py.popart.enumerations import (
     SyncPattern,
 )
 
-# Programs name enumerations, and seldom a device.
+# Most programs use the enumerations only, so the modules of devices are imported when needed.
 if TYPE_CHECKING:
     from popdist_py.devices.attaching import HeldDevice, ProgramPod
     from popdist_py.pods.model.pod_parts import Device
 
-__all__ = ["DeviceInfo", "DeviceManager", "popart_exception"]
-
-# What every process has where no pod is configured.
+# The number of IPUs of each process without a pod.
 _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
-    """What PopART raises: here, that there is no such device, or that it is held."""
+    """PopART's exception: a device does not exist or is held, or the pod cannot be used."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,10 +41,10 @@ class DeviceInfo:
     """A device that a program may attach to.
 
     Attributes:
-        id: Poplar's number; -1 of a model, the CPU and an offline device.
-        numIpus: how many IPUs it has.
-        type: its kind.
-        connectionType: when it is attached to.
+        id: Poplar's number of the device; -1 for a model, the CPU and an offline device.
+        numIpus: The number of IPUs of the device.
+        type: The kind of the device.
+        connectionType: The time at which the program attaches to the device.
     """
 
     id: int
@@ -59,36 +58,36 @@ class DeviceInfo:
 
     @property
     def isAttached(self) -> bool:
-        """Whether this program has the device."""
+        """Whether this program is attached to the device."""
         return self._attached
 
     @property
     def tilesPerIPU(self) -> int:
-        """The tiles of one of its IPUs, an Mk2's."""
+        """The number of tiles of one IPU, which is an Mk2."""
         from popdist_py.ipu.specification import MK2
 
         return MK2.tiles
 
     def getOnDemandAttachTimeout(self) -> float:
-        """Return how long ``attach`` waits for a device that is held, in seconds."""
+        """Return the longest time that ``attach`` waits for a held device, in seconds."""
         return self._timeout
 
     def setOnDemandAttachTimeout(self, attachTimeout: float) -> None:
-        """Set how long ``attach`` waits for a device that is held, in seconds.
+        """Set the longest time that ``attach`` waits for a held device, in seconds.
 
         Raises:
-            ValueError: no number of seconds, or a negative one.
+            ValueError: The argument is not a finite number of 0 or more.
         """
         self._timeout = _seconds("setOnDemandAttachTimeout", attachTimeout)
 
     def attach(self) -> bool:
-        """Attach to the device; wait for it as long as the time-out says.
+        """Attach to the device. If it is held, wait for it until the time-out.
 
         Returns:
-            Whether it is attached: it is not where somebody else holds it all the time.
+            Whether the program is attached; False if another process still holds the device.
 
         Raises:
-            popart_exception: the connection type is Never, or the pod cannot be asked.
+            popart_exception: The connection type is Never, or the pod does not answer.
         """
         if self.connectionType is DeviceConnectionType.Never:
             raise popart_exception(
@@ -107,10 +106,10 @@ class DeviceInfo:
         return True
 
     def detach(self) -> None:
-        """Give the device back; once more does nothing.
+        """Release the device. A second call does nothing.
 
         Raises:
-            popart_exception: the pod cannot be asked; it frees the device by itself.
+            popart_exception: The pod does not answer. The pod itself releases the device later.
         """
         held, self._held, self._attached = self._held, None, False
         try:
@@ -121,16 +120,16 @@ class DeviceInfo:
 
 
 class DeviceManager:
-    """What finds devices, and attaches to them."""
+    """Finds devices, and attaches to them."""
 
     def __init__(self) -> None:
         self._timeout = 0.0
 
     def setOnDemandAttachTimeout(self, attachTimeout: float) -> None:
-        """Set how long ``attach`` of devices found later waits for one that is held, in seconds.
+        """Set the longest time that devices found later wait in ``attach``, in seconds.
 
         Raises:
-            ValueError: no number of seconds, or a negative one.
+            ValueError: The argument is not a finite number of 0 or more.
         """
         self._timeout = _seconds("setOnDemandAttachTimeout", attachTimeout)
 
@@ -142,12 +141,12 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         tilesPerIPU: int = 0,
     ) -> list[DeviceInfo]:
-        """Return all devices of ``numIpus`` IPUs, be they free or held.
+        """Return all devices of ``numIpus`` IPUs, free or held.
 
-        ``pattern`` and ``tilesPerIPU`` change nothing.
+        ``pattern`` and ``tilesPerIPU`` have no effect.
 
         Raises:
-            popart_exception: the pod cannot be asked.
+            popart_exception: The pod does not answer.
         """
         if deviceType is not DeviceType.Ipu:
             return []
@@ -164,14 +163,14 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         selectionCriterion: DeviceSelectionCriterion = DeviceSelectionCriterion.First,
     ) -> DeviceInfo | None:
-        """Do acquireAvailableDevice(), with None where no device is free."""
+        """Return a device as ``acquireAvailableDevice`` does; None if no device is available."""
         found = self.enumerateDevices(numIpus=numIpus, connectionType=connectionType)
         if selectionCriterion is DeviceSelectionCriterion.Random:
             random.shuffle(found)
         if connectionType is DeviceConnectionType.Always:
             return next((each for each in found if each.attach()), None)
         if connectionType is DeviceConnectionType.OnDemand:
-            # One that is free now, or else one to wait for.
+            # Free devices come first. If all devices are held, ``attach`` waits for one of them.
             held = self._held_ids(found)
             found.sort(key=lambda each: each.id in held)
         return next(iter(found), None)
@@ -184,12 +183,12 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         selectionCriterion: DeviceSelectionCriterion = DeviceSelectionCriterion.First,
     ) -> DeviceInfo:
-        """Return a device of ``numIpus`` IPUs: attached to, where the connection is Always.
+        """Return a device of ``numIpus`` IPUs; with the connection Always, attach to it first.
 
-        ``pattern`` and ``tilesPerIPU`` change nothing.
+        ``pattern`` and ``tilesPerIPU`` have no effect.
 
         Raises:
-            popart_exception: no such device is free, or the pod cannot be asked.
+            popart_exception: No device of this size is available, or the pod does not answer.
         """
         found = self.tryAcquireAvailableDevice(
             numIpus, tilesPerIPU, pattern, connectionType, selectionCriterion
@@ -208,7 +207,7 @@ class DeviceManager:
         pattern: SyncPattern = SyncPattern.Full,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo | None:
-        """Do acquireDeviceById(), with None where somebody else holds the device."""
+        """Return a device as ``acquireDeviceById`` does; None if another process holds it."""
         pod, offered = self._offered()
         device = next((each for each in offered if each.id == id), None)
         if device is None:
@@ -226,10 +225,11 @@ class DeviceManager:
         pattern: SyncPattern = SyncPattern.Full,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo:
-        """Return the device of an id: attached to, where the connection is Always.
+        """Return the device with an id; with the connection Always, attach to it first.
 
         Raises:
-            popart_exception: there is none, somebody else holds it, or the pod cannot be asked.
+            popart_exception: The id is unknown, another process holds the device, or the pod does
+                not answer.
         """
         found = self.tryAcquireDeviceById(id, pattern, connectionType)
         if found is None:
@@ -243,11 +243,11 @@ class DeviceManager:
         return DeviceInfo(-1, 0, DeviceType.Cpu)
 
     def createIpuModelDevice(self, options: object = None) -> DeviceInfo:
-        """Return the software model of one IPU, which needs no device; options change nothing."""
+        """Return the software model of one IPU. ``options`` has no effect."""
         return DeviceInfo(-1, 1, DeviceType.IpuModel)
 
     def createOfflineIPUDevice(self, options: object = None) -> DeviceInfo:
-        """Return a device to compile for, which cannot be attached to; options change nothing."""
+        """Return a device for compilation without attaching. ``options`` has no effect."""
         return DeviceInfo(-1, 1, DeviceType.OfflineIpu, DeviceConnectionType.Never)
 
     def _info(
@@ -264,63 +264,49 @@ class DeviceManager:
 
     @staticmethod
     def _offered() -> tuple[ProgramPod | None, Sequence[Device]]:
-        """Return the devices of this program, and the pod that they are of."""
+        """Return the devices of this program, and their pod if a pod is configured."""
         from popdist_py import context
         from popdist_py.devices.attaching import pod_of_process
+        from popdist_py.pods.model.pod_parts import devices_of
 
         if context.is_launched():
             return None, tuple(_devices_of_instance())
         try:
             pod = pod_of_process()
             if pod is None:
-                return None, tuple(_devices(_NUM_IPUS))
+                return None, tuple(devices_of(_NUM_IPUS, num_ilds=1))
             return pod, tuple(pod.devices(pod.partition()))
         except PodError as error:
-            raise popart_exception(f"No device can be had: {error}") from error
+            raise popart_exception(f"No device is available: {error}") from error
 
     @staticmethod
     def _held_ids(found: Sequence[DeviceInfo]) -> frozenset[int]:
-        """Return the ids of those of which somebody holds an IPU."""
+        """Return the ids of the devices with an IPU that a process holds."""
         pod = found[0]._pod if found else None
         if pod is None:
             return frozenset()
         try:
             return pod.held_ids()
         except PodError as error:
-            raise popart_exception(f"No device can be had: {error}") from error
-
-
-def _devices(num_ipus: int) -> Iterator[Device]:
-    """Return the devices of a system of so many IPUs, a power of two, by their ids."""
-    from popdist_py.device_numbers import device_id
-    from popdist_py.pods.model.pod_parts import Device
-
-    size = 1
-    while size <= num_ipus:
-        for position in range(num_ipus // size):
-            ipus = range(position * size, (position + 1) * size)
-            yield Device(device_id(num_ipus, size, position), ipus)
-        size *= 2
+            raise popart_exception(f"No device is available: {error}") from error
 
 
 def _devices_of_instance() -> Iterator[Device]:
-    """Return those of the job's devices that this instance has, by ids as popdist.getDeviceId()."""
+    """Return the devices of this instance, with ids as ``popdist.getDeviceId`` returns them."""
     from popdist_py import context
+    from popdist_py.pods.model.pod_parts import devices_of
 
     instance = context.environment()
     width = instance.num_ipus_per_replica
-    system = _power_of_two(instance.num_total_replicas * width)
-    size = _power_of_two(instance.num_local_replicas * width)
+    system = next_power_of_two(instance.num_total_replicas * width)
+    size = next_power_of_two(instance.num_local_replicas * width)
     own = range(size * instance.instance_index, size * (instance.instance_index + 1))
-    return (each for each in _devices(system) if each.ipus[0] in own and each.ipus[-1] in own)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    all_devices = devices_of(system, num_ilds=1)
+    return (each for each in all_devices if each.ipus[0] in own and each.ipus[-1] in own)
 
 
 def _ids(devices: Sequence[Device]) -> str:
-    """Say which ids there are: 0 to 3 with 1 IPU, 4 to 5 with 2, 6 to 6 with 4."""
+    """Return a text with the ids by size, such as ``0 to 3 with 1 IPU, 4 to 5 with 2``."""
     by_size = [
         (size, [each.id for each in found])
         for size, found in groupby(devices, key=lambda each: len(each.ipus))

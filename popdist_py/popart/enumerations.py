@@ -1,8 +1,7 @@
 """The enumerations and small classes of PopART that PopTorch programs name.
 
 Programs write ``opts._Popart.set("syntheticDataMode", int(popart.SyntheticDataMode.Zeros))``. Names
-and numbers are PopART's. Which session options do something is said by ``popdist_py.poptorch``;
-nothing here has a behaviour. Standard library only.
+and numbers are PopART's. ``popdist_py.poptorch`` documents the session options that have an effect.
 """
 
 from __future__ import annotations
@@ -10,42 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-__all__ = [
-    "AccumulateOuterFragmentSchedule",
-    "AnchorReturnTypeId",
-    "BatchSerializationBatchSchedule",
-    "BatchSerializationMethod",
-    "BatchSerializationTransformContext",
-    "CommGroupType",
-    "DeviceConnectionType",
-    "DeviceSelectionCriterion",
-    "DeviceType",
-    "ExchangeStrategy",
-    "ExecutionPhaseIOSchedule",
-    "ExecutionPhaseSchedule",
-    "GradientTensorTrackingMethod",
-    "Instrumentation",
-    "MeanReductionStrategy",
-    "MergeVarUpdateType",
-    "PatternsLevel",
-    "RecomputationType",
-    "RecomputeType",
-    "ReductionType",
-    "ReplicatedTensorSharding",
-    "SubgraphCopyingStrategy",
-    "SyncPattern",
-    "SyntheticDataMode",
-    "TensorLocation",
-    "TensorLocationSettings",
-    "TensorStorage",
-    "TileSet",
-    "VariableRetrievalMode",
-    "VirtualGraphMode",
-]
-
 
 class SyntheticDataMode(IntEnum):
-    """What is computed on in place of the host's data."""
+    """The synthetic data that replaces the data of the host."""
 
     Off = 0
     Zeros = 1
@@ -54,7 +20,7 @@ class SyntheticDataMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """How values of micro-batches or replicas are combined."""
+    """The reduction of values from several micro-batches or replicas."""
 
     Sum = 0
     Mean = 1
@@ -62,7 +28,7 @@ class ReductionType(IntEnum):
 
 
 class MeanReductionStrategy(IntEnum):
-    """When a mean over gradient accumulation and replicas is divided."""
+    """The time of the division for a mean over gradient accumulation and replicas."""
 
     Running = 0
     Post = 1
@@ -70,7 +36,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """How IPUs synchronise."""
+    """The pattern in which IPUs synchronise."""
 
     Full = 0
     SinglePipeline = 1
@@ -78,7 +44,7 @@ class SyncPattern(IntEnum):
 
 
 class AnchorReturnTypeId(IntEnum):
-    """Which micro-batches' values of a tensor return to the host."""
+    """The micro-batches whose values of a tensor return to the host."""
 
     Final = 0
     EveryN = 1
@@ -87,7 +53,7 @@ class AnchorReturnTypeId(IntEnum):
 
 
 class RecomputationType(IntEnum):
-    """Which activations are computed again in place of being kept."""
+    """The activations that are recomputed instead of stored."""
 
     NoRecompute = 0
     Standard = 1
@@ -97,7 +63,7 @@ class RecomputationType(IntEnum):
 
 
 class RecomputeType(IntEnum):
-    """Whether one operation is computed again."""
+    """The choice for one operation between recomputation and storage."""
 
     Undefined = 0
     Checkpoint = 1
@@ -106,7 +72,7 @@ class RecomputeType(IntEnum):
 
 
 class VirtualGraphMode(IntEnum):
-    """How operations are placed on IPUs."""
+    """The method that places operations on IPUs."""
 
     Off = 0
     Manual = 1
@@ -115,14 +81,14 @@ class VirtualGraphMode(IntEnum):
 
 
 class SubgraphCopyingStrategy(IntEnum):
-    """When tensors are copied into and out of subgraphs."""
+    """The time at which tensors are copied into and out of subgraphs."""
 
     OnEnterAndExit = 0
     JustInTime = 1
 
 
 class MergeVarUpdateType(IntEnum):
-    """Which updates of variables are merged."""
+    """The updates of variables that are merged."""
 
     Off = 0
     All = 1
@@ -131,14 +97,14 @@ class MergeVarUpdateType(IntEnum):
 
 
 class BatchSerializationTransformContext(IntEnum):
-    """Where batches are serialised."""
+    """The pass in which batches are serialised: forward or backward."""
 
     Fwd = 0
     Bwd = 1
 
 
 class BatchSerializationMethod(IntEnum):
-    """How batches are serialised."""
+    """The method that serialises batches."""
 
     UnrollDynamic = 0
     UnrollStatic = 1
@@ -146,7 +112,7 @@ class BatchSerializationMethod(IntEnum):
 
 
 class BatchSerializationBatchSchedule(IntEnum):
-    """In which order serialised batches are computed."""
+    """The order of the computation of serialised batches."""
 
     Scheduler = 0
     Isomorphic = 1
@@ -155,7 +121,7 @@ class BatchSerializationBatchSchedule(IntEnum):
 
 
 class AccumulateOuterFragmentSchedule(IntEnum):
-    """In which order weights are updated after gradient accumulation."""
+    """The order of the weight updates after gradient accumulation."""
 
     Scheduler = 0
     Serial = 1
@@ -164,14 +130,14 @@ class AccumulateOuterFragmentSchedule(IntEnum):
 
 
 class ExecutionPhaseIOSchedule(IntEnum):
-    """When the tensors of a phase are loaded."""
+    """The time at which the tensors of a phase are loaded."""
 
     Preload = 0
     OnDemand = 1
 
 
 class ExecutionPhaseSchedule(IntEnum):
-    """In which order the steps of phases come."""
+    """The order of the steps of execution phases."""
 
     Interleaving = 0
     Batch = 1
@@ -179,7 +145,7 @@ class ExecutionPhaseSchedule(IntEnum):
 
 
 class GradientTensorTrackingMethod(IntEnum):
-    """Which gradients automatic loss scaling looks at."""
+    """The gradients that automatic loss scaling observes."""
 
     AllNonViewChangingGradientTensors = 0
     ConvAndMatmulGradients = 1
@@ -187,7 +153,7 @@ class GradientTensorTrackingMethod(IntEnum):
 
 
 class ExchangeStrategy(IntEnum):
-    """When inputs and outputs are exchanged with the host."""
+    """The time of the exchange of inputs and outputs with the host."""
 
     JustInTime = 0
     OverlapInnerLoop = 1
@@ -196,14 +162,14 @@ class ExchangeStrategy(IntEnum):
 
 
 class Instrumentation(IntEnum):
-    """Which loops are counted in cycles."""
+    """The loops whose cycles are counted."""
 
     Outer = 0
     Inner = 1
 
 
 class PatternsLevel(IntEnum):
-    """How many graph patterns are on."""
+    """The set of graph patterns that are enabled."""
 
     NoPatterns = 0
     Minimal = 1
@@ -212,7 +178,7 @@ class PatternsLevel(IntEnum):
 
 
 class DeviceType(IntEnum):
-    """Kinds of devices."""
+    """The kinds of devices."""
 
     IpuModel = 0
     Cpu = 1
@@ -222,7 +188,7 @@ class DeviceType(IntEnum):
 
 
 class DeviceConnectionType(IntEnum):
-    """When a program attaches to its device."""
+    """The time at which a program attaches to its device."""
 
     Always = 0
     OnDemand = 1
@@ -230,14 +196,14 @@ class DeviceConnectionType(IntEnum):
 
 
 class DeviceSelectionCriterion(IntEnum):
-    """Which of several devices is taken."""
+    """The choice among several free devices."""
 
     First = 0
     Random = 1
 
 
 class CommGroupType(IntEnum):
-    """Which replicas form a group."""
+    """The division of the replicas into groups."""
 
     All = 0
     Consecutive = 1
@@ -246,7 +212,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which replicas' values of a variable the host reads."""
+    """The replicas whose values of a variable the host reads."""
 
     OnePerGroup = 0
     AllReduceReplicas = 1
@@ -254,21 +220,21 @@ class VariableRetrievalMode(IntEnum):
 
 
 class TensorStorage(IntEnum):
-    """Which memory holds a tensor."""
+    """The memory that holds a tensor."""
 
     OffChip = 0
     OnChip = 1
 
 
 class TileSet(IntEnum):
-    """Which tiles hold a tensor."""
+    """The tiles that hold a tensor."""
 
     Compute = 0
     IO = 1
 
 
 class ReplicatedTensorSharding(IntEnum):
-    """Whether every replica holds a part of a tensor."""
+    """The switch for the sharding of tensors over replicas."""
 
     Off = 0
     On = 1
@@ -276,7 +242,7 @@ class ReplicatedTensorSharding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Where tensors of one kind are kept."""
+    """The memory and the tiles for tensors of one kind."""
 
     storage: TensorStorage = TensorStorage.OnChip
     loadTileSet: TileSet = TileSet.Compute
@@ -286,7 +252,7 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class TensorLocationSettings:
-    """Where tensors of one kind are kept, from which size on."""
+    """The location of tensors of one kind, and the smallest sizes of tensors that it applies to."""
 
     location: TensorLocation = field(default_factory=TensorLocation)
     minElementsForOffChip: int = 2

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from popdist_py.device_numbers import LINK_DOMAIN_IPUS
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS, next_power_of_two
 from popdist_py.environment import RUN_ID, InstanceEnvironment
 from popdist_py.errors import WireError, are, counted
 from popdist_py.pods.model.ipu_choice import place_partition
@@ -193,9 +193,9 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
-    size = _rounded_up(needed)
+    size = next_power_of_two(needed)
     sync_type = _sync_type(config)
-    is_even = size == needed and _rounded_up(config.num_instances) == config.num_instances
+    is_even = size == needed and next_power_of_two(config.num_instances) == config.num_instances
     return PartitionRequest(
         name=name,
         size=size,
@@ -218,10 +218,6 @@ def _sync_type(config: LaunchConfig) -> SyncType | None:
         return None
     # V-IPU's command line spells the names of sync types differently, such as ``c2-compatible``.
     return SyncType.__members__.get(text.upper().replace("-", "_")) or SyncType(text)
-
-
-def _rounded_up(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 def _fits(partition: Partition, wanted: PartitionRequest) -> bool:
@@ -265,7 +261,7 @@ def _outer_ipus(
     except WireError:
         return outer
     width = job.num_ipus_per_replica
-    size = _rounded_up(job.num_local_replicas * width)
+    size = next_power_of_two(job.num_local_replicas * width)
     start = job.replica_index_offset * width // size * size
     return replace(outer, ipus=outer.ipus[start : start + size])
 

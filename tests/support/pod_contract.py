@@ -207,7 +207,7 @@ class PodContract:
         store = opened(POD16)("alice")
         store.create_partition(_ask("p", 8))
         assert store.attach("p", 3, holder(), ipus=[5, 1, 6]).ipus in ((5, 1, 6), (1, 5, 6))
-        with pytest.raises(InUseError, match="IPUs 6 7"):
+        with pytest.raises(InUseError, match="IPUs 6, 7"):
             store.attach("p", 2, holder(), ipus=[6, 7])
         for ipus in ([8, 9], [1, 1], [2]):
             with pytest.raises(InvalidRequestError):

@@ -6,7 +6,7 @@ import functools
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from popdist_py.pods.folder.pod_file import pod_of
 from popdist_py.pods.model.pod_errors import DamagedError
@@ -23,8 +23,11 @@ from popdist_py.pods.model.pod_parts import (
 
 
 def write_pod_text(pod: Pod) -> str:
-    """Return a pod as the database keeps it."""
-    return json.dumps(asdict(pod), sort_keys=True)
+    """Return the text of a pod in the database.
+
+    It has no seconds that a partition stays PENDING, because those of ``pod.toml`` count at once.
+    """
+    return json.dumps(asdict(replace(pod, create_seconds=0, reset_seconds=0)), sort_keys=True)
 
 
 @functools.lru_cache(maxsize=8)

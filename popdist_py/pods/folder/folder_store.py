@@ -18,23 +18,24 @@ from pathlib import Path
 
 from popdist_py.errors import are, counted, plural
 from popdist_py.pods.folder import database_rows
-from popdist_py.pods.folder.holder_locks import HolderLock, is_alive, own_locks, remove_strays
+from popdist_py.pods.folder.file_names import DATABASE, POD_FILE
+from popdist_py.pods.folder.holder_locks import HolderLock, is_alive, own_locks, remove_stale_files
 from popdist_py.pods.folder.pod_database import (
-    DATABASE,
     check_folder,
     check_integrity,
     make_database,
     transaction,
 )
-from popdist_py.pods.folder.pod_file import POD_FILE, read_pod
+from popdist_py.pods.folder.pod_file import read_pod
 from popdist_py.pods.model.ipu_choice import place_partition
-from popdist_py.pods.model.partition_rules import check_request, free_ipus
+from popdist_py.pods.model.partition_rules import check_request, free_ipus, ipu_list
 from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
     NotAllowedError,
     UnknownNameError,
+    check_known,
 )
 from popdist_py.pods.model.pod_parts import (
     Allocation,
@@ -56,7 +57,7 @@ class _Shared:
     """The state that a store shares with its views for other users."""
 
     lock: HolderLock
-    frees_late: bool = False
+    ends_leases: bool = False
     # A time when the server ran: leases that end later are not ended yet.
     last_run: float = math.inf
 
@@ -70,13 +71,15 @@ class FolderStore:
     where: str
     user: str
 
-    def __init__(self, folder: Path, *, user: str | None = None, patience: float = 30.0) -> None:
+    def __init__(
+        self, folder: Path, *, user: str | None = None, busy_timeout: float = 30.0
+    ) -> None:
         """Open a pod, and make its database if there is none.
 
         Args:
             folder: The folder with ``pod.toml``.
             user: The user who makes the calls; by default the user of this process.
-            patience: The time to wait for other processes that write, in seconds.
+            busy_timeout: The time to wait for other processes that write, in seconds.
 
         Raises:
             PodError: The folder is not a pod, or another user owns it or can change it.
@@ -85,19 +88,17 @@ class FolderStore:
         self.where = str(folder)
         self.user = own_user() if user is None else user
         self._folder = folder.absolute()
-        self._patience = patience
+        self._busy_timeout = busy_timeout
         check_folder(self._folder)
         self._description = read_pod(self._folder / POD_FILE)
-        text = database_rows.write_pod_text(
-            replace(self._description, create_seconds=0, reset_seconds=0)
-        )
+        text = database_rows.write_pod_text(self._description)
         if not (self._folder / DATABASE).exists():
             make_database(self._folder, text)
-        check_integrity(self._folder, patience)
+        check_integrity(self._folder, busy_timeout)
         self._shared = _Shared(HolderLock(self._folder))
-        self._adopt(text)
+        self._apply_description(text)
 
-    def _adopt(self, text: str) -> None:
+    def _apply_description(self, text: str) -> None:
         """Apply a changed ``pod.toml`` if there are no partitions."""
         with self._transaction() as connection:
             described = connection.execute("SELECT described FROM layout").fetchone()[0]
@@ -193,7 +194,7 @@ class FolderStore:
         """Remove a cluster (``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
-            _refuse_unknown(name, "cluster", [each.name for each in pod.clusters])
+            check_known("cluster", name, [each.name for each in pod.clusters])
             users = [each.name for each in pod.allocations if each.cluster == name]
             if users:
                 raise InUseError(
@@ -213,7 +214,7 @@ class FolderStore:
         """Remove an allocation (``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
-            _refuse_unknown(name, "allocation", [each.name for each in pod.allocations])
+            check_known("allocation", name, [each.name for each in pod.allocations])
             users = [each.name for each in self._partitions(connection) if each.allocation == name]
             if users:
                 raise InUseError(
@@ -268,13 +269,13 @@ class FolderStore:
         no server runs.
         """
         # A server that did not run could not receive renewals.
-        self._shared.frees_late = False
+        self._shared.ends_leases = False
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE attachments SET renewed_until = ? WHERE lock IS NULL",
                 (time.monotonic() + seconds,),
             )
-        self._shared.frees_late = True
+        self._shared.ends_leases = True
 
     def note_run(self, now: float) -> None:
         """Record that the server runs now. Only leases that have ended before now are freed.
@@ -305,17 +306,17 @@ class FolderStore:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection for writing, after the IPUs of ended holders are released."""
-        with transaction(self._folder, self._patience) as connection:
-            self._free_dead(connection)
+        with transaction(self._folder, self._busy_timeout) as connection:
+            self._release_ended(connection)
             yield connection
 
-    def _free_dead(self, connection: sqlite3.Connection) -> None:
+    def _release_ended(self, connection: sqlite3.Connection) -> None:
         locks = connection.execute("SELECT DISTINCT lock FROM attachments WHERE lock IS NOT NULL")
         for (lock,) in locks.fetchall():
             if not is_alive(self._folder, lock):
                 connection.execute("DELETE FROM attachments WHERE lock = ?", (lock,))
-        remove_strays(self._folder)
-        if self._shared.frees_late:
+        remove_stale_files(self._folder)
+        if self._shared.ends_leases:
             connection.execute(
                 "DELETE FROM attachments WHERE renewed_until < ?",
                 (min(time.monotonic(), self._shared.last_run),),
@@ -333,7 +334,7 @@ class FolderStore:
 
     def _partition(self, connection: sqlite3.Connection, name: str) -> Partition:
         partitions = self._partitions(connection)
-        _refuse_unknown(name, "partition", [each.name for each in partitions])
+        check_known("partition", name, [each.name for each in partitions])
         return next(each for each in partitions if each.name == name)
 
     def _attachment(
@@ -359,7 +360,7 @@ class FolderStore:
         if not chosen:
             free = partition.size - len(database_rows.taken_ipus(held))
             count = num_ipus if ipus is None else len(ipus)
-            names = f"{plural('IPU', count)} {' '.join(map(str, ipus or ()))}"
+            names = f"{plural('IPU', count)} {ipu_list(ipus or ())}"
             raise InUseError(
                 f"{counted(count, 'IPU') if ipus is None else names} of partition {name} "
                 f"{are(count)} not free{' together' if count > 1 else ''} ({free} of "
@@ -375,15 +376,7 @@ class FolderStore:
 
 
 def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
-    text = database_rows.write_pod_text(replace(pod, create_seconds=0, reset_seconds=0))
-    connection.execute("UPDATE layout SET pod = ?", (text,))
-
-
-def _refuse_unknown(name: str, what: str, known: Sequence[str]) -> None:
-    if name not in known:
-        verb = "is" if len(known) < 2 else "are"
-        there = f"there {verb} {', '.join(known) or 'none'}"
-        raise UnknownNameError(f"there is no {what} {name!r}: {there}")
+    connection.execute("UPDATE layout SET pod = ?", (database_rows.write_pod_text(pod),))
 
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:

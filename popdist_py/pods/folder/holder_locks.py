@@ -13,9 +13,8 @@ import secrets
 import threading
 from pathlib import Path
 
+from popdist_py.pods.folder.file_names import HOLDERS
 from popdist_py.pods.model.pod_errors import PodError
-
-HOLDERS = "holders"
 
 
 def own_locks() -> str:
@@ -117,7 +116,7 @@ def is_alive(folder: Path, name: str) -> bool:
     return False
 
 
-def remove_strays(folder: Path) -> None:
+def remove_stale_files(folder: Path) -> None:
     """Remove the files of stores that have ended. Requires a transaction."""
     with contextlib.suppress(OSError, PodError):
         for file in (folder / HOLDERS).iterdir():

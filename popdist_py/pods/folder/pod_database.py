@@ -12,13 +12,10 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from popdist_py.pods.folder.holder_locks import HOLDERS
+from popdist_py.pods.folder.file_names import DATABASE, DATABASE_LOG, HOLDERS
 from popdist_py.pods.model.pod_errors import DamagedError, PodError
 
-DATABASE = "pod.sqlite"
-# SQLite's log, which has the last changes if a process was killed.
-_LOG = f"{DATABASE}-wal"
-_ASIDE = f"put it and {_LOG} aside to begin anew"
+_ASIDE = f"put it and {DATABASE_LOG} aside to begin anew"
 SCHEMA_VERSION = 1
 # The keys guarantee that an IPU has at most one partition and one holder.
 _SCHEMA = """
@@ -107,10 +104,10 @@ def make_database(folder: Path, described: str) -> None:
         described: The text of its description.
     """
     # The log is checked first, because another process makes its database before its log.
-    if (folder / _LOG).exists() and not (folder / DATABASE).exists():
+    if (folder / DATABASE_LOG).exists() and not (folder / DATABASE).exists():
         raise DamagedError(
-            f"{folder / DATABASE} is gone and {_LOG}, its last changes, is there: bring it back, "
-            f"or {_ASIDE}"
+            f"{folder / DATABASE} is gone, but {DATABASE_LOG} with its last changes is there: "
+            f"bring it back, or {_ASIDE}"
         )
     partial = folder / f".{DATABASE}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
@@ -150,7 +147,7 @@ def _write_through(file: Path) -> None:
         os.close(descriptor)
 
 
-def check_integrity(folder: Path, patience: float) -> None:
+def check_integrity(folder: Path, busy_timeout: float) -> None:
     """Check the whole database if its file has another size than its header says (DamagedError).
 
     Other damage is noticed by the call that reads the damaged part. Programs open a pod for a few
@@ -159,7 +156,7 @@ def check_integrity(folder: Path, patience: float) -> None:
     file = folder / DATABASE
     if _has_its_size(file):
         return
-    with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
+    with _plain_errors(file), contextlib.closing(_connect(file, busy_timeout)) as connection:
         _check_version(file, connection)
         wrong = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if wrong != "ok":
@@ -191,19 +188,19 @@ def _check_version(file: Path, connection: sqlite3.Connection) -> None:
 
 
 @contextlib.contextmanager
-def transaction(folder: Path, patience: float) -> Iterator[sqlite3.Connection]:
+def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connection]:
     """Yield the only connection that writes; commit at the end of the block, unless it raises.
 
     Args:
         folder: The pod's folder.
-        patience: The time to wait for other processes that write, in seconds.
+        busy_timeout: The time to wait for other processes that write, in seconds.
 
     Raises:
         PodError: The database is missing, busy or full, or must not be written.
         DamagedError: It cannot be read.
     """
     file = folder / DATABASE
-    with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
+    with _plain_errors(file), contextlib.closing(_connect(file, busy_timeout)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
         # A killed process loses no changes. A power failure may lose the last changes.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -219,10 +216,10 @@ def transaction(folder: Path, patience: float) -> Iterator[sqlite3.Connection]:
             raise
 
 
-def _connect(file: Path, patience: float) -> sqlite3.Connection:
+def _connect(file: Path, busy_timeout: float) -> sqlite3.Connection:
     # With mode=rw, SQLite does not make an empty database if the file is missing.
     uri = f"{file.absolute().as_uri()}?mode=rw"
-    connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
+    connection = sqlite3.connect(uri, uri=True, timeout=busy_timeout, isolation_level=None)
     connection.row_factory = sqlite3.Row
     return connection
 

@@ -13,8 +13,6 @@ from popdist_py.pods.model.pod_errors import DamagedError, PodError
 from popdist_py.pods.model.pod_parts import Pod
 from popdist_py.pods.model.pod_rules import check_pod
 
-POD_FILE = "pod.toml"
-
 
 def format_pod(pod: Pod) -> str:
     """Return the text of ``pod.toml``."""

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from popdist_py.pods.folder.file_names import POD_FILE
 from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
     PodError,
-    UnknownNameError,
+    check_known,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 # These words are not names of pods, because ``find_pod`` gives them another meaning.
 _WORDS = ("none", "server")
-_POD_FILE = "pod.toml"
 
 
 def pods_root(environ: Mapping[str, str]) -> Path:
@@ -56,7 +56,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
     # A name that begins with a dot is that of a pod being made or removed.
     return tuple(
         sorted(
-            name for name in entries if name[0] != "." and os.path.lexists(root / name / _POD_FILE)
+            name for name in entries if name[0] != "." and os.path.lexists(root / name / POD_FILE)
         )
     )
 
@@ -83,7 +83,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
         partial.mkdir(mode=0o700)
         # The permissions must not depend on the umask of this process.
         partial.chmod(0o700)
-        file = os.open(partial / _POD_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        file = os.open(partial / POD_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as stream:
             stream.write(format_pod(pod))
         FolderStore(partial).close()
@@ -108,7 +108,7 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
         UnknownNameError: No pod has this name.
         PodError, DamagedError: The pod cannot be used.
     """
-    _refuse_unknown(root, name)
+    check_known("pod", name, list_pods(root), f"in {root}")
     from popdist_py.pods.folder.folder_store import FolderStore
 
     return FolderStore(root / name, user=user)
@@ -124,7 +124,7 @@ def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
         InUseError: The pod has partitions, or its IPUs are in use.
         PodError: The folder cannot be removed.
     """
-    _refuse_unknown(root, name)
+    check_known("pod", name, list_pods(root), f"in {root}")
     if not force:
         with contextlib.closing(open_pod(root, name)) as store:
             names = [each.name for each in store.partitions()]
@@ -138,11 +138,3 @@ def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
         shutil.rmtree(gone)
     except OSError as error:
         raise PodError(f"{root / name} cannot be removed: {error.strerror}") from None
-
-
-def _refuse_unknown(root: Path, name: str) -> None:
-    known = list_pods(root)
-    if name not in known:
-        verb = "is" if len(known) < 2 else "are"
-        there = f"there {verb} {', '.join(known) or 'none'}"
-        raise UnknownNameError(f"there is no pod {name!r} in {root}: {there}")

@@ -1,6 +1,6 @@
 """The parts of a pod, the rules for them, and the interface of a pod store.
 
-``PodStore`` is the interface that ``folder`` and ``server`` implement. Apart from the functions
-that read the user's name or the host's name, the functions only compute with their arguments.
+``folder`` and ``server`` implement the interface. No module of this package opens a file or a
+connection.
 May call: device_numbers, errors.
 """

@@ -17,6 +17,7 @@ from popdist_py.pods.model.pod_errors import (
     InvalidRequestError,
     NotEnoughIpusError,
     UnknownNameError,
+    check_known,
 )
 from popdist_py.pods.model.pod_parts import (
     Allocation,
@@ -81,18 +82,16 @@ def place_partition(
 def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
     """Return the allocations that the request permits."""
     known = {each.name: each for each in pod.allocations}
-    if request.cluster is not None and request.cluster not in {c.name for c in pod.clusters}:
-        names = ", ".join(each.name for each in pod.clusters) or "none"
-        raise UnknownNameError(f"pod {pod.name} has no cluster {request.cluster!r}: {names}")
+    place = f"in pod {pod.name}"
+    if request.cluster is not None:
+        check_known("cluster", request.cluster, [each.name for each in pod.clusters], place)
     if request.allocation is None:
         return [
             each
             for each in known.values()
             if request.cluster is None or each.cluster == request.cluster
         ]
-    if request.allocation not in known:
-        names = ", ".join(known) or "none"
-        raise UnknownNameError(f"pod {pod.name} has no allocation {request.allocation!r}: {names}")
+    check_known("allocation", request.allocation, known, place)
     allocation = known[request.allocation]
     if request.cluster not in (None, allocation.cluster):
         raise InvalidRequestError(

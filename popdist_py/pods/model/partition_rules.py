@@ -173,16 +173,16 @@ def free_ipus(
 def _check_named(partition: Partition, num_ipus: int, ipus: tuple[int, ...]) -> None:
     if not ipus or len(set(ipus)) != len(ipus) or len(ipus) != num_ipus:
         raise InvalidRequestError(
-            f"{counted(num_ipus, 'IPU')} asked for and {len(ipus)} named ({_listed(ipus)}): "
+            f"{counted(num_ipus, 'IPU')} asked for and {len(ipus)} named ({ipu_list(ipus)}): "
             "name each of them once"
         )
     if not all(0 <= ipu < partition.size for ipu in ipus):
         raise InvalidRequestError(
             f"partition {partition.name} has the IPUs 0 to {partition.size - 1}, "
-            f"not all of {_listed(ipus)}"
+            f"not all of {ipu_list(ipus)}"
         )
 
 
-def _listed(ipus: Sequence[int]) -> str:
-    shown = " ".join(map(str, ipus[:8]))
-    return f"{shown} ..." if len(ipus) > 8 else shown
+def ipu_list(ipus: Sequence[int]) -> str:
+    """Return the first numbers of IPUs for a message."""
+    return ", ".join(map(str, ipus[:8])) + (", ..." if len(ipus) > 8 else "")

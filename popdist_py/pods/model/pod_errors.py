@@ -1,25 +1,20 @@
 """The errors of pods; each class has the code that a pod's server sends.
 
-PodError                     the base class; itself for a pod's storage that failed
-|-- InvalidRequestError      a value or a combination that breaks a rule
-|-- UnknownNameError         no partition, allocation, cluster or agent has this name
-|-- NameTakenError           the name is in use
-|-- NotEnoughIpusError       too few IPUs are free or connected
-|-- InUseError               the object or its IPUs are in use
-|-- NotAllowedError          the object belongs to another user, or the token is wrong
-|-- UnreachableError         the server does not answer
-`-- DamagedError             the pod's file or database cannot be read
-
-A message is one line with what was given, what is accepted, and what to do.
+A message is one line. It names the given value, the accepted values, and a remedy.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
 from typing import ClassVar
 
 
 class PodError(Exception):
-    """The base class of all errors of pods; ``code`` is its name in the server's answers."""
+    """The base class of all errors of pods. Raised itself, it means that the storage failed.
+
+    ``code`` is the name of the class in the server's answers.
+    """
 
     code: ClassVar[str] = "error"
 
@@ -31,7 +26,7 @@ class InvalidRequestError(PodError):
 
 
 class UnknownNameError(PodError):
-    """No partition, allocation, cluster or agent has this name."""
+    """No pod, partition, allocation, cluster or agent has this name."""
 
     code = "unknown-name"
 
@@ -72,10 +67,25 @@ class DamagedError(PodError):
     code = "damaged"
 
 
-ERRORS: dict[str, type[PodError]] = {
-    each.code: each
-    for each in (
-        *(PodError, InvalidRequestError, UnknownNameError, NameTakenError, NotEnoughIpusError),
-        *(InUseError, NotAllowedError, UnreachableError, DamagedError),
-    )
-}
+_CLASSES: tuple[type[PodError], ...] = (PodError, *PodError.__subclasses__())
+ERRORS = {each.code: each for each in _CLASSES}
+# A POD256 has 64 agents. A message does not list all of them.
+_MAX_LISTED = 16
+
+
+def check_known(kind: str, name: str, known: Collection[str], place: str = "") -> None:
+    """Check that an object with this name exists (UnknownNameError).
+
+    Args:
+        kind: The kind of the object for the message, such as ``cluster``.
+        name: The name to check.
+        known: The names of all existing objects of this kind.
+        place: The pod or folder that was searched, such as ``in pod lab``.
+    """
+    if name not in known:
+        verb = "is" if len(known) < 2 else "are"
+        missing = f"there is no {kind} {name!r} {place}".rstrip()
+        listed = [*itertools.islice(known, _MAX_LISTED)]
+        if len(known) > _MAX_LISTED:
+            listed.append("...")
+        raise UnknownNameError(f"{missing}: there {verb} {', '.join(listed) or 'none'}")

@@ -11,11 +11,11 @@ from popdist_py.pods.model.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
-    UnknownNameError,
+    check_known,
 )
 from popdist_py.pods.model.pod_parts import Allocation, Cluster, Pod
 
-TOPOLOGIES = ("mesh", "torus")
+_TOPOLOGIES = ("mesh", "torus")
 _MOST_SECONDS = 3600.0
 
 
@@ -65,14 +65,13 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
     agents = {agent.name: agent for agent in pod.agents}
     owners = {agent: each.name for each in pod.clusters for agent in each.agents}
     for agent in cluster.agents:
-        if agent not in agents:
-            raise UnknownNameError(f"pod {pod.name} has no agent {agent!r}")
+        check_known("agent", agent, agents, f"in pod {pod.name}")
         if agent in owners:
             raise InUseError(f"agent {agent} belongs to cluster {owners[agent]}: remove that first")
-    if cluster.topology not in TOPOLOGIES:
+    if cluster.topology not in _TOPOLOGIES:
         raise InvalidRequestError(
             f"cluster {cluster.name} has the topology {cluster.topology!r}: "
-            f"give {' or '.join(TOPOLOGIES)}"
+            f"give {' or '.join(_TOPOLOGIES)}"
         )
     ilds = cluster.num_ilds
     if ilds < 1 or len(cluster.agents) % ilds:
@@ -110,16 +109,12 @@ def check_allocation(pod: Pod, allocation: Allocation) -> None:
             f"there is an allocation {allocation.name} already: choose another name"
         )
     clusters = {each.name: each for each in pod.clusters}
-    if allocation.cluster not in clusters:
-        names = ", ".join(clusters) or "none"
-        raise UnknownNameError(f"pod {pod.name} has no cluster {allocation.cluster!r}: {names}")
+    check_known("cluster", allocation.cluster, clusters, f"in pod {pod.name}")
     _check_agents("allocation", allocation.name, allocation.agents)
     for agent in allocation.agents:
-        if agent not in clusters[allocation.cluster].agents:
-            raise UnknownNameError(
-                f"agent {agent!r} of allocation {allocation.name} is none of cluster "
-                f"{allocation.cluster}"
-            )
+        check_known(
+            "agent", agent, clusters[allocation.cluster].agents, f"in cluster {allocation.cluster}"
+        )
 
 
 def _check_agents(what: str, name: str, agents: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from popdist_py.pods.model.partition_rules import ipu_list
 from popdist_py.pods.model.pod_errors import PodError, UnreachableError
 from popdist_py.pods.model.pod_parts import Attachment
 from popdist_py.pods.server.pod_api import Lease
@@ -111,14 +112,10 @@ class Renewal:
                 "the pod's server no longer has IPUs %s of the partition %s for this job: the "
                 "partition was removed, or nothing was heard of the job for too long; the job goes "
                 "on (%s)",
-                _listed(lost.ipus), lost.partition, error,
+                ipu_list(lost.ipus), lost.partition, error,
             )  # fmt: skip
             return
         with self._lock:
             # An attachment that was detached in the meantime is not renewed, so its lease ends.
             if own_id in self._held:
                 self._held[own_id] = again
-
-
-def _listed(ipus: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ipus[:8])) + (", ..." if len(ipus) > 8 else "")

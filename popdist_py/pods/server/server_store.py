@@ -38,12 +38,10 @@ from popdist_py.pods.model.pod_store import own_user
 from popdist_py.pods.server import pod_api
 from popdist_py.pods.server.lease_renewal import Renewal
 from popdist_py.pods.server.pod_api import Call, Lease
+from popdist_py.pods.server.server_url import host_and_port
 
 Result = TypeVar("Result")
 
-_ADDRESS: Final = re.compile(
-    r"http://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):([0-9]{1,5})/?", re.ASCII
-)
 # A server that restarts is back within these pauses. More of them would only delay the error.
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.1
@@ -77,12 +75,7 @@ class ServerStore:
     def __init__(
         self, url: str, token: str, timeout: float = 120.0, *, user: str | None = None
     ) -> None:
-        match = _ADDRESS.fullmatch(url)
-        if match is None or not 0 < int(match[2]) < 65536:
-            raise InvalidRequestError(
-                f"{url!r} is no address of a pod's server: http://HOST:PORT is"
-            )
-        self._host, self._port = match[1], int(match[2])
+        self._host, self._port = host_and_port(url)
         self._address = f"{self._host}:{self._port}"
         self.where = f"http://{self._address}"
         token = token.strip()

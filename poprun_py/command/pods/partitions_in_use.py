@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from popdist_py.device_numbers import IPUS_PER_MACHINE
+from popdist_py.device_numbers import IPUS_PER_MACHINE, next_power_of_two
 from popdist_py.pods.machine_pod import MACHINE_PARTITION
 from popdist_py.pods.model.graphcore_systems import MACHINE_IPUS
 from popdist_py.pods.model.pod_errors import PodError
@@ -213,7 +213,7 @@ def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
         raise ValueError("no launcher accepts such a job")
     name = printable(str(holdings["partition"] or f"job-{launcher}"))
     # The number of IPUs of a partition is a power of two.
-    num_ipus = 1 << (int(holdings["num_ipus"]) - 1).bit_length()
+    num_ipus = next_power_of_two(int(holdings["num_ipus"]))
     partition = partition_of_machine(name, num_ipus, host, _instances(holdings, host))
     return replace(partition, launcher=launcher)
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
+from popdist_py.pods.find_pod import find_pod
 from popdist_py.pods.model.pod_errors import DamagedError, PodError, UnreachableError
+from popdist_py.pods.server.server_url import DEFAULT_PORT, server_url
 from poprun_py.command.pods.command_grammar import GLOBAL_OPTIONS
 from poprun_py.command.pods.object_formats import ObjectKind
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
@@ -68,9 +69,7 @@ def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | N
         raise UsageError(f"--api-host {host!r}: expected a name or an address, without a port")
     if not port.isdigit():
         raise UsageError(f"VIPU_CLI_API_PORT={port}: expected a port, such as {DEFAULT_PORT}")
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"http://{host}:{port}"
+    return server_url(host, port)
 
 
 def _global_options(context: click.Context | None = None) -> Mapping[str, Any]:

@@ -21,11 +21,11 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 
 from popdist_py.atomic_file import beside
-from popdist_py.pods.find_pod import DEFAULT_PORT, TOKEN
+from popdist_py.pods.folder.file_names import HOLDERS, TOKEN_FILE
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.holder_locks import HOLDERS
 from popdist_py.pods.model.pod_errors import DamagedError, InUseError, NotAllowedError, PodError
 from popdist_py.pods.server import pod_api
+from popdist_py.pods.server.server_url import DEFAULT_PORT
 from poprun_py.command.pods.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
 
@@ -120,7 +120,7 @@ def _only_server(folder: Path) -> Iterator[None]:
 
 def _own_token(folder: Path) -> str:
     """Return the token from the token file in the pod's folder, and make the file if needed."""
-    path = folder / TOKEN
+    path = folder / TOKEN_FILE
     with contextlib.suppress(FileExistsError):
         _make_token(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -334,7 +334,7 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
     print_error(
         f"serving the pod {name} at http://{shown}:{port}; clients use "
         f"--pod http://{shown}:{port}; on other hosts {tunnel if is_here else ''}copy "
-        f"{folder / TOKEN} to ~/.config/poprun-py/pod-token"
+        f"{folder / TOKEN_FILE} to ~/.config/poprun-py/pod-token"
     )
     if not is_here:
         print_error(f"warning: {_NETWORK_ADVICE}")

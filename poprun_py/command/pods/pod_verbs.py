@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from popdist_py.pods.find_pod import DEFAULT_PORT
 from popdist_py.pods.folder.pod_file import read_pod
 from popdist_py.pods.model.graphcore_systems import SYSTEMS, machine_pod, system_pod
 from popdist_py.pods.model.pod_parts import Allocation, Cluster, Pod
+from popdist_py.pods.server.server_url import DEFAULT_PORT
 from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER
 from poprun_py.command.pods.pod_access import (

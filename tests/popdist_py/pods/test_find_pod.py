@@ -85,13 +85,14 @@ def test_a_server_is_asked_with_the_token_of_a_file(environ, made, servers, tmp_
     find_pod("http://h1/", environ)
     find_pod("server", environ)
     find_pod("server", {**environ, "VIPU_CLI_API_HOST": "h2", "VIPU_CLI_API_PORT": "1"})
-    find_pod("server", {**environ, "IPUOF_VIPU_API_HOST": "::1", "VIPU_CLI_API_HOST": "h2"})
+    for host in ("::1", "[::1]"):
+        find_pod("server", {**environ, "IPUOF_VIPU_API_HOST": host, "VIPU_CLI_API_HOST": "h2"})
     assert servers == [
         ("http://h1:9000", "secret", 7.0),
         ("http://h1:8090", "secret", 120.0),
         ("http://localhost:8090", "secret", 120.0),
         ("http://h2:1", "secret", 120.0),
-        ("http://[::1]:8090", "secret", 120.0),
+        *[("http://[::1]:8090", "secret", 120.0)] * 2,
     ]
 
 

@@ -21,8 +21,9 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from popdist_py.pods.folder import pod_database
+from popdist_py.pods.folder.file_names import POD_FILE
 from popdist_py.pods.folder.folder_store import FolderStore
-from popdist_py.pods.folder.pod_file import POD_FILE, format_pod
+from popdist_py.pods.folder.pod_file import format_pod
 from popdist_py.pods.folder.pod_folders import make_pod
 from popdist_py.pods.model.pod_errors import DamagedError, InUseError, PodError, UnknownNameError
 from popdist_py.pods.model.pod_parts import PartitionRequest, PartitionState
@@ -294,7 +295,7 @@ def test_the_log_of_a_database_that_is_gone_is_not_taken_for_a_new_one(folder):
     assert killed.returncode == -9
     assert (folder / "pod.sqlite-wal").stat().st_size
     (folder / "pod.sqlite").rename(folder / "aside")
-    with pytest.raises(DamagedError, match=r"pod\.sqlite is gone and pod\.sqlite-wal.*aside"):
+    with pytest.raises(DamagedError, match=r"pod\.sqlite is gone, but pod\.sqlite-wal.*aside"):
         FolderStore(folder)
     assert not (folder / "pod.sqlite").exists()
     (folder / "pod.sqlite-wal").rename(folder / "aside-wal")
@@ -311,7 +312,7 @@ def test_a_folder_that_goes_away_is_said_and_not_made_anew(folder, store):
 
 
 def test_others_that_write_are_waited_for_only_so_long(folder):
-    with closing(FolderStore(folder, patience=0.05)) as store:
+    with closing(FolderStore(folder, busy_timeout=0.05)) as store:
         with closing(sqlite3.connect(folder / "pod.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(PodError, match="other processes write"):

@@ -12,7 +12,13 @@ from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.pods.model.graphcore_systems import system_pod
 from popdist_py.pods.model.ipu_choice import place_partition
 from popdist_py.pods.model.partition_rules import check_request, free_ipus, misfit
-from popdist_py.pods.model.pod_errors import InvalidRequestError, NotEnoughIpusError, PodError
+from popdist_py.pods.model.pod_errors import (
+    InvalidRequestError,
+    NotEnoughIpusError,
+    PodError,
+    UnknownNameError,
+    check_known,
+)
 from popdist_py.pods.model.pod_parts import PartitionRequest, SyncType
 
 PODS = {name: system_pod(name, "p", ["h1"]) for name in ("POD4", "POD16", "POD128", "POD256")}
@@ -207,3 +213,24 @@ def test_a_device_is_the_first_that_is_free(taken, size):
         if len(device.ipus) == size and not set(device.ipus) & taken
     ]
     assert got == (tuple(free[0]) if free else ())
+
+
+MANY = [*"abcdefghijklmnop"]
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ((), "there is no agent 'x' in pod p: there is none"),
+        (("a",), "there is no agent 'x' in pod p: there is a"),
+        (("a", "b"), "there is no agent 'x' in pod p: there are a, b"),
+        (MANY, f"there is no agent 'x' in pod p: there are {', '.join(MANY)}"),
+        ([*MANY, "y"], f"there is no agent 'x' in pod p: there are {', '.join(MANY)}, ..."),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones(known, message):
+    with pytest.raises(UnknownNameError) as refused:
+        check_known("agent", "x", known, "in pod p")
+    assert str(refused.value) == message
+    for name in known:
+        check_known("agent", name, known, "in pod p")

@@ -148,7 +148,7 @@ def test_a_refusal_says_how_many_ipus_are_free(pod):
     assert (never.action, never.busy) == (Action.REFUSE, "")
     assert "POD has 16" in never.reason
     elsewhere = decide_partition(replace(config, vipu_allocation="no"), {}, now, new_name=OWN)
-    assert "has no allocation 'no'" in elsewhere.reason
+    assert "there is no allocation 'no'" in elsewhere.reason
 
 
 def test_scattered_free_ipus_are_not_enough(pod):

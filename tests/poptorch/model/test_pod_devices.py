@@ -233,7 +233,11 @@ class TestWhichPartition:
         [
             ((), "", "has no partition: make one with poprun-py-pod create partition"),
             (("a", "b"), "", r"several partitions \(a, b\): set IPUOF_VIPU_API_PARTITION_ID"),
-            (("a", "b"), "c", "IPUOF_VIPU_API_PARTITION_ID=c: .* has no such partition, only a, b"),
+            (
+                ("a", "b"),
+                "c",
+                r"no partition 'c' in pod .* \(IPUOF_VIPU_API_PARTITION_ID\): there are a, b",
+            ),
         ],
     )
     def test_no_such_partition(self, configured, monkeypatch, caplog, partitions, name, said):

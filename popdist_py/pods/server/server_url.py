@@ -1,0 +1,36 @@
+"""URLs of pod servers, ``http://HOST:PORT``.
+
+The module does not import the client, because commands also name servers that they do not call.
+"""
+
+import re
+from typing import Final
+
+from popdist_py.pods.model.pod_errors import InvalidRequestError
+
+# The port of V-IPU's server.
+DEFAULT_PORT: Final = 8090
+_URL: Final = re.compile(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?")
+
+
+def server_url(host: str, port: int | str) -> str:
+    """Return the URL of a server; an IPv6 address may be given with or without brackets."""
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return the host of a URL, with the brackets of an IPv6 address, and the port (8090).
+
+    Raises:
+        InvalidRequestError: ``url`` is not the URL of a pod server.
+    """
+    found = _URL.fullmatch(url)
+    port = int(found[2] or DEFAULT_PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise InvalidRequestError(
+            f"{url!r} is not the address of a pod's server: give http://HOST:PORT, without a user, "
+            "a path or a query"
+        )
+    return found[1], port
