@@ -1,7 +1,7 @@
-"""From a value to the array that travels in its place, and back: arrays, tensors and numbers.
+"""Conversion of arrays, tensors and numbers into NumPy arrays that are sent, and of results back.
 
-A torch tensor becomes the array that shares its memory, so that torch is never imported from here.
-Nothing here communicates.
+A torch tensor becomes an array that shares the tensor's memory. This module does not import torch
+and does not communicate.
 """
 
 from __future__ import annotations
@@ -33,20 +33,22 @@ _OVERLAPPING = "whose elements share memory, as after expand() or as_strided(): 
 _MOVABLE_TENSORS = "expected a dense one of booleans, integers, or floats of 16 bits or more"
 
 
-# Operations and dtypes that fit each other, as found so far.
+# The pairs of operation and dtype that ``check_dtype`` has already accepted.
 _REDUCED_BEFORE: set[tuple[ReduceOp, np.dtype[Any]]] = set()
 
 
 class Leaf(NamedTuple):
-    """One value of a collective call.
+    """One array, tensor or number of a collective call.
 
     Attributes:
-        array: C-contiguous; it is changed in place. None if ``refusal`` says why there is none.
-        result: returns what the caller gets, once ``array`` was changed.
-        refusal: what is wrong with the value, such as "a str, 'abc': expected a number".
-        is_number: whether the value is a number and no array.
-        same_as: path of an earlier leaf of the container that is the same memory, such as a tied
-            weight; what happens to that one happens to this one.
+        array: A C-contiguous array, which the call changes in place. Without an array, ``refusal``
+            contains the reason.
+        result: A function that returns the result for the caller, after ``array`` was changed.
+        refusal: The error of a value that cannot be used, such as "a str, 'abc': expected a
+            number".
+        is_number: Whether the value is a number instead of an array.
+        same_as: The path of an earlier leaf of the container that has the same memory, such as a
+            tied weight. The call reduces only the earlier leaf.
     """
 
     array: Array | None
@@ -57,7 +59,7 @@ class Leaf(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What the instances compare, in words."""
+        """A description of the value, which the instances compare."""
         if self.array is None:
             return str(self.refusal)
         if self.same_as is not None:
@@ -69,12 +71,13 @@ class Leaf(NamedTuple):
 def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
     """Return the memory of an array or tensor as a C-contiguous, writable array.
 
-    None means that ``movable`` or ``reducible`` must look closer. This is the short way of the
-    usual values: what a call runs before it meets the others, everybody waits for.
+    This is the fast path of most calls, because other instances wait for the call meanwhile. If the
+    result is None, the caller must use ``movable`` or ``reducible``, which handle all values.
 
     Args:
-        x: any value.
-        op: the operation, if it is to be reduced: None is returned at its first use for a dtype.
+        x: Any value.
+        op: The operation, if ``x`` is to be reduced. At the first use of an operation with a dtype,
+            None is returned.
     """
     if type(x) is np.ndarray:
         array: Array = x
@@ -89,12 +92,12 @@ def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
         return None
     try:
         return array if op is None or (op, array.dtype) in _REDUCED_BEFORE else None
-    except TypeError:  # an op that cannot be hashed is none
+    except TypeError:  # an op that cannot be hashed is not a valid one
         return None
 
 
 def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
-    """Return ``x`` as a leaf that is reduced: arrays and tensors in place, numbers as new ones."""
+    """Return ``x`` as a leaf to reduce: arrays and tensors in place, and numbers as new arrays."""
     if isinstance(x, np.ndarray):
         leaf = _of_array(x, needs_writing=needs_writing)
     elif is_tensor(x):
@@ -111,14 +114,15 @@ def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
 
 
 def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
-    """Return paths and leaves, with ``same_as`` set on a leaf whose memory an earlier leaf has.
+    """Return paths and leaves, with ``same_as`` set on every repeated leaf.
 
-    A leaf that overlaps another one in part is refused, because the common part would be reduced
-    twice. Leaves that are copies do not overlap: all copies are made before the first reduction.
+    A leaf that overlaps another leaf in part is refused, because the common part would be reduced
+    twice. Leaves that are copies do not overlap, because all copies are made before the first
+    reduction.
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
-    spans: list[tuple[int, int, int]] = []  # begin and end of the memory, index of the leaf
+    spans: list[tuple[int, int, int]] = []  # begin and end of the memory, and index of the leaf
     for path, leaf in given:
         if leaf.array is not None and leaf.array.size and not leaf.is_number:
             begin, size = leaf.array.__array_interface__["data"][0], leaf.array.nbytes
@@ -148,7 +152,7 @@ def _overlap(path: str) -> ValueError:
 
 
 def movable(x: Any, *, needs_writing: bool) -> Leaf | None:
-    """Return ``x`` as a leaf whose bytes are sent, or None if it is no array and no tensor."""
+    """Return ``x`` as a leaf whose bytes are sent, or None if it is not an array or a tensor."""
     if isinstance(x, np.ndarray):
         return _of_array(x, needs_writing=needs_writing)
     return _of_tensor(x, needs_writing=needs_writing) if is_tensor(x) else None
@@ -163,7 +167,7 @@ def is_tensor(x: Any) -> bool:
 def tensor_like(x: Any, array: Array) -> Any:
     """Return ``array`` as a tensor with the dtype and device of the tensor ``x``.
 
-    On the CPU it shares the memory of the array.
+    On the CPU, the tensor shares the memory of the array.
     """
     torch = sys.modules["torch"]
     if x.dtype == torch.bfloat16:
@@ -237,7 +241,7 @@ def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
 
 
 def _array_of(tensor: Any) -> Array:
-    """Return the array that shares the memory of a contiguous tensor."""
+    """Return an array that shares the memory of a contiguous tensor."""
     torch = sys.modules["torch"]
     if tensor.dtype == torch.bfloat16:
         return _memory_of(tensor.view(torch.int16)).view(BFLOAT16)
@@ -247,8 +251,9 @@ def _array_of(tensor: Any) -> Array:
 def _memory_of(tensor: Any) -> Array:
     """Return an array that shares the memory of a tensor.
 
-    ``tensor.numpy()`` makes the storage impossible to resize, which FSDP has to do. It is used only
-    for subclasses of Tensor, which may have no memory of their own.
+    After ``tensor.numpy()``, the storage of a tensor cannot be resized, but FSDP must resize it. So
+    ``numpy()`` is used only for subclasses of Tensor, which may not have memory of their own, and
+    for tensors that are not plain, contiguous CPU tensors.
 
     Raises:
         RuntimeError, TypeError: NumPy cannot use the memory of the tensor.
@@ -270,23 +275,23 @@ def _memory_of(tensor: Any) -> Array:
 
 @functools.cache
 def _type_text(dtype: Any) -> str:
-    """Return the NumPy name of a dtype of torch.
+    """Return the NumPy name of a torch dtype.
 
     Raises:
-        TypeError: NumPy has no such dtype.
+        TypeError: NumPy does not have this dtype.
     """
     return str(sys.modules["torch"].empty(0, dtype=dtype, device="cpu").numpy().dtype.str)
 
 
 class _Memory:
-    """The memory of a contiguous tensor, in the form that NumPy makes arrays of.
+    """The memory of a contiguous tensor, with the interface that NumPy needs to make an array.
 
-    The array holds a reference to this object, and so to the tensor.
+    The array holds a reference to this object, which holds a reference to the tensor.
 
     Args:
-        tensor: contiguous, in the memory of this process.
-        type_text: NumPy's name of the dtype.
-        shape: shape of the array.
+        tensor: A contiguous tensor in the memory of this process.
+        type_text: The NumPy name of the dtype.
+        shape: The shape of the array.
     """
 
     __slots__ = ("__array_interface__", "_tensor")

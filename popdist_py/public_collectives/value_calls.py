@@ -1,0 +1,193 @@
+"""Collectives of one value, which is an array, a number, an object or a container of them.
+
+NumPy is imported at the first call, because a program may import the public collectives and never
+call them. ``popdist_py.collectives`` moves the data between the instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from popdist_py.collectives import Communicator, ReduceOp
+from popdist_py.collectives.signature import Signature
+from popdist_py.value_tree import is_container, leaves, rebuilt
+
+if TYPE_CHECKING:
+    from popdist_py.public_collectives.leaf_arrays import Leaf
+
+__all__ = ["all_reduce", "broadcast", "copy_of", "gather", "leaf_arrays", "reduce_scatter"]
+
+
+@cache
+def leaf_arrays() -> ModuleType:
+    """Return the module ``leaf_arrays``, which imports NumPy.
+
+    The module is cached, because an import statement takes as long as a small collective call.
+    """
+    from popdist_py.public_collectives import leaf_arrays as module
+
+    return module
+
+
+def all_reduce(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> Any:
+    """Reduce a value over all instances, and the leaves of a container one after another."""
+    arrays = leaf_arrays()
+    reducible = arrays.reducible
+    if not is_container(x):
+        leaf = reducible(x, op)
+        if leaf.array is None:
+            raise _refused(communicator, Signature("all_reduce", f"op={op}", name=name), leaf)
+        communicator.all_reduce(leaf.array, op, name)
+        return leaf.result()
+    call = Signature("all_reduce", f"op={op}", name=name)
+    values = _leaves(communicator, call, x)
+    given = arrays.marking_repeats((path, reducible(value, op)) for path, value in values)
+    _agree(communicator, call, x, given)
+    for path, leaf in given:
+        if leaf.same_as is None:
+            communicator.all_reduce(leaf.array, op, name + path)
+    return rebuilt(x, (leaf.result() for _, leaf in given))
+
+
+def reduce_scatter(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> Any:
+    """Return this instance's block of the reduced array or tensor ``x``."""
+    host_memory = communicator.host_memory
+    if host_memory is None:
+        rows = x.shape[0] // communicator.num_instances
+        first = communicator.instance_index * rows
+        return all_reduce(copy_of(x), op, name, communicator)[first : first + rows]
+    arrays = leaf_arrays()
+    array = arrays.own_memory(x, op)
+    if array is None:
+        leaf = arrays.reducible(x, op, needs_writing=False)
+        if leaf.array is None:
+            call = Signature("reduce_scatter", f"op={op}", name=name)
+            raise _refused(communicator, call, leaf)
+        array = leaf.array
+    block = host_memory.reduce_scatter(array, op, name)
+    return arrays.tensor_like(x, block) if arrays.is_tensor(x) else block
+
+
+def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
+    """Send arrays and tensors one by one, and all other leaves in one pickle."""
+    arrays = leaf_arrays()
+    array = arrays.own_memory(x)
+    if array is not None:
+        communicator.broadcast(array, root, name)
+        return x
+    movable = arrays.movable
+    is_root = communicator.instances[communicator.instance_index] == root
+    call = Signature("broadcast", f"root={root}", name=name)
+    if not is_container(x):
+        leaf = movable(x, needs_writing=not is_root)
+        if leaf is None:
+            return communicator.broadcast_object(x, root, name)
+        if leaf.array is None:
+            raise _refused(communicator, call, leaf)
+        communicator.broadcast(leaf.array, root, name)
+        return leaf.result()
+    values = _leaves(communicator, call, x)
+    given = [(path, movable(value, needs_writing=not is_root)) for path, value in values]
+    _agree(communicator, call, x, given)
+    objects = values
+    if any(leaf is None for _, leaf in given):
+        # The pickle contains the containers without the arrays, so that error messages name keys.
+        hollow = rebuilt(
+            x,
+            (
+                value if leaf is None else None
+                for (_, value), (_, leaf) in zip(values, given, strict=True)
+            ),
+        )
+        objects = leaves(communicator.broadcast_object(hollow, root, name))
+    for path, leaf in given:
+        if leaf is not None:
+            communicator.broadcast(leaf.array, root, name + path)
+    pairs = zip(objects, given, strict=True)
+    return rebuilt(x, (sent if leaf is None else leaf.result() for (_, sent), (_, leaf) in pairs))
+
+
+def _leaves(communicator: Communicator, call: Signature, x: Any) -> list[tuple[str, Any]]:
+    """Return the path and the value of every leaf of ``x``.
+
+    Raises:
+        ValueError: A container contains itself as an item. Every instance raises this error.
+    """
+    try:
+        return leaves(x)
+    except ValueError as error:
+        raise _refused(communicator, call, leaf_arrays().Leaf(None, lambda: None, error)) from None
+
+
+def _agree(
+    communicator: Communicator,
+    call: Signature,
+    x: Any,
+    given: Sequence[tuple[str, Leaf | None]],
+) -> None:
+    """Return when all instances have containers with equal keys, shapes and dtypes.
+
+    Without this check, an instance could wait forever for a leaf that another instance does not
+    send.
+
+    Args:
+        communicator: The communicator of the instances.
+        call: The call that all instances make.
+        x: The container of this instance.
+        given: The path and the array of each leaf, and None instead of the array for a pickled
+            leaf.
+
+    Raises:
+        TypeError, ValueError: All instances have a leaf that cannot be sent or reduced.
+        CollectiveMismatchError: The leaves differ.
+    """
+    variable = call.name or "x"
+    kinds = ((variable + path, leaf.kind if leaf else "a pickled object") for path, leaf in given)
+    detail = f"{call.detail}, of a {type(x).__name__}"
+    communicator.agree(Signature(call.call, detail, name=call.name, leaves=tuple(kinds)))
+    for path, leaf in given:
+        if leaf and leaf.refusal:
+            raise type(leaf.refusal)(f"{call.call}: {variable}{path} is {leaf.refusal}")
+
+
+def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Exception:
+    """Return the error for a value that cannot be sent or reduced, after all instances know it.
+
+    Raises:
+        CollectiveMismatchError: Other instances have another value.
+    """
+    assert leaf.refusal is not None
+    communicator.agree(replace(call, detail=f"{call.detail}, of {leaf.refusal}"))
+    return type(leaf.refusal)(f"{call.call}: {call.name or 'x'} is {leaf.refusal}")
+
+
+def gather(x: Any, root: int | None, name: str, communicator: Communicator) -> list[Any] | None:
+    """Return the values of all instances at ``root``, or at every instance without a ``root``."""
+    arrays = leaf_arrays()
+    array = arrays.own_memory(x)
+    if array is None:
+        leaf = arrays.movable(x, needs_writing=False)
+        if leaf is None or leaf.array is None:
+            if root is None:
+                return communicator.all_gather_object(x, name)
+            return communicator.gather_object(x, root, name)
+        array = leaf.array
+    rows = (
+        communicator.all_gather(array, name)
+        if root is None
+        else communicator.gather(array, root, name)
+    )
+    if rows is None:
+        return None
+    # Indexing a vector would return numbers instead of arrays.
+    gathered = list(rows) if array.ndim else [row.reshape(()) for row in rows[:, None]]
+    return [arrays.tensor_like(x, row) for row in gathered] if arrays.is_tensor(x) else gathered
+
+
+def copy_of(x: Any) -> Any:
+    """Return a copy of an array or a tensor. The copy of a tensor does not have a gradient."""
+    return x.detach().clone() if hasattr(x, "detach") else x.copy()
