@@ -1,8 +1,7 @@
-"""Every option of the CNN programs, in groups: what it is called, what it accepts, its default.
+"""All options of the CNN programs: their names, accepted values and defaults.
 
-What an option is when nobody gives it stands here once. None stands for a value that depends on the
-model and the data set, which ``configurations.py`` fills in. Nothing here reads a file or runs
-anything.
+The default None stands for a value that depends on the model and the data set.
+``configurations.py`` replaces None by this value.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ DEVICES = ("mk1", "mk2", "bow")
 PRECISIONS = ("16.16", "16.32", "32.32")
 
 
-#: What an option is when nobody says it and no default stands below: configurations.py fills it in.
+#: The defaults that depend on other options or on the data, as --help shows them.
+#: ``configurations.py`` sets these defaults.
 FOLLOWS = {
     "model_size": "20, 29, B0 for CIFAR; 50, 50, B0 for ImageNet",
     "data_dir": "$DATA_DIR",
@@ -46,7 +46,7 @@ FOLLOWS = {
 
 
 class _Help(HelpFormat):
-    """Defaults as they are: also those that follow, and none where there is nothing."""
+    """Help that shows each default, also a default that depends on other options."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         if action.dest in FOLLOWS:
@@ -61,10 +61,15 @@ class _Help(HelpFormat):
 
 
 def make_parser(description: str, example: str, kind: type[Parser] = Parser) -> Parser:
-    """Return a parser of all options for a program, of this kind.
+    """Return a parser of all options.
 
-    What is on or off has both words, ``--NAME`` and ``--no-NAME``: so the command line can take
-    back what a configuration says.
+    A switch has two spellings, ``--NAME`` and ``--no-NAME``. With the second, the command line can
+    turn off a switch that a configuration turns on.
+
+    Args:
+        description: The description of the program for ``--help``.
+        example: A command that runs the program.
+        kind: The class of the parser.
     """
     parser = kind(description=description, epilog=f"Example: {example}", formatter_class=_Help)
     for add in (_model, _data, _training, _rates, _optimiser, _ipu, _validation, _logging, _config):
@@ -250,7 +255,7 @@ def non_negative(text: str) -> float:
 
 
 def exponent(text: str) -> float:
-    """Read a power of two that a learning rate can be."""
+    """Read the exponent of a power of two."""
     return _within(text, -64.0, 64.0, "a number from -64 to 64")
 
 

@@ -1,7 +1,8 @@
-"""The checkpoints of a training, in the folder of its run: saved, gone on from, and read.
+"""Checkpoints of a training: they are saved, resumed from, and read from the folder of a run.
 
-A checkpoint holds weights, optimiser, position in the data and random numbers, and what the loop of
-each instance adds up itself. The last ones are kept: three, or as many as an average needs.
+A checkpoint holds the weights, the optimiser's state, the position in the data, the state of the
+random generators, and the sums of each instance since the last log line. The newest three
+checkpoints are kept, or more if --weight-avg-count is larger.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ import instances
 import ipu_utils
 import log
 import torch
+from file_writing import private
 
 import popdist_py
 from popdist_py import checkpoint as files
+from popdist_py import poptorch
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints, Weights, weights_of
-from popdist_py.poptorch.errors import Error
 
 __all__ = ["Checkpoints", "Newest", "check_weights", "newest", "read", "weights"]
 
 _FOLDER = "ckpt"
-_FEWEST = 3  # kept
-_NETWORK = "network."  # what models.ForTraining calls the network in it
+_FEWEST = 3  # the least number of checkpoints that are kept
+_NETWORK = "network."  # prefix of the network's weights in models.ForTraining
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest checkpoint of a run that is not damaged.
+    """The newest undamaged checkpoint of a run.
 
     Attributes:
-        weights: its weights and settings.
-        damaged: the steps of later checkpoints, all of which are damaged.
+        weights: The weights and settings of the checkpoint.
+        damaged: The steps of all later checkpoints, which are damaged.
     """
 
     weights: Weights
@@ -50,20 +52,20 @@ class Newest:
 
 
 class Checkpoints:
-    """The checkpoints of the training that ``run`` logs; all methods but ``batches`` collective.
+    """The checkpoints of one training. All methods but ``batches`` are collective.
 
     Args:
-        run: whose folder they are in.
-        model: the ``poptorch.trainingModel``.
-        loader: of the training data; read it through ``batches()``.
-        args: of the training.
+        run: The log of the training. The checkpoints are in its folder.
+        model: The training model of PopTorch.
+        loader: The loader of the training data. The training reads it through ``batches()``.
+        args: The options of the training.
     """
 
     def __init__(self, run: log.Run, model, loader, args: argparse.Namespace) -> None:
         self._run = run
         self._model = model
-        self._calls = len(loader)  # of an epoch
-        self._done = 0  # of this epoch
+        self._calls = len(loader)  # calls of an epoch
+        self._done = 0  # calls of the current epoch
         self._training = TrainingCheckpoints(
             run.folder / _FOLDER, model, loader, keep=max(_FEWEST, args.weight_avg_count)
         )
@@ -73,9 +75,10 @@ class Checkpoints:
         }
 
     def batches(self) -> Iterator[Any]:
-        """Read the rest of the current epoch, call by call.
+        """Yield the remaining batches of the current epoch, one per call.
 
-        The epoch is complete with its last batch: a checkpoint after it begins the next one.
+        The last batch completes the epoch. A training that resumes from a checkpoint after this
+        batch begins with the next epoch.
         """
         batches = self._training.batches()
         for batch in batches:
@@ -90,24 +93,25 @@ class Checkpoints:
         """Save the training.
 
         Args:
-            step: weight updates done.
-            epoch: how far it is, such as 1.25.
-            own: plain values and tensors of this instance.
+            step: The number of weight updates.
+            epoch: The progress of the training in epochs, such as 1.25.
+            own: Plain values and tensors of this instance, which ``resume`` returns.
         """
         owns = popdist_py.all_gather_object(dict(own or {}))
         kept = {"epoch": epoch, "done": self._done, "sizes": self._sizes, "own": owns}
-        with log.private():
+        with private():
             self._training.save(step, kept)
 
     def resume(self, found: Newest) -> Mapping[str, Any]:
-        """Go on from the newest checkpoint, and cut off what was logged after it.
+        """Continue from the newest checkpoint, and remove later lines from the log.
 
         Returns:
-            The state that this instance saved; that of instance 0 if the number of instances has
-            changed.
+            The state that this instance saved. If the number of instances has changed, the state of
+            instance 0.
 
         Raises:
-            ValueError: the checkpoint is of another model or global batch; nothing was changed.
+            ValueError: The checkpoint has another model or global batch size. The training is
+                unchanged.
         """
         instances.together(lambda: self._check(found.weights))
         step, kept = self._training.resume()
@@ -130,22 +134,22 @@ class Checkpoints:
             )
 
 
-# --- for those who read them ------------------------------------------------------------------
+# --- reading checkpoints without a training ---------------------------------------------------
 
 
 def read(folder: Path, count: int | None = None) -> list[Weights]:
-    """Return the newest ``count`` whole checkpoints of a run, or all, the oldest first.
+    """Return the newest ``count`` undamaged checkpoints of a run, or all, the oldest first.
 
-    ``model`` of each is the network's ``state_dict()``.
+    The attribute ``model`` of each checkpoint is the ``state_dict()`` of the network.
 
     Raises:
-        ValueError: there is none, or one is no training's.
+        ValueError: The run does not have a checkpoint, or a checkpoint is not from a training.
     """
     found = []
     for checkpoint in files.Checkpoints(folder / _FOLDER).newest_first():
         try:
             found.append(_of_the_network(weights_of(checkpoint, folder / _FOLDER)))
-        except Error as error:
+        except poptorch.Error as error:
             raise ValueError(str(error)) from None
         if "sizes" not in found[-1].extra:
             raise ValueError(
@@ -165,26 +169,26 @@ def read(folder: Path, count: int | None = None) -> list[Weights]:
 
 
 def _of_the_network(found: Weights) -> Weights:
-    """Return a checkpoint with the names that ``models.create(...).state_dict()`` has."""
+    """Return a checkpoint whose weights have the names of ``models.create(...).state_dict()``."""
     return replace(
         found, model={name.removeprefix(_NETWORK): value for name, value in found.model.items()}
     )
 
 
 def weights(folder: Path) -> Weights:
-    """Return the newest whole checkpoint of a run; ``model`` is the network's ``state_dict()``.
+    """Return the newest undamaged checkpoint of a run, with the network's ``state_dict()``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The run does not have a checkpoint.
     """
     return read(folder, 1)[0]
 
 
 def check_weights(found: Weights, network: torch.nn.Module, where: str) -> None:
-    """Check that weights are of a network's shapes.
+    """Check that the weights of a checkpoint have the shapes of a network.
 
     Raises:
-        ValueError: they are not; says which differs first.
+        ValueError: The shapes differ. The text names the first weight that differs.
     """
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     saved = {name: tuple(value.shape) for name, value in found.model.items()}
@@ -201,10 +205,10 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def newest(folder: Path) -> Newest:
-    """Return the newest checkpoint of a run that is whole; collective.
+    """Return the newest undamaged checkpoint of a run. This call is collective.
 
     Raises:
-        ValueError: there is none, or it is no training's.
+        ValueError: The run does not have a checkpoint, or the newest is not from a training.
     """
 
     def read_it() -> Newest:

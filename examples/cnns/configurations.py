@@ -1,8 +1,8 @@
-"""Configurations: options under a name in a YAML file, and what is chosen when nobody says it.
+"""Configurations: named sets of options in a YAML file, and defaults of model and data set.
 
-An option's value is that of the command line, else that of the configuration (``--config NAME``),
-else that of the configurations it is based on, else the default of the model and the data set.
-Nothing here trains.
+The value of an option comes from the first of these sources that has the option: the command line,
+the configuration (``--config NAME``), the configurations that it is based on, and the defaults of
+the model and the data set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import ipu_utils
 from arguments import DATASETS, make_parser
 from common.arguments import Parser, nearest
 
-# After the modules above: they make a missing package one line that says how to install it.
+# This import stands after ``common``, which reports a missing package in one line.
 # isort: split
 import yaml
 
@@ -36,7 +36,7 @@ __all__ = [
     "with_options",
 ]
 
-# Who says the first takes back what stands below of the others: both together say too much.
+# An option that is given overrides these options of a configuration, which would contradict it.
 _INSTEAD_OF = {
     "epochs": ("iterations",),
     "iterations": ("epochs",),
@@ -50,15 +50,15 @@ _ABSENT = object()
 
 
 def parse(argv: Sequence[str] | None, description: str, example: str) -> argparse.Namespace:
-    """Return all options of a program: of command line, configuration and defaults.
+    """Return all options of a program, from command line, configuration and defaults.
 
     Args:
-        argv: the words; None takes the program's.
-        description: of the program, for ``--help``.
-        example: a command that runs it.
+        argv: The words of the command line; None for those of this process.
+        description: The description of the program for ``--help``.
+        example: A command that runs the program.
 
     Raises:
-        SystemExit: something is wrong; one line says what, exit code 2.
+        SystemExit: An option is wrong. The exit code is 2, and one line names the error.
     """
     parser = make_parser(description, example)
     try:
@@ -68,10 +68,10 @@ def parse(argv: Sequence[str] | None, description: str, example: str) -> argpars
 
 
 def combine(own: Mapping[str, Any]) -> argparse.Namespace:
-    """Return all options when ``own`` are given: those of the configuration and defaults below.
+    """Return the given options, completed by the configuration and the defaults.
 
     Raises:
-        ValueError: they do not go together, or the configuration is wrong.
+        ValueError: The options do not fit together, or the configuration is wrong.
     """
     name, path = own.get("config"), own.get("config_path", _defaults()["config_path"])
     chosen = settings(name, path) if name is not None else {}
@@ -84,24 +84,25 @@ def _defaults() -> Mapping[str, Any]:
 
 
 def given(parser: Parser, argv: Sequence[str] | None) -> dict[str, Any]:
-    """Return the options that the words give, and no defaults of ``arguments.py``."""
+    """Return the options that the command line gives, without any defaults."""
     absent = dict.fromkeys(_defaults(), _ABSENT)
     found = vars(parser.parse_args(argv, argparse.Namespace(**absent)))
     return {name: value for name, value in found.items() if value is not _ABSENT}
 
 
 def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of both; ``above`` counts.
+    """Return the options of both, in which ``above`` overrides ``below``.
 
-    Of what would say too much, such as epochs beside iterations, what is below goes: a batch size
-    takes back the gradient accumulation, which then follows from the global batch size.
+    Options of ``below`` that would contradict ``above`` are left out. For example, --iterations
+    overrides epochs. A batch size overrides the gradient accumulation, which is then computed from
+    the global batch size.
     """
     gone = {other for name in above for other in _INSTEAD_OF.get(name, ())}
     return {name: value for name, value in below.items() if name not in gone} | dict(above)
 
 
 def with_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the options of a run, with ``own`` instead of those; not yet complete."""
+    """Return the options of a run, overridden by ``own``, before they are completed."""
     return argparse.Namespace(**{**dict.fromkeys(saved), **override(saved, own)})
 
 
@@ -109,19 +110,19 @@ def with_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> argparse.N
 
 
 def names(path: Path) -> list[str]:
-    """Return the configurations of a file; names that begin with _ are only there to be based on.
+    """Return the names of a file's configurations, without base configurations (``_NAME``).
 
     Raises:
-        ValueError: it is no file of configurations.
+        ValueError: The file cannot be read as a file of configurations.
     """
     return [name for name in _read(path) if not name.startswith("_")]
 
 
 def settings(name: str, path: Path) -> dict[str, Any]:
-    """Return the options of a configuration, with those that it is based on.
+    """Return the options of a configuration and of its base configurations.
 
     Raises:
-        ValueError: there is none of this name, it is based on itself, or an option is wrong.
+        ValueError: The configuration is missing or based on itself, or an option is wrong.
     """
     return _settings(name, path, _read(path), ())
 
@@ -161,7 +162,7 @@ def _read(path: Path) -> dict[str, dict]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which lets no option that stands there twice pass."""
+    """YAML's safe loader, which also refuses an option that a file repeats."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         names = [key.value for key, _ in node.value]
@@ -173,17 +174,17 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Checker(Parser):
-    """The parser of all options, whose errors can be caught."""
+    """The parser of all options, which raises ValueError for an error."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
     def option_names(self) -> set[str]:
-        return {word.removeprefix("--") for word in self._option_string_actions}
+        return {word.removeprefix("--") for words in self.spellings().values() for word in words}
 
 
 def _checked(own: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """Return the options of one configuration as the command line would have them."""
+    """Return the options of one configuration, parsed like options of the command line."""
     parser = make_parser("", "", _Checker)
     found: dict[str, Any] = {}
     for name, value in own.items():
@@ -202,7 +203,7 @@ _NOT_IN_A_FILE = ("config", "config-path", "help")
 
 
 def _words(parser: _Checker, name: str, value: Any) -> list[str]:
-    """Return an option of a file as words of a command line: true and false are flags."""
+    """Return an option of a file as words of a command line."""
     known = parser.option_names()
     if name not in known or name in _NOT_IN_A_FILE:
         raise ValueError(f"there is no option {name!r}{nearest(name, known)}")
@@ -220,14 +221,14 @@ def _words(parser: _Checker, name: str, value: Any) -> list[str]:
 
 # --- defaults of model and data set -----------------------------------------------------------
 
-# By the optimiser: N of the base learning rate 2^N for CIFAR, and for ImageNet.
+# The default exponent N of the base learning rate 2^N by optimiser, for CIFAR and for ImageNet.
 _EXPONENTS = {"SGD": (-7.0, -8.0), "momentum": (-10.0, -11.0), "RMSProp": (-14.0, -14.0),
               "LARS": (-8.0, -8.0)}  # fmt: skip
 _SIZES = {"resnet": ("20", "50"), "resnext": ("29", "50"), "efficientnet": ("B0", "B0")}
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Return all options: what is missing has its default, also of model and data set.
+    """Return all options; a missing option gets its default, as in this table.
 
     | | CIFAR | ImageNet |
     |---|---|---|
@@ -239,12 +240,12 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     | base learning rate of SGD, momentum, RMSProp, LARS | 2^-7, 2^-10, 2^-14, 2^-8 | \
 2^-8, 2^-11, 2^-14, 2^-8 |
 
-    Without data there are random images in the shape of CIFAR-10's. A pipeline accumulates twice as
-    many micro-batches as it has stages, anything else one; the batch of the validation is that of
-    the training.
+    Without data, the images are random and have the shape of CIFAR-10's images. A pipeline
+    accumulates twice as many micro-batches as it has stages; every other training accumulates one.
+    The validation has the batch size of the training.
 
     Raises:
-        ValueError: there are no data, or the options do not go together.
+        ValueError: The data is missing, or the options do not fit together.
     """
     args = argparse.Namespace(**{**_defaults(), **vars(args)})
     _set(args, data_dir=_folder_of_data())
@@ -268,7 +269,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _set(args: argparse.Namespace, **values: Any) -> None:
-    """Set what nobody has said."""
+    """Set the options that are still None."""
     for name, value in values.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -288,7 +289,7 @@ def _dataset(args: argparse.Namespace) -> str:
         return args.dataset
     if needs_none:
         return DATASETS[0]
-    import datasets  # late: whoever names the data set starts sooner
+    import datasets  # imported here because a program with --dataset starts faster without it
 
     return datasets.infer(datasets.folder_of(args))
 
@@ -305,11 +306,11 @@ _PATHS = ("data_dir", "log_dir", "config_path")
 
 
 def to_dict(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as JSON knows them."""
+    """Return the options as values that JSON can store."""
     return {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()}
 
 
 def from_dict(values: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the options that :func:`to_dict` gave."""
+    """Return the options from the result of :func:`to_dict`."""
     paths = {name: Path(values[name]) for name in _PATHS if values.get(name) is not None}
     return argparse.Namespace(**{**values, **paths})

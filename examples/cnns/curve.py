@@ -44,7 +44,7 @@ def read(folder: Path, part: str) -> Table:
     """Return a table of a run: that of its "training" or of its "validation".
 
     Raises:
-        ValueError: there is none, or it has no row.
+        ValueError: There is none, or it has no row.
     """
     path = folder / f"{part}.csv"
     try:
@@ -117,7 +117,7 @@ def train_on_digits(folder: Path, epochs: int | None) -> Path:
     """Train on digits that are made in ``folder``, and return the run's folder; collective.
 
     Raises:
-        SystemExit: it cannot be trained; a line says why.
+        SystemExit: It cannot be trained; a line says why.
     """
     import instances
     import train

@@ -25,9 +25,9 @@ class _Rule:
     """A condition under which options have no effect.
 
     Attributes:
-        names: the names of the options.
-        applies: a function of all arguments; True if the options have no effect.
-        reason: the reason that the log gives.
+        names: The names of the options.
+        applies: A function of all arguments; True if the options have no effect.
+        reason: The reason that the log gives.
     """
 
     names: tuple[str, ...]
@@ -147,8 +147,8 @@ def line_of_validation(own: Mapping[str, object], *, besides: Collection[str] = 
     """Return the log line that names options only for trainings; None if none of them is given.
 
     Args:
-        own: the given options by name.
-        besides: options that this program uses although others use them only in trainings.
+        own: The given options by name.
+        besides: Options that this program uses although others use them only in trainings.
     """
     args = argparse.Namespace(**own)
     names = [name for name in own if name in _ONLY_OF_TRAINING and name not in besides]
@@ -170,6 +170,5 @@ def _said(words: list[str]) -> str | None:
 
 def _spelled(name: str, args: argparse.Namespace) -> str:
     """Return the spelling of an option on a command line."""
-    words = {action.dest: action.option_strings for action in make_parser("", "")._actions}
-    value = getattr(args, name)
-    return words[name][-1 if value is False else 0]
+    words = make_parser("", "").spellings()[name]
+    return words[-1 if getattr(args, name) is False else 0]

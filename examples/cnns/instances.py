@@ -24,7 +24,7 @@ def together(call: Callable[[], Any]) -> Any:
     Nothing in ``call`` may be collective: instances where it fails do not get there.
 
     Raises:
-        Agreed: the ValueError of the first instance that had one.
+        Agreed: The ValueError of the first instance that had one.
     """
     result, error = None, None
     try:
@@ -41,7 +41,7 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
     """Return what ``call`` returns on instance 0, on all instances; collective.
 
     Raises:
-        Agreed: it raised ValueError or OSError there; on all instances, so that none waits.
+        Agreed: It raised ValueError or OSError there; on all instances, so that none waits.
     """
     result = error = None
     if popdist_py.getInstanceIndex() == 0:

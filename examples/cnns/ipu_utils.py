@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 import popdist_py
 from popdist_py import poptorch
-from popdist_py.devices.attaching import machine_of_process, pod_of_process
-from popdist_py.pods.model.pod_errors import PodError
 from popdist_py.popart import RecomputationType
 
 __all__ = [
@@ -24,6 +23,7 @@ __all__ = [
     "Updates",
     "accumulation",
     "check",
+    "check_devices",
     "device_iterations",
     "distribution",
     "ignored",
@@ -40,10 +40,10 @@ class Sizes:
     """How many images one weight update takes, and who computes them.
 
     Attributes:
-        micro_batch: images of one forward and backward pass of a replica.
-        accumulation: passes of a replica before an update.
-        replicas: of all instances.
-        instances: processes that share the replicas.
+        micro_batch: Images of one forward and backward pass of a replica.
+        accumulation: Passes of a replica before an update.
+        replicas: Of all instances.
+        instances: Processes that share the replicas.
     """
 
     micro_batch: int
@@ -72,8 +72,8 @@ class Updates:
     """The numbers of weight updates of a training. They do not depend on the length of a call.
 
     Attributes:
-        of_epoch: updates of one epoch; images that do not fill a global batch are left out.
-        total: updates of the whole training.
+        of_epoch: Updates of one epoch; images that do not fill a global batch are left out.
+        total: Updates of the whole training.
     """
 
     of_epoch: int
@@ -85,8 +85,8 @@ class Progress:
     """The number of weight updates that a training has made.
 
     Attributes:
-        total: updates since its start.
-        of_epoch: updates since the start of the current epoch.
+        total: Updates since its start.
+        of_epoch: Updates since the start of the current epoch.
     """
 
     total: int = 0
@@ -100,11 +100,11 @@ def updates(args: argparse.Namespace, num_samples: int) -> Updates:
     """Return the numbers of weight updates of a training.
 
     Args:
-        args: all options.
-        num_samples: the number of images of an epoch.
+        args: All options.
+        num_samples: The number of images of an epoch.
 
     Raises:
-        ValueError: the images are too few for one update.
+        ValueError: The images are too few for one update.
     """
     global_batch = sizes(args).global_batch
     of_epoch = num_samples // global_batch
@@ -126,7 +126,7 @@ def accumulation(args: argparse.Namespace) -> int:
     """Return how many micro-batches an update takes when only the global batch size is given.
 
     Raises:
-        ValueError: the global batch size is no multiple of what all replicas take at once.
+        ValueError: The global batch size is no multiple of what all replicas take at once.
     """
     if args.global_batch_size is None:
         return 2 * args.shards if _is_pipelined(args) else 1
@@ -151,7 +151,7 @@ def check(args: argparse.Namespace) -> None:
     """Check that the options go together.
 
     Raises:
-        ValueError: they do not; says what would.
+        ValueError: They do not; says what would.
     """
     found = sizes(args)
     if args.global_batch_size not in (None, found.global_batch):
@@ -233,12 +233,12 @@ def device_iterations(args: argparse.Namespace, num_samples: int, done: Progress
     divides the updates of an epoch and of the training, so that no update is left out.
 
     Args:
-        args: all options.
-        num_samples: the number of images of an epoch.
-        done: the updates that the training has made before.
+        args: All options.
+        num_samples: The number of images of an epoch.
+        done: The updates that the training has made before.
 
     Raises:
-        ValueError: the images are too few for one update.
+        ValueError: The images are too few for one update.
     """
     wanted = updates(args, num_samples)
     most = max(1, args.batches_per_step // sizes(args).accumulation)
@@ -253,13 +253,13 @@ def training_options(
     """Return the options of the training model.
 
     Args:
-        args: all options of the program.
-        num_samples: the number of images of an epoch; with None, a call of the device makes one
+        args: All options of the program.
+        num_samples: The number of images of an epoch; with None, a call of the device makes one
             weight update.
-        done: the updates that the training has made before.
+        done: The updates that the training has made before.
 
     Raises:
-        ValueError: the images are too few.
+        ValueError: The images are too few.
     """
     options = _options(args, device=0)
     if num_samples is not None:
@@ -299,8 +299,6 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options = poptorch.Options().replicationFactor(args.replicas)
         if device < len(ids := _ipu_ids(args)):  # without a second id, any free one validates
             options.useIpuId(ids[device])
-            if not options.Emulator.is_ipu_model:
-                _check_device(args, ids[device])
     if args.seed is not None:
         options.randomSeed(args.seed)
     if args.device is not None:
@@ -327,20 +325,41 @@ def _strategy(args: argparse.Namespace) -> poptorch.ShardedExecution | poptorch.
     return pipelined
 
 
-def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
-    """Check that a device has this id and the IPUs for all replicas.
+class _OneOperationPerIpu(nn.Module):
+    """The smallest model that needs all IPUs of a replica."""
 
-    Both ids are checked before the training: the validation would attach to its device only after
-    an epoch.
+    def __init__(self, num_ipus: int) -> None:
+        super().__init__()
+        self.num_ipus = num_ipus
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        for ipu in range(self.num_ipus):
+            with poptorch.Block(ipu_id=ipu):
+                numbers = numbers + 1
+        return numbers
+
+
+def check_devices(args: argparse.Namespace) -> None:
+    """Attach to each device of --select-ipus once, before the training, and give it back.
+
+    Without this check, a wrong id of the validation's device would end the training after an epoch.
 
     Raises:
-        ValueError: the id is unknown, or the device has another number of IPUs.
+        ValueError: The id is unknown, or the device is in use or has another number of IPUs.
     """
-    try:
-        pod = pod_of_process() or machine_of_process()
-        pod.check_device(args.replicas * (1 << (args.shards - 1).bit_length()), ipu_id)
-    except PodError as error:
-        raise ValueError(f"--select-ipus {ipu_id}: {error}") from None
+    if popdist_py.isPopdistEnvSet():
+        return
+    for ipu_id in _ipu_ids(args):
+        options = poptorch.Options().useIpuId(ipu_id).replicationFactor(args.replicas)
+        options.setExecutionStrategy(poptorch.ShardedExecution()).autoRoundNumIPUs(True)
+        options.showCompilationProgressBar(False).Emulator.replicaExecution("loop")
+        model = poptorch.inferenceModel(_OneOperationPerIpu(args.shards), options)
+        try:
+            model.compile(torch.zeros(args.replicas))
+        except poptorch.Error as error:
+            raise ValueError(f"--select-ipus {ipu_id}: {error.message}") from None
+        finally:
+            model.destroy()
 
 
 def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:
@@ -359,7 +378,7 @@ def _proportions(args: argparse.Namespace) -> dict[str, float]:
     returns the first, of convolutions; ``models.placement`` marks matrix products with the second.
 
     Raises:
-        ValueError: another number of values.
+        ValueError: Another number of values.
     """
     values = args.available_memory_proportion
     if not values:
@@ -378,7 +397,7 @@ def _ipu_ids(args: argparse.Namespace) -> list[int]:
     """Return the ids of --select-ipus; none for AUTO.
 
     Raises:
-        ValueError: what is no id, or too many.
+        ValueError: What is no id, or too many.
     """
     words = args.select_ipus or []
     if words == ["AUTO"]:

@@ -15,7 +15,7 @@ import os
 import secrets
 import string
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,15 @@ import ipu_utils
 import memory_use
 import models
 from arguments import make_parser
+from file_writing import private, replaced_at_end
 from instances import on_instance_0
 from tqdm import tqdm
 
 import popdist_py
 from popdist_py import poptorch
-from popdist_py.atomic_file import replaced_at_end
 
 __all__ = [
     "Run",
-    "private",
     "read_arguments",
     "validation_line",
     "write_arguments",
@@ -51,11 +50,11 @@ class Run:
     """The log of one training, in a folder that nobody else has, or of one that goes on.
 
     Args:
-        args: of the training; ``log_dir`` gets a new folder.
-        folder: of a training that goes on, instead of a new one.
+        args: Of the training; ``log_dir`` gets a new folder.
+        folder: Of a training that goes on, instead of a new one.
 
     Raises:
-        ValueError: the folder cannot be made or written; Weights & Biases cannot be used.
+        ValueError: The folder cannot be made or written; Weights & Biases cannot be used.
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path | None = None) -> None:
@@ -98,12 +97,12 @@ class Run:
         """Log a part of the training, and return the means of all instances by name; collective.
 
         Args:
-            step: weight updates done.
-            epoch: of the training, such as 1.25.
-            loss: mean over this instance's images since the last call.
-            accuracy: of the same images, in per cent.
-            rate: the learning rate.
-            images_per_second: of all instances.
+            step: Weight updates done.
+            epoch: Of the training, such as 1.25.
+            loss: Mean over this instance's images since the last call.
+            accuracy: Of the same images, in per cent.
+            rate: The learning rate.
+            images_per_second: Of all instances.
         """
         values = {"epoch": epoch, "loss": loss, "accuracy": accuracy, "rate": rate,
                   "images_per_second": images_per_second}  # fmt: skip
@@ -156,23 +155,13 @@ def validation_line(step: int, epoch: float, accuracy: float) -> str:
     return f"step {step} | epoch {epoch:.2f} | validation accuracy {accuracy:.2f} %"
 
 
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """Make what is made inside readable by its owner alone: files 0600, folders 0700."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 def read_arguments(folder: Path) -> dict[str, Any]:
     """Return the arguments of the training in ``folder``, as ``configurations.from_dict`` takes.
 
     Options that are newer than the run have their defaults.
 
     Raises:
-        ValueError: it is no folder of a run, or the file is damaged.
+        ValueError: It is no folder of a run, or the file is damaged.
     """
     path = folder / _ARGUMENTS
     try:

@@ -24,9 +24,9 @@ def make(
     gradients are added up and velocities kept in half too, as in the device's memory.
 
     Args:
-        args: all options.
-        module: whose parameters are trained.
-        learning_rate: of the first update.
+        args: All options.
+        module: Whose parameters are trained.
+        learning_rate: Of the first update.
     """
     is_half = args.precision == "16.16"
     state = torch.float16 if is_half else torch.float32

@@ -20,6 +20,7 @@ import ipu_utils
 import log
 import train
 from arguments import make_parser
+from common.arguments import Parser
 from common.running import run
 
 import popdist_py
@@ -56,12 +57,12 @@ def arguments_of(
     """Return the arguments with which the training in ``folder`` goes on; collective.
 
     Args:
-        folder: of the run.
-        own: what is given now.
-        names: of the options, as they are spelled.
+        folder: Of the run.
+        own: What is given now.
+        names: Of the options, as they are spelled.
 
     Raises:
-        ValueError: it is no folder of a run, or ``own`` would make another training of it.
+        ValueError: It is no folder of a run, or ``own`` would make another training of it.
     """
     values = instances.on_instance_0(lambda: log.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
@@ -90,7 +91,7 @@ def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
     """Check that the replicas there are now reach the global batch of the run.
 
     Raises:
-        ValueError: they do not; says which would.
+        ValueError: They do not; says which would.
     """
     micro_batches, now = args.global_batch_size // args.batch_size, ipu_utils.replicas(args)
     if micro_batches % now:
@@ -103,9 +104,9 @@ def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
         )
 
 
-def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return how the options are spelled, by the name of their value."""
-    return {action.dest: action.option_strings[0] for action in reversed(parser._actions)}
+def option_names(parser: Parser) -> dict[str, str]:
+    """Return the first spelling of each option, by the name of its value."""
+    return {name: words[0] for name, words in parser.spellings().items()}
 
 
 def _with(name: str, value: Any) -> str:

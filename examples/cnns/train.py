@@ -1,10 +1,11 @@
-"""Train a CNN on CIFAR or ImageNet, on one instance or many.
+"""Train a CNN on CIFAR or ImageNet, with one instance or with several.
 
 python examples/cnns/train.py --config mk2_resnet8_test
 poprun-py --num-instances 2 --num-replicas 8 examples/cnns/train.py --data-dir data --model-size 8
 
-Every instance runs this file, feeds its own images to its local replicas, and ends with the same
-weights as all the others. Instance 0 shows the progress and writes the log; page: docs/cnns.md.
+Every instance runs this file and feeds its own images to its local replicas. At the end, all
+instances have the same weights. Instance 0 shows the progress and writes the log. The page
+docs/cnns.md describes all options.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Imported before torch, so that torch's waiting threads sleep after about a millisecond.
+# This import stands before torch, so that torch's waiting threads sleep after about a millisecond.
 from popdist_py import poptorch
 
 # isort: split
@@ -42,7 +43,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 import popdist_py
-from popdist_py.ipu.memory_report import MemoryReport
+from popdist_py.ipu.reports import MemoryPage
 
 __all__ = ["NotFinite", "Result", "carry_out", "main", "memory_report", "train"]
 
@@ -50,19 +51,19 @@ _EXAMPLE = "python examples/cnns/train.py --config mk2_resnet8_test --epochs 1"
 
 
 class NotFinite(Exception):
-    """The loss is not finite any more."""
+    """The loss is not a finite number any more."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended.
+    """The result of a training.
 
     Attributes:
-        folder: of its log and checkpoints.
-        steps: weight updates done.
-        accuracy: over all validation images, in per cent; None without validation.
-        images_per_second: of all instances while they trained.
-        stopped: whether it was asked to stop before its end.
+        folder: The folder of the log and the checkpoints.
+        steps: The number of weight updates.
+        accuracy: The accuracy on all validation images in per cent; None without validation.
+        images_per_second: The images per second of all instances, while they trained.
+        stopped: Whether a stop request ended the training early.
     """
 
     folder: Path
@@ -73,14 +74,14 @@ class Result:
 
 
 def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
-    """Train as the options say, or go on with the training in the folder ``resume``.
+    """Train with these options, or continue the training in the folder ``resume``.
 
-    All instances call this together.
+    All instances call this function together.
 
     Raises:
-        ValueError: options, data or checkpoints do not go together; nothing was trained.
-        NotFinite: the loss left the range of numbers.
-        poptorch.Error: the device has no room for the model.
+        ValueError: Options, data and checkpoints do not fit together. No weight was updated.
+        NotFinite: The loss is infinite or NaN.
+        poptorch.Error: The device does not have enough memory for the model.
     """
     if args.seed is not None:
         torch.manual_seed(args.seed)
@@ -96,11 +97,11 @@ def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
         training.close()
 
 
-def memory_report(args: argparse.Namespace) -> MemoryReport:
-    """Return what the model of the device says of a training; nothing is trained.
+def memory_report(args: argparse.Namespace) -> MemoryPage:
+    """Return the modelled memory of a training, without training.
 
     Raises:
-        ValueError: the options do not go together, or the data are missing.
+        ValueError: The options do not fit together, or the data is missing.
     """
     training = _Training(args, datasets.seed_of_order(args))
     image, _ = training.images.data[0]
@@ -111,13 +112,13 @@ def memory_report(args: argparse.Namespace) -> MemoryReport:
 
 @dataclass
 class _Meter:
-    """Sums since the last line of the log, of this instance; a training that stops saves them.
+    """Sums of this instance since the last log line. A training that stops saves these sums.
 
     Attributes:
-        loss: of the micro-batches.
-        right: answers.
-        micro_batches: in both.
-        images: likewise.
+        loss: The sum of the losses of the micro-batches.
+        right: The number of right answers.
+        micro_batches: The number of micro-batches.
+        images: The number of images.
     """
 
     loss: float = 0.0
@@ -134,13 +135,13 @@ class _Meter:
 
 @dataclass
 class _Clock:
-    """Seconds and images of training alone: validating and saving stop it.
+    """Time and images of the training, without validations and checkpoints.
 
     Attributes:
-        seconds: of all laps.
-        images: of all instances, in them.
-        counted: images of the lap that runs.
-        began: when it did.
+        seconds: The seconds of all laps that have ended.
+        images: The images that all instances trained on in these laps.
+        counted: The images of the current lap.
+        began: The time at which the current lap began.
     """
 
     seconds: float = 0.0
@@ -149,7 +150,7 @@ class _Clock:
     began: float = 0.0
 
     def lap(self) -> float:
-        """End a lap, and return its images a second."""
+        """End the current lap, and return its images per second."""
         seconds = time.perf_counter() - self.began
         images, self.counted = self.counted, 0
         self.seconds += seconds
@@ -165,21 +166,22 @@ class _Clock:
 
 
 class _Training:
-    """One training: its parts, and how far it is.
+    """One training: data, model, optimiser, schedule and progress.
 
     Args:
-        args: all options.
-        seed: of the order of the images, alike on all instances.
-        done: the updates that the training has made before.
+        args: All options.
+        seed: The seed of the order of the images; it is the same on all instances.
+        done: The updates that the training has made before.
 
     Raises:
-        ValueError: they do not go together, or the data are missing.
+        ValueError: The options do not fit together, or the data is missing.
     """
 
     def __init__(
         self, args: argparse.Namespace, seed: int, done: ipu_utils.Progress = ipu_utils.START
     ) -> None:
         self.args, self.sizes = args, ipu_utils.sizes(args)
+        ipu_utils.check_devices(args)
         self.images = images = datasets.load(args, training=True)
         self.network = models.create(args, images.num_classes)
         models.place(self.network, args)
@@ -207,11 +209,11 @@ class _Training:
         self.meter, self.clock = _Meter(), _Clock()
 
     def carry_out(self, run: log.Run, found: checkpoints.Newest | None) -> Result:
-        """Train to the end, or until a stop is asked for.
+        """Train to the end, or until a stop request.
 
         Args:
-            run: the log.
-            found: the checkpoint from which the training goes on; None to start from the beginning.
+            run: The log of the training.
+            found: The checkpoint from which the training goes on; None to start from the beginning.
         """
         self.run = run
         self.checkpoints = checkpoints.Checkpoints(run, self.model, self.loader, self.args)
@@ -231,14 +233,14 @@ class _Training:
         return Result(run.folder, self.step, self.accuracy, rate, stopped)
 
     def close(self) -> None:
-        """Give the devices back, and end what loads images."""
+        """Detach from the devices, and end the processes that load images."""
         self.loader.terminate()
         self.model.destroy()
         if self.validation:
             self.validation.close()
 
     def _go_through(self, stop_is_asked: Callable[[], bool], bar: tqdm) -> bool:
-        """Go through the epochs; returns whether the training stops before its end."""
+        """Train epoch by epoch, and return whether a stop request ended the training."""
         while self.step < self.steps:
             for batch in self.checkpoints.batches():
                 self._call(batch)
@@ -262,7 +264,7 @@ class _Training:
         return self.schedule.rate((done + 0.5) / self.steps_per_epoch)
 
     def _call(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Have the device do one call; then log, validate and save where that is due."""
+        """Call the device once; then log, validate and save if the step asks for it."""
         right, loss = self.model(*batch)
         images = len(batch[1])
         self.meter.add(loss, right, images // self.sizes.micro_batch, images)
@@ -277,7 +279,7 @@ class _Training:
             self.clock.go_on()
 
     def _is_due(self, times_per_epoch: float) -> bool:
-        """Return whether the last call has reached what comes so many times in an epoch."""
+        """Return whether an event with this frequency happened during the last call."""
         before = self.step - self.at_once
         reached, was = (
             math.floor(step * times_per_epoch / self.steps_per_epoch + 1e-9)
@@ -310,7 +312,7 @@ class _Training:
             try:
                 self.accuracy = self.validation.accuracy(self.network.state_dict())
             except ValueError:
-                self._save()  # damaged images to validate with cost no training
+                self._save()  # A damaged validation image must not cost the training.
                 raise
             self.run.validation(self.step, self.epoch, self.accuracy)
 
@@ -318,7 +320,7 @@ class _Training:
         self.checkpoints.save(self.step, self.epoch, own=own)
 
     def _bar(self) -> tqdm:
-        """Return the progress bar: on a terminal, of instance 0."""
+        """Return the progress bar, which only instance 0 shows on a terminal."""
         shown = sys.stderr.isatty() and popdist_py.getInstanceIndex() == 0
         return tqdm(total=self.steps, initial=self.step, unit="step", disable=not shown)
 
@@ -369,11 +371,11 @@ def _counted(number: int, what: str) -> str:
 
 
 def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:
-    """Train, and end the program in one line where that cannot be done.
+    """Train, and turn each error into one line and an exit code.
 
     Raises:
-        SystemExit: 2 for a user's mistake, 1 for what went wrong on the way, 75 for a training that
-            was asked to stop.
+        SystemExit: The code is 2 for a wrong option, 1 for an error during the training, and 75
+            for a training that a stop request ended.
     """
     try:
         result = train(args, resume)
@@ -387,7 +389,7 @@ def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:
 
 
 def main(argv: list[str] | None = None) -> Result | None:
-    """Train, and return how it ended; without splits for a pipeline, list those there are."""
+    """Train, and return the result. With --pipeline but no splits, list the possible splits."""
     args = configurations.parse(argv, __doc__, _EXAMPLE)
     if args.pipeline and not args.pipeline_splits:
         return _list_splits(args)
@@ -396,7 +398,7 @@ def main(argv: list[str] | None = None) -> Result | None:
 
 
 def _list_splits(args: argparse.Namespace) -> None:
-    """Print where the network can be cut, one layer a line."""
+    """Print the layers where the network can be cut, one per line."""
     if popdist_py.getInstanceIndex() != 0:
         return
     with torch.device("meta"):

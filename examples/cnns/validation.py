@@ -47,9 +47,9 @@ class Validation:
     """A copy of a network on the device for inference; the network itself may be in training.
 
     Args:
-        network: of ``models.create``.
-        args: of the program.
-        images: the validation set.
+        network: Of ``models.create``.
+        args: Of the program.
+        images: The validation set.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Validation:
         """Return the share of right answers in per cent; collective.
 
         Args:
-            weights: a network's ``state_dict()``; None keeps those of before. The statistics of
+            weights: A network's ``state_dict()``; None keeps those of before. The statistics of
                 batch norms are those of instance 0, which checkpoints have too.
 
         Raises:
-            Agreed: images are damaged; on all instances.
+            Agreed: Images are damaged; on all instances.
         """
         if weights is not None:
             self._network.load_state_dict(weights)
@@ -111,7 +111,7 @@ def arguments_of(folder: Path, own: Mapping[str, Any]) -> argparse.Namespace:
     """Return the arguments of the run in ``folder``, with those that are given now; collective.
 
     Raises:
-        ValueError: it is no folder of a run, or they do not go together.
+        ValueError: It is no folder of a run, or they do not go together.
     """
     values = instances.on_instance_0(lambda: log.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
@@ -135,7 +135,7 @@ def network_for(
     """Return a network that takes the weights of all these checkpoints.
 
     Raises:
-        ValueError: they are of another model.
+        ValueError: They are of another model.
     """
     network = models.create(args, images.num_classes)
     for each in found:

@@ -21,16 +21,15 @@ import datasets
 import idle_options
 import instances
 import ipu_utils
-import log
 import models
 import torch
 from arguments import make_parser
 from common.running import run as run_program
+from file_writing import private, replaced_at_end
 from torch import nn
 from validation import Validation, arguments_of, network_for
 
 import popdist_py
-from popdist_py.atomic_file import replaced_at_end
 
 __all__ = ["Averaged", "average", "main", "mean_of", "shares", "with_statistics"]
 
@@ -47,10 +46,10 @@ class Averaged:
     """What an average is worth.
 
     Attributes:
-        path: of the better weights, which ``torch.load`` reads.
-        count: checkpoints that were averaged.
-        last: accuracy of the newest of them, in per cent; None if nobody validated.
-        average: accuracy of their average.
+        path: Of the better weights, which ``torch.load`` reads.
+        count: Checkpoints that were averaged.
+        last: Accuracy of the newest of them, in per cent; None if nobody validated.
+        average: Accuracy of their average.
     """
 
     path: Path
@@ -63,13 +62,13 @@ def average(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) 
     """Write the better of the last weights and of the average of the last ones; collective.
 
     Args:
-        folder: of the run.
-        args: of its training; ``weight_avg``, ``weight_avg_count`` and ``weight_avg_decay`` say
+        folder: Of the run.
+        args: Of its training; ``weight_avg``, ``weight_avg_count`` and ``weight_avg_decay`` say
             which average.
-        say: takes a line.
+        say: Takes a line.
 
     Raises:
-        ValueError: there is no checkpoint, or it is of another model.
+        ValueError: There is no checkpoint, or it is of another model.
     """
     found = instances.on_instance_0(lambda: checkpoints.read(folder, args.weight_avg_count))
     states = [each.model for each in found]
@@ -167,7 +166,7 @@ def _show_images(module: nn.Module, args: argparse.Namespace, images: datasets.I
 
 def _write(path: Path, state: State) -> None:
     """Write weights whole or not at all, for their owner to read."""
-    with log.private(), replaced_at_end(path) as partial, partial.open("wb") as file:
+    with private(), replaced_at_end(path) as partial, partial.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())

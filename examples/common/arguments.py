@@ -41,15 +41,25 @@ class Parser(argparse.ArgumentParser):
         """End the program with exit code 2."""
         self.exit(2, f"{self.prog}: error: {message} (--help lists the arguments)\n")
 
+    def spellings(self) -> dict[str, list[str]]:
+        """Return the spellings of the options of each value, by the value's name in the arguments.
+
+        Two options that set the same value, such as ``--a`` and ``--b``, have one list.
+        """
+        found: dict[str, list[str]] = {}
+        for action in self._actions:  # argparse has no public list of a parser's arguments
+            found.setdefault(action.dest, []).extend(action.option_strings)
+        return found
+
     def say_idle(self, args: argparse.Namespace, *rules: tuple[bool, str, str]) -> None:
         """Print one line that names arguments without effect; of several instances, one prints.
 
         Args:
-            args: the arguments. Those that have their defaults are not named.
-            rules: for each group of arguments, whether they have no effect, the reason to print,
+            args: The arguments. Those that have their defaults are not named.
+            rules: For each group of arguments, whether they have no effect, the reason to print,
                 and their names in ``args``, with spaces between them.
         """
-        words = {action.dest: action.option_strings for action in self._actions}
+        words = self.spellings()
         found = [
             f"{max(words[name], key=len)} ({reason})"
             for applies, reason, names in rules

@@ -19,8 +19,8 @@ def notebook_text(script: Path) -> str:
     """Return the notebook that is made of a script.
 
     Raises:
-        ModuleNotFoundError: jupytext is missing.
-        OSError: the script cannot be read.
+        ModuleNotFoundError: Jupytext is missing.
+        OSError: The script cannot be read.
     """
     import jupytext  # late: --help and errors need none of it
 

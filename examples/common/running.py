@@ -30,7 +30,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> bool:
     is whole: nobody sees half of it. Of several programs that do so at once, the first one's stays.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: It cannot be written.
     """
     if folder.exists():
         return False

@@ -52,7 +52,7 @@ def join_others() -> None:
     """Meet the other ranks; a process that nobody gave a rank is alone.
 
     Raises:
-        ValueError: some of the variables are set, and others not; or two of them do not agree.
+        ValueError: Some of the variables are set, and others not; or two of them do not agree.
     """
     if "RANK" in os.environ:
         rank, size = (int(os.environ.get(name, "1")) for name in ("RANK", "WORLD_SIZE"))

@@ -48,8 +48,8 @@ class LFWDataset(Dataset):
 
     Args:
         path_to_folder: LFW's layout, one folder for each person; any other will do too.
-        transform: makes a tensor of a PIL image.
-        part, parts: only every file whose number is ``part`` modulo ``parts`` is in.
+        transform: Makes a tensor of a PIL image.
+        part, parts: Only every file whose number is ``part`` modulo ``parts`` is in.
     """
 
     def __init__(self, path_to_folder, transform=LIGHT, part: int = 0, parts: int = 1) -> None:

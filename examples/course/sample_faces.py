@@ -31,9 +31,9 @@ def find_or_make(folder: Path) -> tuple[Path, bool]:
     """Return ``folder`` and whether its pictures were made now; who has LFW there keeps it.
 
     Raises:
-        FileNotFoundError: there is such a folder, and no jpg file in it.
-        ModuleNotFoundError: scikit-image is not installed.
-        OSError: the folder cannot be written.
+        FileNotFoundError: There is such a folder, and no jpg file in it.
+        ModuleNotFoundError: Scikit-image is not installed.
+        OSError: The folder cannot be written.
     """
     if make_once(folder, lambda beside: make_faces(beside / folder.name)):
         return folder, True

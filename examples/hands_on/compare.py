@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -57,13 +56,13 @@ class Modelled:
     """What the model of the device says of one call at the session's size; IPU by IPU.
 
     Attributes:
-        cycles: of the call.
-        images: of the call.
-        seconds: of the call on the device alone.
+        cycles: Of the call.
+        images: Of the call.
+        seconds: Of the call on the device alone.
         received: MiB that each IPU gets from the host.
         sent: KiB that each IPU sends to the host.
-        memory: share of its memory that the fullest tile needs.
-        busy: share of the call in which the IPU computes.
+        memory: Share of its memory that the fullest tile needs.
+        busy: Share of the call in which the IPU computes.
     """
 
     cycles: int
@@ -120,48 +119,31 @@ class Row:
 def modelled(rung: Rung) -> Modelled:
     """Return what the model of the device says; nothing is trained, no weight takes memory."""
     import main as program
-
-    from popdist_py.ipu.cycles import cycles
-    from popdist_py.ipu.memory import memory
-    from popdist_py.ipu.reports import execution_page
-    from popdist_py.poptorch.on_ipu.run_of import run_of
-
-    args = program.parse_arguments(rung.flags.split())
-    captured, model = _captured(args.precision, args.batch_size, args.eight_bit_io)
-    optimizer = program.build_optimizer(model, args.precision)
-    run = run_of(captured, program.training_options(args), optimizer, training=True)
-    asked = run.graph, run.placement, run.settings
-    took = cycles(*asked, run.ipu)
-    ipus = execution_page(run).ipus
-    return Modelled(
-        took.total,
-        took.samples,
-        took.seconds,
-        tuple(one.received / MIB for one in ipus),
-        tuple(one.sent / KIB for one in ipus),
-        tuple(own.fullest_tile / own.tile_bytes for own in memory(*asked, run.ipu).ipus),
-        took.busy,
-    )
-
-
-@cache
-def _captured(precision: str, batch: int, eight_bit_io: bool):
-    """Return the graph of main.py's network, and the network, whose weights have shapes only."""
-    import main as program
     import torch
 
-    from popdist_py.poptorch.on_ipu.capture import capture
+    from popdist_py import poptorch
 
-    words = ["--precision", precision, "--batch-size", str(batch)]
-    args = program.parse_arguments(words + ["--eight-bit-io"] * eight_bit_io)
-    dtype = torch.float16 if precision[:2] == "16" else torch.float32
-    dtype = torch.uint8 if eight_bit_io else dtype
+    args = program.parse_arguments(rung.flags.split())
+    dtype = torch.float16 if args.precision.startswith("16.") else torch.float32
+    samples = args.batch_size * args.gradient_accumulation * args.device_iterations
+    # Tensors of the device "meta" have a shape, but no data.
     with torch.device("meta"):
         model = program.build_model(args)
-        images = torch.empty(batch * args.gradient_accumulation, 3, 64, 64, dtype=dtype)
-        labels = torch.empty(len(images), dtype=torch.int64)
-    opts = program.training_options(args)
-    return capture(model, opts, (images, labels), training=True), model
+        images = torch.empty(samples, 3, 64, 64, dtype=torch.uint8 if args.eight_bit_io else dtype)
+        labels = torch.empty(samples, dtype=torch.int64)
+    optimizer = program.build_optimizer(model, args.precision)
+    training = poptorch.trainingModel(model, program.training_options(args), optimizer)
+    execution = training.executionReport(images, labels)
+    memory = training.memoryReport(images, labels)
+    return Modelled(
+        execution.report.total,
+        execution.report.samples,
+        execution.report.seconds,
+        tuple(ipu.received / MIB for ipu in execution.ipus),
+        tuple(ipu.sent / KIB for ipu in execution.ipus),
+        tuple(ipu.fullest_tile / memory.tile_bytes for ipu in memory.ipus),
+        execution.report.busy,
+    )
 
 
 def measured(rung: Rung, fits: bool, args: argparse.Namespace) -> Measured:

@@ -15,6 +15,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 # Imported before torch, so that torch's waiting threads sleep after about a millisecond.
@@ -68,6 +69,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     theirs.add_argument("--async-dataloader", action="store_true", help="load in another process")
     theirs.add_argument("--epochs", type=positive, default=5, help="passes over the images")
     theirs.add_argument("--replicas", type=positive, default=1, help="without the launcher only")
+    session_names = parser.spellings().keys()
     ours = parser.add_argument_group("arguments of ours")
     ours.add_argument("--model", choices=list(NETWORKS), default="resnet101", help="the network")
     ours.add_argument("--side", type=positive, default=64, help="height and width of images")
@@ -98,13 +100,18 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.say_idle(
         args, (popdist_py.isPopdistEnvSet(), "the launcher gives the replicas", "replicas")
     )
-    args.shown = _shown(args, theirs, parser)
+    args.shown = _shown(args, session_names, parser)
     return args
 
 
-def _shown(args: argparse.Namespace, theirs: argparse._ArgumentGroup, parser: Parser) -> str:
-    """Return the line of arguments as the session prints it, with those of ours that are used."""
-    names = {action.dest for action in theirs._group_actions}
+def _shown(args: argparse.Namespace, names: Collection[str], parser: Parser) -> str:
+    """Return the line of arguments that the session prints, and other arguments that are given.
+
+    Args:
+        args: All arguments.
+        names: The names of the session's arguments. Others are left out if they have their default.
+        parser: The parser, which knows the defaults.
+    """
     values = vars(args).items()
     used = {name: v for name, v in values if name in names or v != parser.get_default(name)}
     told = {name: str(v) if isinstance(v, Path) else v for name, v in sorted(used.items())}

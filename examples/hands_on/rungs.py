@@ -12,14 +12,14 @@ class Rung:
     """A step of the session, and what its slides show of it; None where they show nothing.
 
     Attributes:
-        name: for ``--only``.
-        title: what changes.
-        flags: the words of its command after ``main.py``, without ``--epochs``.
-        fits: whether it ran.
-        cycles: of one call.
+        name: For ``--only``.
+        title: What changes.
+        flags: The words of its command after ``main.py``, without ``--epochs``.
+        fits: Whether it ran.
+        cycles: Of one call.
         received: MiB that the first IPU got from the host in one call.
         sent: KiB that the first and the second IPU sent to the host in one call.
-        call_seconds: seconds of a call from the second epoch on.
+        call_seconds: Seconds of a call from the second epoch on.
     """
 
     name: str

@@ -88,7 +88,7 @@ def training_set(folder: Path, transform: transforms.Compose) -> torch.utils.dat
     Where the files are missing they are made: handwritten digits in the same format.
 
     Raises:
-        SystemExit: the folder cannot be written, or its files are not those of CIFAR-10.
+        SystemExit: The folder cannot be written, or its files are not those of CIFAR-10.
     """
     try:
         make_once(folder / _FOLDER, make_cifar10)

@@ -147,7 +147,7 @@ def prepare_mnist(folder: Path) -> None:
     """Leave what is in ``folder``/MNIST as it is; if nothing is, make digits in MNIST's format.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: It cannot be written.
     """
     make = partial(make_mnist, training=60_000, test=10_000)
     if popdist_py.getInstanceIndex() == 0 and make_once(folder / "MNIST", make):
@@ -159,7 +159,7 @@ def get_mnist(folder: Path, train: bool) -> torchvision.datasets.MNIST:
     """Return pictures [1, 28, 28] with the mean 0 and the deviation 1 of MNIST, and labels.
 
     Raises:
-        RuntimeError: a file is missing.
+        RuntimeError: A file is missing.
     """
     transform = torchvision.transforms.Compose(
         [
@@ -176,7 +176,7 @@ def get_loader(
     """Return a loader whose own process prepares the next step while the model has this one.
 
     Raises:
-        ValueError: the data set is too small for one step.
+        ValueError: The data set is too small for one step.
     """
     step = batch_size * options.device_iterations * options.Training.gradient_accumulation
     step *= options.replication_factor * popdist_py.getNumInstances()
@@ -266,9 +266,9 @@ def get_loaders(
     """Return the loaders of training and of the test.
 
     Raises:
-        OSError: the data cannot be written.
-        RuntimeError: files of the data are missing.
-        ValueError: there is not enough data for a step.
+        OSError: The data cannot be written.
+        RuntimeError: Files of the data are missing.
+        ValueError: There is not enough data for a step.
     """
     prepare_mnist(args.data_dir)
     training_set, test_set = (get_mnist(args.data_dir, train) for train in (True, False))

@@ -33,12 +33,12 @@ class Profile:
     """What is compared between two profiles.
 
     Attributes:
-        name: of its folder.
-        strategy: pipelined or sharded.
-        schedule: from the first micro-batch of an update up to the update.
-        cycles: from one update to the next.
-        busy: for each IPU the share of a call in which it computes.
-        needed: for each IPU the bytes that it needs.
+        name: Of its folder.
+        strategy: Pipelined or sharded.
+        schedule: From the first micro-batch of an update up to the update.
+        cycles: From one update to the next.
+        busy: For each IPU the share of a call in which it computes.
+        needed: For each IPU the bytes that it needs.
     """
 
     name: str
@@ -93,8 +93,8 @@ def read_profile(folder: Path) -> Profile:
     """Return what ``write_profile`` wrote.
 
     Raises:
-        OSError: a file is missing.
-        ValueError: a file is none of a profile.
+        OSError: A file is missing.
+        ValueError: A file is none of a profile.
     """
     read = {
         name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))

@@ -84,7 +84,7 @@ def run_trial(trial: optuna.Trial, args: argparse.Namespace) -> float:
 
     Raises:
         optuna.TrialPruned: Optuna has seen enough of it, or Ctrl-C was pressed; its job is stopped.
-        Exception: what ended the job.
+        Exception: What ended the job.
     """
     values = {
         "learning_rate": trial.suggest_float("learning_rate", *args.learning_rates, log=True),

@@ -1,8 +1,9 @@
-"""The data sets, as the programs see them: images to train on or to validate, and their loader.
+"""The data sets of the CNN programs: images for training and validation, and their loader.
 
-``images.py`` says what is common to all, ``order.py`` in which order instances read. CIFAR-10 and
--100 are in ``cifar.py``, ImageNet in ``imagenet.py`` and ``tfrecords.py``, random images in
-``generated.py``. ``sample.py`` is a program that makes small data sets of real digits.
+``images.py`` is the common base of all data sets. ``order.py`` has the order in which the instances
+read images. CIFAR-10 and CIFAR-100 are in ``cifar.py``, ImageNet is in ``imagenet.py`` and
+``tfrecords.py``, and random images are in ``generated.py``. ``sample.py`` is a program that makes
+small data sets of handwritten digits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from datasets.generated import Generated
 from datasets.imagenet import ImageNet
 from datasets.images import DataError, Pictures, Statistics, Transfer
 from datasets.order import InOrder, Shuffled, Split
-from popdist_py import context, poptorch
+from popdist_py import poptorch
 
 __all__ = [
     "DATASETS",
@@ -38,14 +39,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a data set before it is read.
+    """Properties of a data set that are known before it is read.
 
     Attributes:
-        classes: how many there are.
-        side: of an image that a model sees, in pixels.
-        training: number of images to train on, and
-        validation: to validate with.
-        statistics: of the images to train on.
+        classes: The number of classes.
+        side: The height and width in pixels of an image that a model gets.
+        training: The number of training images.
+        validation: The number of validation images.
+        statistics: The statistics of the training images.
     """
 
     classes: int
@@ -70,16 +71,16 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Images:
-    """A data set with what a model has to know about it.
+    """A data set and its properties that a model needs.
 
     Attributes:
-        data: gives (image [3, side, side], label); its length is the number of real images.
-        num_classes: labels are 0 to ``num_classes`` - 1.
-        side: of an image, in pixels.
-        mean: of each colour, of pixels from 0 to 1.
-        std: standard deviation of each colour, of the same.
-        normalised_on_host: if not, images hold 0 to 255 (uint8 with --eight-bit-io, else float32),
-            and the model has to compute (image / 255 - mean) / std.
+        data: The samples (image [3, side, side], label), without padding.
+        num_classes: The number of classes. Labels are 0 to ``num_classes`` - 1.
+        side: The height and width of an image in pixels.
+        mean: The mean of each colour, for pixels from 0 to 1.
+        std: The standard deviation of each colour, for pixels from 0 to 1.
+        normalised_on_host: Whether the host normalises images. If not, pixels are 0 to 255 (uint8
+            with --eight-bit-io, else float32), and the model computes (image / 255 - mean) / std.
     """
 
     data: Pictures
@@ -91,10 +92,10 @@ class Images:
 
 
 def folder_of(args: argparse.Namespace) -> Path:
-    """Return the folder of the data, which can be read.
+    """Return the folder of the data, after checking that it can be read.
 
     Raises:
-        DataError: it cannot.
+        DataError: The folder is missing or cannot be read.
     """
     folder: Path = args.data_dir
     if not folder.is_dir():
@@ -108,7 +109,7 @@ def infer(folder: Path) -> str:
     """Return the name of the data set whose files are in ``folder``.
 
     Raises:
-        DataError: there are none, or those of several.
+        DataError: The folder holds files of no data set or of several.
     """
     found = _names_in(folder)
     if not found:
@@ -128,10 +129,10 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def load(args: argparse.Namespace, training: bool) -> Images:
-    """Return the images to train on, or those to validate with.
+    """Return the images for training or for validation.
 
     Raises:
-        DataError: the data is missing or damaged; the text says what to do.
+        DataError: The data is missing or damaged. The text suggests how to repair it.
     """
     known = DATASETS[args.dataset]
     normalised = args.hostside_norm and not args.eight_bit_io
@@ -170,13 +171,14 @@ def _load_imagenet(
     folder = folder_of(args)
     if not (tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True)):
         raise _missing("ImageNet", folder, args.dataset)
-    instances = context.environment().num_local_instances if args.dataset_cache else 0
+    # The launcher sets LOCAL_WORLD_SIZE to the number of instances on this host.
+    instances = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.dataset_cache else 0
     speaks = popdist_py.getInstanceIndex() == 0
     return ImageNet(folder, training, side, transfer, instances, speaks)
 
 
 def _missing(what: str, folder: Path, *names: str) -> DataError:
-    """Return the error of a folder without any of these data sets, ``what`` in words."""
+    """Return the error for a folder without any of these data sets."""
     there = sorted(place.name for place in folder.iterdir())
     shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
     return DataError(
@@ -188,7 +190,7 @@ def _missing(what: str, folder: Path, *names: str) -> DataError:
 
 
 def _below(folder: Path, names: tuple[str, ...]) -> str:
-    """Return what to say of one of these data sets that is a folder deeper, or nothing."""
+    """Return a hint if a subfolder holds one of these data sets, or an empty text."""
     for place in sorted(folder.iterdir()):
         if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
             continue
@@ -206,20 +208,22 @@ def loader(
 ) -> poptorch.DataLoader:
     """Return the loader of this instance's share of the images.
 
-    Training reads whole steps of images, in a new order each epoch; what a step holds does not
-    depend on the number of instances, unless each reads its own part of ImageNet (the default
-    there; --standard-imagenet and --deterministic read all). Validation reads every image once,
-    with padding of the label -1. ``TrainingCheckpoints`` saves where the loader is.
+    Training reads whole steps of images, in a new order each epoch. The images of a step do not
+    depend on the number of instances. ImageNet is the exception: each instance reads its own part
+    of the files, unless --standard-imagenet or --deterministic is given. Validation reads every
+    image once, and pads the last batch with samples that have the label -1.
+    ``TrainingCheckpoints`` saves the position of the loader.
 
     Args:
-        args: all options.
-        options: of the model that gets the images.
-        images: of all instances.
-        training: whether to train on them, or to validate.
-        seed: of the order to train in; None takes that of :func:`seed_of_order`, collectively.
+        args: All options.
+        options: The options of the model that gets the images.
+        images: The images of all instances.
+        training: Whether the images are for training, and not for validation.
+        seed: The seed of the training order; None for that of :func:`seed_of_order`, which is
+            collective.
 
     Raises:
-        DataError: there are too few images for a step.
+        DataError: The images are too few for a step.
     """
     batch_size = args.batch_size if training else args.valid_batch_size
     batching = options.batching(training=False)
@@ -248,7 +252,7 @@ def loader(
         sampler=order,
         num_workers=args.workers,
         collate_fn=_as_it_is,
-        auto_distributed_partitioning=False,  # the order is this instance's already
+        auto_distributed_partitioning=False,  # the sampler does it
     )
 
 
@@ -259,7 +263,7 @@ def _shuffled(args: argparse.Namespace, data: Pictures, split: Split, seed: int 
 
 
 def seed_of_order(args: argparse.Namespace) -> int:
-    """Return --seed, or one that instance 0 draws for all; collective."""
+    """Return --seed, or a seed that instance 0 draws for all instances. Collective."""
     if args.seed is not None:
         return args.seed
     drawn = int(torch.randint(2**31, ()))
@@ -267,5 +271,5 @@ def seed_of_order(args: argparse.Namespace) -> int:
 
 
 def _as_it_is(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the data set made: a whole batch."""
+    """Return the batch unchanged, because the data set already made a whole batch."""
     return batch

@@ -1,8 +1,8 @@
-"""Pictures kept in memory that an instance and its loading processes share.
+"""A cache of pictures in memory that an instance shares with its loading processes.
 
-A cache never changes what is read, only how fast. It is bounded twice: by half of the memory that
-was free at the start, divided by the instances of the host, and it takes no more pictures when less
-than a tenth of the machine's memory is left. What a container may use at most is not looked at.
+A cache changes the speed of reading only. Its size is limited to half of the memory that was free
+at the start, divided by the instances of the host. It also stops growing when less than a tenth of
+the machine's memory is free. The memory limit of a container is not considered.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import psutil
 
 __all__ = ["Cache"]
 
-_SHARE = 0.5  # of the memory that is free at the start
-_RESERVE = 0.1  # of all memory, which stays free
-_NOTHING = -1  # label of what is not kept
+_SHARE = 0.5  # share of the memory that is free at the start
+_RESERVE = 0.1  # share of all memory that stays free
+_NOTHING = -1  # label of a picture that is not in the cache
 
 
 class Cache:
-    """Decoded pictures by their index; processes that are forked from this one share them.
+    """Decoded pictures by their index. Processes that are forked from this one share the cache.
 
     Args:
-        count: pictures of the data set.
-        instances: how many instances of this host have a cache.
-        most: bytes of pictures kept; half of the free memory if left out.
-        speaks: whether this process says when it stops.
+        count: The number of pictures of the data set.
+        instances: The number of instances of this host that have a cache.
+        most: The greatest number of bytes; by default half of the free memory.
+        speaks: Whether this process prints a line when the cache is full.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Cache:
         return int(self._state[0])
 
     def get(self, index: int) -> tuple[np.ndarray, int] | None:
-        """Return a picture [height, width, 3] and its label, if they are kept."""
+        """Return a picture [height, width, 3] and its label, if the cache has it."""
         label, offset, height, width = self._entries[index].tolist()
         if label == _NOTHING:
             return None
@@ -56,7 +56,7 @@ class Cache:
         return kept.reshape(height, width, 3), label
 
     def put(self, index: int, picture: np.ndarray, label: int) -> None:
-        """Keep a picture [height, width, 3] and its label, if there is room."""
+        """Add a picture [height, width, 3] and its label, if the cache is not full."""
         with self._lock:
             if self._state[2] or self._entries[index, 0] != _NOTHING:
                 return
@@ -66,7 +66,7 @@ class Cache:
                 return
             self._bytes[begin : begin + picture.nbytes] = picture.tobytes()
             self._entries[index, 1:] = begin, *picture.shape[:2]
-            self._entries[index, 0] = label  # last: who reads without the lock sees all or nothing
+            self._entries[index, 0] = label  # last, for readers without the lock
             self._state[:2] = self._state[0] + 1, begin + picture.nbytes
 
     def _memory_is_short(self) -> bool:
@@ -83,7 +83,7 @@ class Cache:
             )
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the pictures behind: a process that is not forked begins with an empty cache."""
+        """Return the size only: a process that is not forked begins with an empty cache."""
         return {"count": len(self._entries), "most": len(self._bytes), "speaks": self._speaks}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -91,8 +91,8 @@ class Cache:
 
 
 def _shared(most: int) -> mmap.mmap:
-    """Return memory without a name, taken as it is written to; processes forked later see it."""
+    """Return anonymous memory that processes share if they are forked later."""
     try:
         return mmap.mmap(-1, max(most, mmap.PAGESIZE))
-    except (OSError, OverflowError):  # a system that promises no more than it has
+    except (OSError, OverflowError):  # a system without memory overcommitment
         return mmap.mmap(-1, mmap.PAGESIZE)

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in their binary version, wholly in memory.
+"""CIFAR-10 and CIFAR-100 in their binary version, loaded into memory as a whole.
 
-A record of CIFAR-10 is a label and 3,072 pixels, a byte each: red, green, blue, row by row. One of
-CIFAR-100 has two labels, of the coarse and of the fine class. There are no checksums: pixels that
-were damaged cannot be told from others.
+A record of CIFAR-10 is a label and 3,072 pixels of one byte: red, green, blue, row by row. A record
+of CIFAR-100 has two labels, the coarse class and the fine class. The files do not have checksums,
+so damaged pixels are not detected.
 Source: https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
@@ -19,19 +19,19 @@ __all__ = ["FORMATS", "Cifar", "Format", "find"]
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
-_BORDER = 4  # pixels, black, that a random crop may take in
+_BORDER = 4  # black pixels around an image for random crops
 
 
 @dataclass(frozen=True)
 class Format:
-    """Where a data set's files are, and what its records hold.
+    """The files of a data set and the labels in its records.
 
     Attributes:
-        folder: what the archive unpacks to.
-        training: files of the training data, and
-        test: of the test data.
-        names: file that names the classes, a line each; it may be missing.
-        classes: numbers of classes for each byte of labels; the last one counts.
+        folder: The folder that the archive unpacks to.
+        training: The files of the training data.
+        test: Of the test data.
+        names: The file with the names of the classes, one per line. It may be missing.
+        classes: The number of classes of each label byte. The last label is used.
     """
 
     folder: str
@@ -56,7 +56,7 @@ FORMATS = {
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """Return ``folder``, or the one in it that the archive makes; None where no files are."""
+    """Return ``folder`` or the archive's folder in it, whichever has the files; None without files."""
     found = FORMATS[name]
     for place in (folder, folder / found.folder):
         if any((place / file).is_file() for file in (*found.training, *found.test)):
@@ -67,17 +67,18 @@ def find(name: str, folder: Path) -> Path | None:
 class Cifar(Pictures):
     """The pictures of CIFAR-10 or CIFAR-100.
 
-    A picture to train on is shifted by up to four pixels in each direction, and mirrored half of
-    the time. Written digits (classes that are called digit...) are not: some would be others.
+    A training picture is shifted by up to four pixels in each direction, and mirrored half of
+    the time. Digits (classes named digit...) are not mirrored, because some would become other
+    digits.
 
     Args:
-        name: cifar-10 or cifar-100.
-        folder: as :func:`find` returned it.
-        training: whether to read the training data.
-        transfer: makes images of pixels.
+        name: Cifar-10 or cifar-100.
+        folder: The result of :func:`find`.
+        training: Whether to read the training data.
+        transfer: The function that converts pixels to images.
 
     Raises:
-        DataError: a file is missing, or is none of this data set.
+        DataError: A file is missing or not from this data set.
     """
 
     def __init__(self, name: str, folder: Path, training: bool, transfer: Transfer) -> None:
@@ -101,7 +102,7 @@ class Cifar(Pictures):
         return len(self._labels)
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels and labels, shifted and mirrored if there are keys."""
+        """Return pixels and labels. With keys, the pictures are shifted and mirrored."""
         pixels = self._pixels[indices]
         if keys is not None:
             pixels = self._augmented(pixels, keys)

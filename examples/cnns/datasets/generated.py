@@ -1,7 +1,7 @@
-"""Random images, for runs that measure how fast training is without a data set.
+"""Random images, for measuring the speed of training without a data set.
 
-On the host they are made here, once for a process. With --synthetic-data the device makes its own
-and nothing is transferred; a program still asks for batches, and gets these.
+The host makes these images once per process. With --synthetic-data, the device makes its own images
+and no image is transferred. The program still reads batches from this data set then.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from datasets.images import Pictures, Transfer
 
 __all__ = ["Generated"]
 
-_MOST_BYTES = 64 * 2**20  # of images that differ; then they come again
+_MOST_BYTES = 64 * 2**20  # bytes of different images, which are then repeated
 
 
 class Generated(Pictures):
-    """Random images in the form in which they are transferred, so that loading costs a copy.
+    """Random images that are already in the format of the transfer, so that loading is a copy.
 
     Args:
-        count: images of an epoch; as many as 64 MiB hold differ.
-        side: of an image, in pixels.
-        num_classes: labels are 0 to ``num_classes`` - 1.
-        seed: the same images for the same seed.
-        transfer: makes images of pixels.
+        count: The images of an epoch. 64 MiB of images differ, and are then repeated.
+        side: The height and width of an image in pixels.
+        num_classes: The number of classes. Labels are 0 to ``num_classes`` - 1.
+        seed: The seed of the random images.
+        transfer: The function that converts pixels to images.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Generated(Pictures):
         return self._count
 
     def __getitems__(self, samples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch; padding has the label -1 as everywhere."""
+        """Return a batch, in which padding has the label -1."""
         indices = torch.tensor([index for index, _ in samples])
         chosen = indices.clamp(min=0) % len(self._images)
         labels = torch.where(indices < 0, indices, self._labels[chosen])

@@ -1,9 +1,9 @@
-"""ImageNet, and other photographs in the same folders: decoded when they are asked for.
+"""ImageNet and other photographs in the same folders, decoded when they are read.
 
-Folders are train/CLASS/*.JPEG and validation/CLASS/*.JPEG (or val/); TFRecords are read by
-``tfrecords.py``. Every picture is first reduced, or enlarged, so that its shorter side is 8/7 of
-the model's: 256 for 224. That is what validation takes the middle of, and what is cached; a crop to
-train on is cut from the same, so that a picture is the same with and without the cache.
+The folders are train/CLASS/*.JPEG and validation/CLASS/*.JPEG (or val/); ``tfrecords.py`` reads
+TFRecords. Every picture is first resized, so that its shorter side is 8/7 of the model's image: 256
+for 224. The cache holds these resized pictures. Validation takes their middle, and training takes a
+random crop, so the images are the same with and without the cache.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from datasets.images import DataError, Pictures, Transfer, are_digits, uniform
 __all__ = ["Folders", "ImageNet", "find_folders"]
 
 _ENDINGS = (".jpeg", ".jpg", ".png")
-_FORMATS = ("JPEG", "PNG")  # some files of ImageNet are called JPEG and are PNG
-_SMALLEST, _MOST_OBLONG = 0.08, 4 / 3  # of a crop: share of the area, and width by height
+_FORMATS = ("JPEG", "PNG")  # some files of ImageNet are named JPEG but are PNG
+_SMALLEST, _MOST_OBLONG = 0.08, 4 / 3  # a crop's share of the area, and width by height
 _TRIES = 10
 
 
 class Folders:
-    """The files below a folder, which has a folder for each class; classes count in their order.
+    """The image files in a folder with one subfolder per class. Labels follow the names' order.
 
     Raises:
-        DataError: there is no class, or one without images.
+        DataError: The folder does not have classes, or a class does not have images.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,14 +52,14 @@ class Folders:
         return len(self._files)
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return every so many-th file, so that each process has images of all classes."""
+        """Return every ``num_processes``-th file, so that each process has images of all classes."""
         return range(process, len(self), num_processes)
 
     def read(self, index: int) -> tuple[bytes, int, str]:
-        """Return an encoded image, its label, and what to call it.
+        """Return an encoded image, its label, and its name for messages.
 
         Raises:
-            DataError: the file cannot be read.
+            DataError: The file cannot be read.
         """
         file, label = self._files[index]
         try:
@@ -69,28 +69,29 @@ class Folders:
 
 
 def find_folders(folder: Path, training: bool) -> Path | None:
-    """Return the folder of the training or validation data in ``folder``, if there is one."""
+    """Return the folder of the training or validation data in ``folder``; None without one."""
     names = ("train",) if training else ("validation", "val")
     places = (folder / name for name in names)
     return next((place for place in places if place.is_dir()), None)
 
 
 class ImageNet(Pictures):
-    """Photographs of any size as squares.
+    """Photographs of any size, read as square images.
 
-    To train on, a crop of 8 to 100 % of the area, three by four to four by three, and mirrored half
-    of the time (written digits, classes that are called digit..., are not); else the middle.
+    A training image is a random crop of 8 to 100 % of the area, with a shape between three by four
+    and four by three. Half of these images are mirrored, but digits (classes named digit...) are
+    not. A validation image is the middle of the picture.
 
     Args:
-        folder: what --data-dir names.
-        training: whether to read the training data.
-        side: of an image, in pixels.
-        transfer: makes images of pixels.
-        instances: how many instances of this host keep images; 0 keeps none.
-        speaks: whether this process says that the cache is full.
+        folder: The folder of --data-dir.
+        training: Whether to read the training data.
+        side: The height and width of an image in pixels.
+        transfer: The function that converts pixels to images.
+        instances: The number of instances of this host that have a cache; 0 without a cache.
+        speaks: Whether this process prints a line when the cache is full.
 
     Raises:
-        DataError: there is no such data, or it is incomplete.
+        DataError: The data is missing or incomplete.
     """
 
     def __init__(
@@ -114,11 +115,11 @@ class ImageNet(Pictures):
         return len(self._source)
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return what a process reads that shares no files, or few, with others."""
+        """Return the indices of one process, whose files few other processes read."""
         return self._source.part(process, num_processes)
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels and labels: random crops if there are keys, else the middle."""
+        """Return pixels and labels. With keys, the pictures are random crops, otherwise the middle."""
         pixels = np.empty((len(indices), 3, self._side, self._side), np.uint8)
         labels = np.empty(len(indices), np.int64)
         draws = None if keys is None else uniform(keys, 3 + 2 * _TRIES)
@@ -129,7 +130,7 @@ class ImageNet(Pictures):
         return pixels, labels
 
     def _picture(self, index: int) -> tuple[np.ndarray, int]:
-        """Return a picture [height, width, 3] with the shorter side of all, and its label."""
+        """Return a resized picture [height, width, 3] and its label."""
         if self._cache is not None and (kept := self._cache.get(index)) is not None:
             return kept
         encoded, label, name = self._source.read(index)
@@ -153,8 +154,8 @@ class ImageNet(Pictures):
 def _box(height: int, width: int, draws: np.ndarray) -> tuple[int, int, int, int]:
     """Return left, top, width and height of a random crop.
 
-    Source of the rule: torchvision's RandomResizedCrop, but for pictures that are too oblong for
-    any crop: here the largest square in a random place.
+    The rule is that of torchvision's RandomResizedCrop. If a picture is too oblong for every crop,
+    this function returns the largest square in a random place.
     """
     for try_ in range(_TRIES):
         area, shape = draws[3 + 2 * try_ : 5 + 2 * try_]
@@ -172,12 +173,12 @@ def _decoded(encoded: bytes, name: str, shorter: int) -> np.ndarray:
     """Return an image [height, width, 3] whose shorter side is ``shorter``."""
     try:
         with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
-            image.draft("RGB", (shorter, shorter))  # JPEG decodes at 1/2, 1/4 or 1/8 much faster
+            image.draft("RGB", (shorter, shorter))  # JPEG decodes faster at 1/2, 1/4 or 1/8
             scale = shorter / min(image.size)
             size = [max(shorter, round(length * scale)) for length in image.size]
             picture = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).partition(" <")[0]  # without Python's address of the bytes
+        reason = str(error).partition(" <")[0]  # without the address of the Python object
         raise DataError(
             f"{name} cannot be decoded ({reason}); copy it again, or remove it"
         ) from None
@@ -200,7 +201,7 @@ def _source(folder: Path, training: bool) -> Folders | tfrecords.Records:
 
 
 def _check_same_classes(training: Path, validation: Path) -> None:
-    """Labels count the folders: one that is missing would shift all that follow."""
+    """Check that both folders have the same classes, because labels number the folders."""
     found = [{place.name for place in folder.iterdir() if place.is_dir()}
              for folder in (training, validation)]  # fmt: skip
     if differ := sorted(found[0] ^ found[1]):

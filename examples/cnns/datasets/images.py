@@ -1,8 +1,9 @@
-"""What all data sets have in common: how pictures are fetched, and what becomes of their bytes.
+"""The base of all data sets: reading batches of pictures, and converting them to tensors.
 
-A sample is asked for as ``(index, key)``. The key decides how the picture is augmented, None leaves
-it as it is, and index -1 is padding: a picture with the label -1, which counts nowhere. So a data
-set has no state, and gives the same pictures in any process and in a run that was resumed.
+The sampler names a sample as ``(index, key)``. The key determines the augmentation of the picture;
+None leaves the picture unchanged. Index -1 is padding: a picture with the label -1, which losses
+and accuracies ignore. A data set does not have state, so it gives the same pictures in every
+process and in a resumed training.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ __all__ = [
     "uniform",
 ]
 
-#: Index of a sample that fills a batch up; its label is the same.
+#: Index and label of a sample that pads a batch.
 PADDING = -1
 Sample = tuple[int, int | None]
 _KEEPS_53_BITS = np.uint64(11)
 
 
 class DataError(ValueError):
-    """What is wrong with the data, in one line.
+    """An error in the data, described in one line.
 
-    torch raises the error of a worker process again with the worker's traceback as its text; of
-    that the last line is kept.
+    torch raises an error of a worker process again, with the worker's traceback as its text. This
+    class keeps only the last line of such a text.
     """
 
     def __init__(self, text: str) -> None:
@@ -45,7 +46,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and standard deviation of each colour, of pixels from 0 to 1."""
+    """Mean and standard deviation of each colour, for pixels from 0 to 1."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -53,10 +54,11 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The form in which images go to the device.
+    """The format of images for the transfer to the device.
 
-    With 8 bits they are uint8, a quarter of the bytes; else float32, normalised or of 0 to 255.
-    What is not normalised here, the device normalises: (pixels / 255 - mean) / std.
+    With 8 bits, images are uint8 and take a quarter of the bytes. Otherwise they are float32,
+    either normalised or with pixels from 0 to 255. If the host does not normalise images, the
+    device computes (pixels / 255 - mean) / std.
     """
 
     statistics: Statistics
@@ -79,10 +81,10 @@ class Transfer:
 
 
 class Pictures(Dataset):
-    """A data set that loads whole batches; its subclasses say how.
+    """A data set that loads whole batches. Subclasses implement ``read``.
 
     Args:
-        transfer: makes images of pixels.
+        transfer: The function that converts pixels to images.
     """
 
     num_classes: int
@@ -94,11 +96,11 @@ class Pictures(Dataset):
         raise NotImplementedError
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels, uint8 [N, 3, S, S], and labels [N], augmented if there are keys."""
+        """Return pixels, uint8 [N, 3, S, S], and labels [N]. Keys augment the pictures."""
         raise NotImplementedError
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return the indices that one of several processes reads if each has a part of its own."""
+        """Return the indices of one process, if each process reads its own part."""
         return range(process, len(self), num_processes)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,7 +110,7 @@ class Pictures(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch: torch's loader asks for all of its samples at once."""
+        """Return a batch. torch's loader calls this method once per batch."""
         indices = np.array([index for index, _ in samples])
         is_augmented = samples[0][1] is not None
         keys = np.array([key for _, key in samples], np.uint64) if is_augmented else None
@@ -118,12 +120,12 @@ class Pictures(Dataset):
 
 
 def are_digits(names: Sequence[str]) -> bool:
-    """Tell whether classes are written digits, as those of ``sample.py``: not to be mirrored."""
+    """Tell whether the classes are digits, like those of ``sample.py``, which are not mirrored."""
     return bool(names) and all(name.startswith("digit") for name in names)
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return well mixed bits of uint64 numbers: the last step of SplitMix64 (Steele, 2014)."""
+    """Return hashes of uint64 numbers, by the last step of SplitMix64 (Steele, 2014)."""
     with np.errstate(over="ignore"):
         numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
         numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -132,7 +134,7 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray, count: int) -> np.ndarray:
-    """Return [N, count] numbers from 0 to below 1 that depend on the keys [N] alone."""
+    """Return [N, count] numbers from 0 to below 1 that depend on the keys [N] only."""
     with np.errstate(over="ignore"):
         numbers = mixed(keys[:, None] + np.arange(1, count + 1, dtype=np.uint64))
     return (numbers >> _KEEPS_53_BITS) * 2.0**-53

@@ -1,4 +1,4 @@
-"""In which order the instances read a data set, epoch by epoch.
+"""The order in which the instances read a data set in each epoch.
 
 Nothing here reads a picture. An epoch's order and how its pictures are augmented follow from the
 seed and the number of the epoch alone.
@@ -16,22 +16,22 @@ from datasets.images import PADDING, Sample, mixed
 
 __all__ = ["InOrder", "Shuffled", "Split"]
 
-_AT_ONCE = 4096  # samples; a list of all of ImageNet's would need much memory
+_AT_ONCE = 4096  # samples at a time, since a list of all would need much memory
 
 
 @dataclass(frozen=True)
 class Split:
-    """How the images of a step are split: into rows, and these into the parts of the instances.
+    """The division of a step's images into rows, and of each row into the parts of the instances.
 
-    A row is what all replicas read at one time, so the images of a replica are the same for any
-    number of instances among which the replicas are divided.
+    A row has one micro-batch of every replica. A replica therefore gets the same images for any
+    number of instances.
 
     Attributes:
-        instance: number of this instance, and
-        instances: how many there are.
-        width: images of a row for one instance: micro-batch x local replicas.
-        rows: rows of a step: in a training the gradient accumulation, in a validation the device
-            iterations.
+        instance: The index of this instance.
+        instances: The number of instances.
+        width: The images of a row for one instance: micro-batch x local replicas.
+        rows: The rows of a step: the gradient accumulation of a training, or the device iterations
+            of a validation.
     """
 
     instance: int
@@ -45,12 +45,12 @@ class Split:
         return self.instances * self.width * self.rows
 
     def own(self, order: np.ndarray) -> np.ndarray:
-        """Return this instance's share of an order of whole steps."""
+        """Return the part of this instance of an order of whole steps."""
         return order.reshape(-1, self.instances, self.width)[:, self.instance].reshape(-1)
 
 
 class InOrder(Sampler[Sample]):
-    """Every image once, over all instances; the last step is filled up with padding."""
+    """Every image once over all instances. Padding fills the last step."""
 
     def __init__(self, num_images: int, split: Split) -> None:
         padding = [PADDING] * (-num_images % split.step)
@@ -64,13 +64,13 @@ class InOrder(Sampler[Sample]):
 
 
 class Shuffled(Sampler[Sample]):
-    """Whole steps of images in a new order each epoch, with the keys that augment them.
+    """Whole steps of images in a new order each epoch, with the keys of their augmentation.
 
     Args:
-        num_images: of the data set.
-        split: how the images of a step are split.
-        seed: of all orders and keys, the same on every instance.
-        part: the images that this instance reads and no other does; None to split one order.
+        num_images: The number of images of the data set.
+        split: The division of a step's images among the instances.
+        seed: The seed of all orders and keys. It is the same on every instance.
+        part: The images that only this instance reads; None to split one order of all images.
     """
 
     def __init__(self, num_images: int, split: Split, seed: int, part: range | None = None) -> None:
@@ -102,9 +102,9 @@ class Shuffled(Sampler[Sample]):
         return mixed(of_epoch + indices.astype(np.uint64))
 
     def state_dict(self) -> dict[str, int]:
-        """Return what the next epoch follows from; loaders save it in a checkpoint."""
+        """Return the seed and the number of the next epoch, for a checkpoint."""
         return {"seed": self._seed, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Take what :meth:`state_dict` returned."""
+        """Continue from a result of :meth:`state_dict`."""
         self._seed, self._epoch = state["seed"], state["epoch"]

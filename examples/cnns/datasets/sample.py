@@ -1,12 +1,12 @@
-"""Make a small data set of real handwritten digits, in the files of a well-known one.
+"""Make a small data set of handwritten digits in the file format of a well-known data set.
 
 python examples/cnns/datasets/sample.py cifar-10 data
 python examples/cnns/datasets/sample.py imagenet-tfrecords data --training 400
 
-The digits are scikit-learn's, shifted, white on coloured ground. Classes of CIFAR-100 are two
-digits beside one another, and its coarse classes are five of these. ImageNet is made as folders of
-JPEG or as TFRecords, of pictures of different sizes. All classes are called digit...: so the
-programs know that they may not mirror them.
+The digits are scikit-learn's, shifted, and white on a coloured background. A class of CIFAR-100 is
+two digits beside each other, and a coarse class is five of these classes. ImageNet is made as
+folders of JPEG files or as TFRecords, with pictures of different sizes. All classes are named
+digit..., so that the programs do not mirror the pictures.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from PIL import Image
 
 from datasets import cifar
 
-_FEWEST = 100  # images; all classes are among them
-_SHORTEST, _LONGEST = 96, 160  # sides of pictures of ImageNet
+_FEWEST = 100  # images, so that every class has one
+_SHORTEST, _LONGEST = 96, 160  # sides of ImageNet's pictures in pixels
 _TEST_SEED = 5
 
 
 def make_cifar10(folder: Path, training: int = 50_000, test: int = 10_000) -> None:
-    """Write the files of CIFAR-10's binary version into a folder of its name in ``folder``."""
+    """Write the files of CIFAR-10's binary version into a new folder in ``folder``."""
     form = cifar.FORMATS["cifar-10"]
     base = folder / form.folder
     base.mkdir()
@@ -49,7 +49,7 @@ def make_cifar10(folder: Path, training: int = 50_000, test: int = 10_000) -> No
 
 
 def make_cifar100(folder: Path, training: int = 50_000, test: int = 10_000) -> None:
-    """Write the files of CIFAR-100's binary version into a folder of its name in ``folder``."""
+    """Write the files of CIFAR-100's binary version into a new folder in ``folder``."""
     form = cifar.FORMATS["cifar-100"]
     base = folder / form.folder
     base.mkdir()
@@ -64,7 +64,7 @@ def make_cifar100(folder: Path, training: int = 50_000, test: int = 10_000) -> N
 
 
 def make_folders(folder: Path, training: int = 2000, test: int = 400) -> None:
-    """Write imagenet/train and imagenet/validation, with a folder of JPEG for each class."""
+    """Write imagenet/train and imagenet/validation, with a folder of JPEG files for each class."""
     for name, count, is_test in (("train", training, False), ("validation", test, True)):
         for number, (encoded, label) in enumerate(_photographs(count, is_test)):
             file = folder / "imagenet" / name / f"digit-{label}" / f"{number:06}.JPEG"
@@ -73,7 +73,7 @@ def make_folders(folder: Path, training: int = 2000, test: int = 400) -> None:
 
 
 def make_tfrecords(folder: Path, training: int = 2000, test: int = 400) -> None:
-    """Write TFRecords, four files to train on and two to validate with, and labels.txt."""
+    """Write TFRecords, four training files and two validation files, and labels.txt."""
     from tfrecord.writer import TFRecordWriter
 
     base = folder / "imagenet-tfrecords"
@@ -92,11 +92,11 @@ def make_tfrecords(folder: Path, training: int = 2000, test: int = 400) -> None:
 
 
 def _pairs(count: int, is_test: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return two digits beside one another, uint8 [count, 3, 32, 32], and labels from 0 to 99."""
+    """Return images of two digits, uint8 [count, 3, 32, 32], and labels from 0 to 99."""
     random = np.random.default_rng(is_test)
     pixels, labels = coloured_digits(count, test=is_test, seed=0)
     other = random.permutation(count)
-    # Each at half its size: 24 of 32 pixels become 12 of 16, ground included.
+    # Each digit is halved: 24 of the 32 pixels become 12 of 16.
     small = pixels.reshape(count, 3, 16, 2, 16, 2).mean((3, 5)).astype(np.uint8)
     made = np.empty_like(pixels)
     made[:] = pixels[:, :, :1, :1]
@@ -143,7 +143,7 @@ def _count(text: str) -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write a data set; what is there already, perhaps the real one, stays as it is."""
+    """Write a data set. An existing data set, perhaps the real one, is not changed."""
     parser = Parser(
         description=__doc__,
         epilog="Example: python examples/cnns/datasets/sample.py cifar-10 data",

@@ -1,10 +1,10 @@
-"""ImageNet in TFRecords, read at random with every checksum compared.
+"""ImageNet in TFRecords, read in any order, with a check of every checksum.
 
 The files are those of TensorFlow's scripts: train-00000-of-01024 and so on, and
-validation-00000-of-00128; a record is an Example with a JPEG (image/encoded) and a label
-(image/class/label) that counts from 1, as 0 stands for the background there. Where records begin
-is kept beside each file in NAME.tfindex, in the form of the ``tfrecord`` package ("offset size" in
-a line), and made once if it is not there. That package takes the Examples apart.
+validation-00000-of-00128 and so on. A record is an Example with a JPEG (image/encoded) and a label
+(image/class/label). Labels begin with 1, because 0 is the background. The file NAME.tfindex beside
+each file has the position of every record, as "offset size" lines of the ``tfrecord`` package. This
+module makes a missing index. The ``tfrecord`` package decodes the Examples.
 Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord
 """
 
@@ -14,14 +14,14 @@ import struct
 from pathlib import Path
 
 import numpy as np
+from file_writing import replaced_at_end
 
 from datasets.images import DataError
-from popdist_py.atomic_file import replaced_at_end
 
 __all__ = ["Records", "find", "index_of"]
 
-_HEADER = 12  # bytes: the length of the data, and the checksum of these eight
-_FRAME = 16  # of a record beside its data: the header, and the data's checksum
+_HEADER = 12  # bytes: the data's length (8) and its checksum
+_FRAME = 16  # bytes of a record without the data: header and the data's checksum
 _FEATURES = {"image/encoded": "byte", "image/class/label": "int"}
 _TYPES = {"byte": "bytes_list", "float": "float_list", "int": "int64_list"}
 _IMAGENET_CLASSES = 1000
@@ -29,7 +29,7 @@ _REPAIR = "copy it again from where it is whole"
 
 
 def find(folder: Path, training: bool) -> list[Path]:
-    """Return the files of the training or validation data in ``folder``, or in a folder there."""
+    """Return the training or validation files in ``folder``, or in its subfolder."""
     name = "train" if training else "validation"
     for place in (folder, folder / name):
         if files := sorted(place.glob(f"{name}-?????-of-?????")):
@@ -41,11 +41,12 @@ class Records:
     """The encoded images and labels of TFRecord files.
 
     Args:
-        folder: holds labels.txt, a class in each line, if the classes are not ImageNet's 1,000.
-        files: as :func:`find` returned them.
+        folder: The folder of the data. If the classes are not ImageNet's 1,000, it holds labels.txt
+            with one class per line.
+        files: The result of :func:`find`.
 
     Raises:
-        DataError: the packages that read records are missing, or a file is damaged.
+        DataError: The packages that read records are missing, or a file is damaged.
     """
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
@@ -63,15 +64,15 @@ class Records:
         return int(self._ends[-1])
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return neighbours: a process has files of its own, but for the first and the last."""
+        """Return consecutive records, so that a process shares at most two files with others."""
         begin, end = (len(self) * number // num_processes for number in (process, process + 1))
         return range(begin, end)
 
     def read(self, index: int) -> tuple[bytes, int, str]:
-        """Return an encoded image, its label from 0, and what to call it.
+        """Return an encoded image, its label from 0, and its name for messages.
 
         Raises:
-            DataError: the record is damaged.
+            DataError: The record is damaged.
         """
         number = int(np.searchsorted(self._ends, index, side="right"))
         file, places = self._files[number], self._places[number]
@@ -88,10 +89,10 @@ class Records:
 
 
 def index_of(file: Path) -> np.ndarray:
-    """Return offset and size of each record [N, 2]; written beside the file where that is allowed.
+    """Return offset and size of each record [N, 2], and write a missing index file.
 
     Raises:
-        DataError: the file is cut off, or a record's length is damaged.
+        DataError: The file is cut off, or a record's length is damaged.
     """
     kept = file.with_name(f"{file.name}.tfindex")
     try:
@@ -100,18 +101,18 @@ def index_of(file: Path) -> np.ndarray:
         if _fits(places, file.stat().st_size):
             return places
     except (OSError, ValueError, OverflowError):
-        pass  # not made yet, or no index: it is made
+        pass  # a missing or damaged index is made again
     places = _scanned(file)
     try:
         with replaced_at_end(kept) as partial:  # other instances may be reading
             np.savetxt(partial, places, "%d")
     except OSError:
-        pass  # a folder that cannot be written: the index is made each time
+        pass  # the folder cannot be written, so each run makes the index
     return places
 
 
 def _fits(places: np.ndarray, size: int) -> bool:
-    """Tell whether an index is of a file of ``size`` bytes: record after record to its end."""
+    """Tell whether an index covers a file of ``size`` bytes without gaps."""
     if not len(places):
         return False
     ends = places.sum(1)
@@ -143,7 +144,7 @@ def _length(header: bytes, where: str) -> int:
 
 
 def _data(file: Path, offset: int, size: int, where: str) -> bytes:
-    """Return a record's data, whose checksums are right."""
+    """Return the data of a record, after checking its checksums."""
     try:
         with file.open("rb") as records:
             records.seek(offset)

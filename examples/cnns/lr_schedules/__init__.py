@@ -1,7 +1,8 @@
-"""Learning rates over a training: a warm-up, and then one of four ways down.
+"""Learning rate schedules: a warm-up, followed by one of four kinds of decay.
 
-Each module has one way, a frozen ``Schedule``: a pure function from epochs to rates, so that a
-training that goes on from a checkpoint has the rates of one that was not interrupted.
+Each module has one kind of decay, as a frozen subclass of ``Schedule``. A schedule is a pure
+function from epochs to rates, so a resumed training has the same rates as an uninterrupted
+training.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ __all__ = ["Cosine", "Exponential", "PolynomialDecay", "Schedule", "Span", "Step
 def make(args: argparse.Namespace, *, epochs: float, global_batch: int) -> Schedule:
     """Return the schedule that the arguments describe.
 
-    Its highest rate is 2^N x global batch, N being ``--base-learning-rate-exponent``: so one N
-    suits many batch sizes.
+    The highest rate is 2^N x global batch, where N is ``--base-learning-rate-exponent``. One N
+    therefore suits many batch sizes.
 
     Args:
-        args: all options.
-        epochs: of the training; a part of one is fine.
-        global_batch: images of one weight update.
+        args: All options.
+        epochs: The length of the training in epochs, which may be a fraction.
+        global_batch: The images of one weight update.
 
     Raises:
-        ValueError: a stepped schedule has factors that do not go with its steps.
+        ValueError: The numbers of factors and of steps of a stepped schedule differ.
     """
     base = 2.0**args.base_learning_rate_exponent * global_batch
     span = Span(epochs, args.warmup_epochs)

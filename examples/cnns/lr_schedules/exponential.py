@@ -1,4 +1,4 @@
-"""A learning rate that falls by the same factor in equal times, with an optional warm-up."""
+"""A learning rate that decays exponentially, with an optional warm-up."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Exponential"]
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """Without steps: between two decays too.
+    """A continuous decay, without steps.
 
     Attributes:
-        factor: of one decay.
-        decay_epochs: what one decay takes.
+        factor: Of one decay.
+        decay_epochs: The epochs in which the rate is multiplied by the factor once.
     """
 
     factor: float
     decay_epochs: float
 
     def way_down(self, epoch: float) -> float:
-        """Return the base times the factor for each decay since the warm-up."""
+        """Return the base times the factor to the power of the decays since the warm-up."""
         since = max(epoch - self.span.warmup, 0.0)
         return self.base * self.factor ** (since / self.decay_epochs)

@@ -11,17 +11,17 @@ __all__ = ["PolynomialDecay"]
 
 @dataclass(frozen=True)
 class PolynomialDecay(Schedule):
-    """From the base to a part of it.
+    """A decay from the base to a fraction of the base.
 
     Attributes:
-        power: of the polynomial: 1 is a straight line, 2 falls fast at first.
-        end_ratio: the last rate, in parts of the base.
+        power: The power of the polynomial. 1 is a straight line, and 2 falls faster at first.
+        end_ratio: The last rate as a fraction of the base.
     """
 
     power: float
     end_ratio: float
 
     def way_down(self, epoch: float) -> float:
-        """Return the last rate, and (1 - the part that is done)^power of what is above it."""
+        """Return the last rate plus (1 - progress)^power of the difference between base and last rate."""
         left = (1 - self.span.after_warmup(epoch)) ** self.power
         return self.base * (self.end_ratio + (1 - self.end_ratio) * left)

@@ -1,4 +1,4 @@
-"""What all schedules share: how long a training is, and the warm-up before the way down."""
+"""The base class of all schedules, with the length of the training and the warm-up."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class Span:
     """How long a training is.
 
     Attributes:
-        epochs: of the training.
-        warmup: epochs in which the rate rises from 0; a training may be shorter than that.
+        epochs: Of the training.
+        warmup: The epochs in which the rate rises from 0. A training may be shorter.
     """
 
     epochs: float
     warmup: float = 0.0
 
     def after_warmup(self, epoch: float) -> float:
-        """Return how much of what follows the warm-up is done, from 0 to 1."""
+        """Return the progress after the warm-up, from 0 to 1."""
         rest = self.epochs - self.warmup
         return min(max((epoch - self.warmup) / rest, 0.0), 1.0) if rest > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rate for each moment of a training.
+    """A learning rate for each moment of a training.
 
     Attributes:
-        base: the highest rate.
-        span: of the training.
+        base: The highest rate.
+        span: Of the training.
     """
 
     base: float
@@ -40,8 +40,8 @@ class Schedule:
     def rate(self, epoch: float) -> float:
         """Return the rate after so many epochs.
 
-        The warm-up is a straight line from 0 to what the rate is at its end. In a training that
-        ends before, nothing goes down: the line is that to the base.
+        The warm-up is a straight line from 0 to the rate at its end. If the training ends before
+        the warm-up, the line rises to the base.
         """
         warmup = self.span.warmup
         if epoch >= warmup:
@@ -50,5 +50,5 @@ class Schedule:
         return top * (epoch / warmup)
 
     def way_down(self, epoch: float) -> float:
-        """Return what the rate is without a warm-up."""
+        """Return the rate without a warm-up."""
         raise NotImplementedError

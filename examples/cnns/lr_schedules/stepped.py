@@ -15,11 +15,11 @@ class Stepped(Schedule):
     """The rate is multiplied by a factor at each step.
 
     Attributes:
-        steps: where, in parts of the whole training.
-        factors: one for each step, or one that is the same for all.
+        steps: The times of the steps as fractions of the whole training.
+        factors: One factor for each step, or a single factor for all steps.
 
     Raises:
-        ValueError: there are other numbers of factors and of steps.
+        ValueError: The numbers of factors and of steps differ.
     """
 
     steps: tuple[float, ...]
@@ -34,7 +34,7 @@ class Stepped(Schedule):
             )
 
     def way_down(self, epoch: float) -> float:
-        """Return the base times the factors of all steps until then."""
+        """Return the base times the factors of all steps so far."""
         done = epoch / self.span.epochs
         factors = self.factors if len(self.factors) > 1 else self.factors * len(self.steps)
         pairs = zip(self.steps, factors, strict=True)

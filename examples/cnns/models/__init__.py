@@ -1,7 +1,7 @@
-"""The networks by name: their sizes, how they are made, cut, trained and validated.
+"""The networks of the CNN programs by name, with functions that make and cut them.
 
-torchvision is imported for EfficientNet only: the other programs start without it. Every mistake
-that a user can make here is a ValueError of one line.
+torchvision is imported for EfficientNet only, so that other networks start faster. A wrong option
+raises a ValueError whose text is one line.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def sizes(model: str, dataset: str) -> tuple[str, ...]:
 
 
 def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
-    """Return the network that the arguments describe, in the format of its weights.
+    """Return the network that the arguments describe, with weights of the chosen precision.
 
     It maps images [N, 3, S, S] to scores [N, classes]. Weights are drawn from torch's generator.
 
     Raises:
-        ValueError: there is no such size for the data set, or a batch norm gets too few values.
+        ValueError: The data set does not have this model size, or a batch norm gets too few values.
     """
     size, kind = args.model_size.upper(), _kind(args.dataset)
     accepted = sizes(args.model, args.dataset)
@@ -50,7 +50,7 @@ def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
         )
     norm = norms.make(args)
     if args.model == "efficientnet":
-        from models import efficientnet  # late: torchvision takes longer to start than torch
+        from models import efficientnet  # imported here because torchvision is slow to import
 
         halvings = efficientnet.halvings(kind)
         network = efficientnet.make(kind, num_classes, norm)

@@ -1,4 +1,4 @@
-"""EfficientNet-B0 (Tan and Le, 2019), torchvision's, which also takes small images."""
+"""EfficientNet-B0 (Tan and Le, 2019) from torchvision, adapted to small images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["halvings", "make"]
 
 
 def make(kind: str, num_classes: int, norm: Norm) -> nn.Module:
-    """Return the network; for CIFAR's images its first convolution does not halve the image."""
+    """Return the network. For CIFAR, its first convolution does not halve the image."""
     network = efficientnet_b0(num_classes=num_classes, norm_layer=norm)
     if kind == "cifar":
         network.features[0][0].stride = (1, 1)
@@ -19,5 +19,5 @@ def make(kind: str, num_classes: int, norm: Norm) -> nn.Module:
 
 
 def halvings(kind: str) -> int:
-    """Return how often height and width are halved, rounding up."""
+    """Return the number of times that height and width are halved."""
     return 4 if kind == "cifar" else 5

@@ -1,4 +1,4 @@
-"""The norms that networks are made with: batch or group normalisation of the channels."""
+"""The norm layers of the networks: batch or group normalisation of the channels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 __all__ = ["Norm", "make"]
 
-#: Makes the norm of a number of channels.
+#: A function that makes a norm layer for a number of channels.
 Norm = Callable[[int], nn.Module]
 
 
 def make(args: argparse.Namespace) -> Norm:
-    """Return what makes the norms that the arguments ask for.
+    """Return a function that makes the norm layers of a network.
 
     Raises:
-        ValueError: running statistics would not stay between the old and the new ones.
+        ValueError: --BN-momentum is not a number from 0 to below 1.
     """
     if args.norm == "group":
         return partial(_group_norm, most_groups=args.groups)
@@ -27,12 +27,12 @@ def make(args: argparse.Namespace) -> Norm:
             f"--BN-momentum {args.bn_momentum} is given, the share of the running statistics that "
             "a step keeps: a number from 0 to below 1 is accepted"
         )
-    # torch's momentum is the other share: that of the new statistics.
+    # torch's momentum is the share of the new statistics, and --BN-momentum that of the old ones.
     return partial(nn.BatchNorm2d, momentum=1 - args.bn_momentum)
 
 
 def _group_norm(channels: int, most_groups: int) -> nn.GroupNorm:
-    """Return a norm with as many groups as divide the channels, and no more than asked for."""
+    """Return a norm with at most ``most_groups`` groups, whose number divides the channels."""
     most = min(most_groups, channels)
     groups = next(number for number in range(most, 0, -1) if channels % number == 0)
     return nn.GroupNorm(groups, channels)

@@ -1,7 +1,7 @@
-"""Where a network is cut: which IPU has which layers, and what is kept for the backward pass.
+"""Placement of a network: the layers of each IPU, and the activations kept for the backward pass.
 
-A cut is named by the first layer behind it. Layers are the parts of a network that run one after
-the other: what stands in a plain Sequential, down to whole residual blocks.
+The name of a cut is the name of the first layer after it. The layers are the modules that a plain
+Sequential runs one after the other. A residual block is one layer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def splits(network: nn.Module) -> list[str]:
 
 
 def place(network: nn.Module, args: argparse.Namespace) -> None:
-    """Give every IPU its layers, or mark what recomputation keeps.
+    """Give every IPU its layers, and mark the activations that recomputation keeps.
 
     Raises:
-        ValueError: there is no such cut, or not so many, or no replica of so many IPUs.
+        ValueError: A cut does not exist, or the number of cuts or of IPUs is wrong.
     """
     if args.shards & (args.shards - 1):
         raise ValueError(
@@ -45,7 +45,7 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
     if args.shards > 1:
         _begin_stages(network, cuts)
     overlaps = args.pipeline and args.pipeline_schedule != "Sequential"
-    if args.enable_recompute and not overlaps:  # such a pipeline recomputes its stages as a whole
+    if args.enable_recompute and not overlaps:  # such a pipeline recomputes whole stages
         if args.pipeline and args.shards == 1:
             _keep_inputs(network, cuts)
         else:
@@ -59,13 +59,13 @@ def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """Return the layers by name, in order."""
     found: dict[str, nn.Module] = {}
     for name, part in network.named_children():
-        # Classes that are derived from Sequential are layers: a convolution with its norm.
+        # A subclass of Sequential is one layer, such as a convolution with its norm.
         inner = _layers(part, f"{prefix}{name}.") if type(part) is nn.Sequential else {}
         found |= inner or {f"{prefix}{name}": part}
     return found
 
 
-# --- Cuts that are given --------------------------------------------------------------------------
+# --- Cuts from --pipeline-splits ------------------------------------------------------------------
 
 
 def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
@@ -112,11 +112,11 @@ def _wanted(args: argparse.Namespace) -> str:
     return str(args.shards - 1) if args.shards > 1 else "any number"
 
 
-# --- Cuts that are looked for ---------------------------------------------------------------------
+# --- Balanced cuts --------------------------------------------------------------------------------
 
 
 def _balanced_cuts(network: nn.Module, args: argparse.Namespace) -> list[str]:
-    """Return the cuts whose largest part, of weights and activations, is the smallest."""
+    """Return the cuts that minimise the largest part, by its weights and activations."""
     names = list(_layers(network))
     include, exclude = args.sharding_include_filter, args.sharding_exclude_filter
     allowed = [
@@ -137,19 +137,21 @@ def _balanced_cuts(network: nn.Module, args: argparse.Namespace) -> list[str]:
 
 
 def _even_parts(sizes: Sequence[int], allowed: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Return where ``parts`` parts begin, but the first, so that the largest sum is smallest.
+    """Divide a list into parts with the smallest possible largest sum.
+
+    Return the first index of each part but the first.
 
     Args:
-        sizes: of the things to divide, in order.
-        allowed: indices at which a part may begin, ascending; at least ``parts`` - 1.
-        parts: how many.
+        sizes: The sizes of the list's items, in order.
+        allowed: The indices that may begin a part, ascending. There are ``parts`` - 1 or more.
+        parts: The number of parts.
     """
     before = (0, *accumulate(sizes))
     impossible = before[-1] + 1  # more than any part
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
-        """Return the largest sum, and where parts begin, of what stands before ``end``."""
+        """Divide the items before ``end``, and return the largest sum and the first indices."""
         if parts == 1:
             return before[end], ()
         return min(divided(end, parts), default=(impossible, ()))
@@ -163,13 +165,13 @@ def _even_parts(sizes: Sequence[int], allowed: Sequence[int], parts: int) -> tup
     return best(len(sizes), parts)[1]
 
 
-_COPIES_OF_WEIGHTS = 3  # the weights, their gradients, and a momentum
+_COPIES_OF_WEIGHTS = 3  # weights, gradients and momentum
 
 
 def _sizes(network: nn.Module, args: argparse.Namespace) -> list[int]:
-    """Return the values that each layer holds in training: of weights and of activations.
+    """Return the number of weight values and activation values of each layer in training.
 
-    Activations are the results of all parts of a layer for one micro-batch. Only shapes are
+    The activations are the results of all modules in a layer for one micro-batch. Only shapes are
     computed.
     """
     shapes = copy.deepcopy(network).to("meta").float()
@@ -201,13 +203,13 @@ def _begin_stages(network: nn.Module, cuts: Sequence[str]) -> None:
 
 
 def _keep_inputs(network: nn.Module, cuts: Sequence[str]) -> None:
-    """Keep what goes into these layers for the backward pass; what is between is recomputed."""
+    """Keep the inputs of these layers for the backward pass; other activations are recomputed."""
     for name in cuts:
         _layers(network)[name].register_forward_pre_hook(_kept_input)
 
 
 def _keep_blocks(network: nn.Module) -> None:
-    """Keep the results of layers that consist of several, such as residual blocks."""
+    """Keep the results of layers that consist of several modules, such as residual blocks."""
     for layer in _layers(network).values():
         if list(layer.children()):
             layer.register_forward_hook(_kept_result)
@@ -223,7 +225,7 @@ def _limit_products(network: nn.Module, cuts: Sequence[str], shares: Sequence[fl
                 part.register_forward_hook(partial(_limited, shares[stage]))
 
 
-# Functions of the module, so that a network with these hooks can be pickled.
+# These hooks are functions of the module, so that a network with hooks can be pickled.
 
 
 def _kept_input(_layer: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

@@ -1,7 +1,8 @@
-"""Residual networks: of He et al. (2015) for CIFAR's images, and version 1.5 for ImageNet's.
+"""Residual networks by He et al. (2015) for CIFAR, and in version 1.5 for ImageNet.
 
-Layers have torchvision's names, so that weights that were trained there can be loaded. Version 1.5
-halves the image in the 3x3 convolution of a bottleneck, where the paper has it in the 1x1 before.
+Layers have torchvision's names, so that weights trained with torchvision can be loaded. Version 1.5
+halves the image in the 3x3 convolution of a bottleneck; the paper halves it in the 1x1 convolution
+before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["PLANS", "Bottleneck", "Plan", "make"]
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions of 3x3 beside a shortcut."""
+    """Two 3x3 convolutions and a shortcut around them."""
 
     expansion = 1
 
@@ -39,7 +40,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A convolution of 3x3, in groups for ResNeXt, between two of 1x1, beside a shortcut."""
+    """A 3x3 convolution between two 1x1 convolutions, and a shortcut around them."""
 
     expansion = 4
 
@@ -71,7 +72,7 @@ class Bottleneck(nn.Module):
 
 
 class PaddedShortcut(nn.Module):
-    """Every second pixel, with zeros for the channels that are new: a shortcut without weights."""
+    """A shortcut without weights: every second pixel, and zeros in the new channels."""
 
     def __init__(self, stride: int, new_channels: int) -> None:
         super().__init__()
@@ -85,17 +86,17 @@ class PaddedShortcut(nn.Module):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a residual network is made of.
+    """The structure of a residual network.
 
     Attributes:
-        block: makes a block: a class of this module, with its groups if it has any.
-        expansion: channels that a block puts out for each of its own.
-        depths: blocks of each stage; each stage after the first halves the image.
-        width: channels of the first stage, doubled in each later one.
-        small_images: whether the image is left as it is before the stages, and not quartered.
-        projections: whether a shortcut that changes shape is a convolution of 1x1, and not padded.
-        zero_last: whether the last norm of a block begins with zeros, the block as its shortcut:
-            Goyal et al. (2017), for large batches.
+        block: The class of a block, or a function that makes a block with groups.
+        expansion: The output channels of a block divided by its inner channels.
+        depths: The number of blocks of each stage. Each stage after the first halves the image.
+        width: The channels of the first stage. Each later stage has twice as many.
+        small_images: Whether the stages get the whole image. Otherwise it is quartered before.
+        projections: Whether a shortcut that changes the shape is a 1x1 convolution, not padding.
+        zero_last: Whether the last norm of a block begins with zeros, so that the block begins as
+            its shortcut. Goyal et al. (2017) do so for large batches.
     """
 
     block: partial | type
@@ -108,19 +109,19 @@ class Plan:
 
     @property
     def halvings(self) -> int:
-        """How often height and width are halved, rounding up."""
+        """The number of times that height and width are halved."""
         return len(self.depths) - 1 + (0 if self.small_images else 2)
 
 
 def _for_cifar(layers: int) -> Plan:
-    """Return the plan of 6n + 2 layers of the paper: 3 stages of n blocks, padded shortcuts."""
+    """Return the paper's plan of 6n + 2 layers, which has 3 stages of n blocks."""
     depths = 3 * ((layers - 2) // 6,)
     return Plan(
         BasicBlock, 1, depths, width=16, small_images=True, projections=False, zero_last=False
     )
 
 
-#: The plan of each size, by the kind of images.
+#: The plan of each model size, by the kind of images.
 PLANS = {
     "cifar": {str(layers): _for_cifar(layers) for layers in (8, 14, 20, 32, 44, 56)},
     "imagenet": {

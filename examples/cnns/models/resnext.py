@@ -1,4 +1,4 @@
-"""ResNeXt (Xie et al., 2016): residual networks whose 3x3 convolutions are in groups."""
+"""ResNeXt (Xie et al., 2016): Residual networks with 3x3 convolutions in groups."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def _plan(groups: int, group_width: int, depths: tuple[int, ...], **changes) -> 
     return Plan(block, Bottleneck.expansion, depths, **changes)
 
 
-#: The plan of each size, by the kind of images: 29 (8x64d) and 50 (32x4d) are the paper's; 11, with
-#: groups of a quarter of the width, is ours, for trials.
+#: The plan of each model size, by the kind of images. The paper has 29 (8x64d) and 50 (32x4d). The
+#: size 11, whose groups have a quarter of the width, is an addition for trials.
 PLANS = {
     "cifar": {
         "11": _plan(8, 16, (1, 1, 1), small_images=True),

@@ -1,4 +1,4 @@
-"""What surrounds a network on the device: images before it, loss and answers behind it."""
+"""Modules around a network on the device: image normalisation, loss and predictions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["ForTraining", "ForValidation", "prepare"]
 
 
 def prepare(network: nn.Module, args: argparse.Namespace) -> nn.Module:
-    """Give the weights their format: half for --precision 16.16.
+    """Convert the weights to half precision for --precision 16.16.
 
-    Running statistics stay float32: the small share that a step changes would be rounded away.
+    Running statistics stay float32, because half precision would round their small changes away.
     """
     if args.precision != "16.16":
         return network
@@ -31,13 +31,13 @@ def prepare(network: nn.Module, args: argparse.Namespace) -> nn.Module:
 
 
 class Images(nn.Module):
-    """Brings images to the format of the activations, and normalises what the host did not."""
+    """Conversion of images to the type of the activations, with normalisation if needed."""
 
     def __init__(self, args: argparse.Namespace, images: Any) -> None:
         super().__init__()
         self.dtype = torch.float32 if args.precision == "32.32" else torch.float16
         self.normalises = not images.normalised_on_host
-        # No part of the weights: checkpoints do not have them. Pixels are whole numbers to 255.
+        # Checkpoints do not have these buffers. Pixels are integers from 0 to 255.
         mean, std = (255 * torch.tensor(values) for values in (images.mean, images.std))
         for name, value in (("mean", mean), ("scale", 1 / std)):
             self.register_buffer(name, value.to(self.dtype).view(-1, 1, 1), persistent=False)
@@ -51,10 +51,9 @@ class ForTraining(nn.Module):
     """A network with its loss.
 
     Args:
-        network: of :func:`models.create`.
-        args: of the program: precision and label smoothing count here.
-        images: what says ``mean`` and ``std`` of pixels from 0 to 1, for each channel, and whether
-            they are ``normalised_on_host``.
+        network: The network, made by :func:`models.create`.
+        args: The options of the program. Precision and label smoothing are used.
+        images: The properties of the images: ``mean``, ``std`` and ``normalised_on_host``.
     """
 
     def __init__(self, network: nn.Module, args: argparse.Namespace, images: Any) -> None:
@@ -68,9 +67,9 @@ class ForTraining(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the number of right answers and the mean loss of a micro-batch, both float32.
 
-        Images with the label -1 count nowhere; the loss of nothing else is 0.
+        Padding with the label -1 is ignored. The loss of a micro-batch of padding is 0.
         """
-        # The exponentials of a softmax over a thousand classes leave the range of half.
+        # The exponentials of a softmax over a thousand classes exceed the range of half precision.
         scores = self.network(self.images(images)).float()
         right = (scores.argmax(1) == labels).sum().float()
         loss = F.cross_entropy(
@@ -85,7 +84,7 @@ class ForTraining(nn.Module):
 
 
 class ForValidation(nn.Module):
-    """A network that answers: images to predictions [N]."""
+    """A network that maps images to predictions [N]."""
 
     def __init__(self, network: nn.Module, args: argparse.Namespace, images: Any) -> None:
         super().__init__()

@@ -1,0 +1,36 @@
+"""Files that only their owner can read, and files that other processes never see half written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["private", "replaced_at_end"]
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """Create all files with mode 0600 and all folders with mode 0700 inside the block."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def replaced_at_end(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; that file replaces ``path`` when the block ends without an error.
+
+    Several instances may do this at once: the last file stays.
+
+    Raises:
+        OSError: The file cannot be written; ``path`` is unchanged.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
+        partial = Path(beside, path.name)
+        yield partial
+        partial.replace(path)
