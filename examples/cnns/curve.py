@@ -3,8 +3,8 @@
 python examples/cnns/curve.py logs/RN8_bs8_BN_32.32_v0.2.0_x7Q --figure curve.svg
 poprun-py --num-instances 2 --num-replicas 8 examples/cnns/curve.py --figure curve.svg
 
-Without the folder of a run it trains ResNet-8 on handwritten digits first, which takes about a
-minute on two cores.
+Without the folder of a run, the program first trains ResNet-8 on handwritten digits. That takes
+about a minute on two cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONFIGURATION = "digits_resnet8"
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of one of a run's tables, by name, in the order of its steps."""
+    """The columns of a table of a run by name, with their values in the order of the steps."""
 
     columns: dict[str, list[float]]
 
@@ -41,10 +41,10 @@ class Table:
 
 
 def read(folder: Path, part: str) -> Table:
-    """Return a table of a run: that of its "training" or of its "validation".
+    """Return the table "training" or "validation" of a run.
 
     Raises:
-        ValueError: There is none, or it has no row.
+        ValueError: The table is missing or empty.
     """
     path = folder / f"{part}.csv"
     try:
@@ -64,7 +64,7 @@ def read(folder: Path, part: str) -> Table:
 
 
 def draw(training: Table, validation: Table, title: str, path: Path) -> None:
-    """Draw the tables of a run into an .svg, .png or .pdf file."""
+    """Draw the tables of a run as an .svg, .png or .pdf file."""
     from common.drawing import COLOURS, GRID, NEUTRAL, mark, new_figure, save  # matplotlib
 
     figure = new_figure(11, 3.6)
@@ -99,7 +99,7 @@ def draw(training: Table, validation: Table, title: str, path: Path) -> None:
 
 
 def title_of(folder: Path) -> str:
-    """Return what was trained, in a line."""
+    """Return a line that names model, data, replicas and instances of the training."""
     import configurations
     import log
     import models
@@ -114,10 +114,10 @@ def title_of(folder: Path) -> str:
 
 
 def train_on_digits(folder: Path, epochs: int | None) -> Path:
-    """Train on digits that are made in ``folder``, and return the run's folder; collective.
+    """Make a data set of digits in ``folder``, train on it, and return the run's folder.
 
     Raises:
-        SystemExit: It cannot be trained; a line says why.
+        SystemExit: The training failed; the error is printed in one line.
     """
     import instances
     import train
@@ -133,7 +133,7 @@ def train_on_digits(folder: Path, epochs: int | None) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Draw the curve of a run, or of a training of its own."""
+    """Draw the curve of the given run, or train first and draw the curve of that training."""
     parser = Parser(
         description=__doc__,
         epilog="Example: poprun-py --num-instances 2 --num-replicas 8 examples/cnns/curve.py",

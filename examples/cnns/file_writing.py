@@ -1,4 +1,4 @@
-"""Files that only their owner can read, and files that other processes never see half written."""
+"""Files that only their owner can read, and files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def private() -> Iterator[None]:
 def replaced_at_end(path: Path) -> Iterator[Path]:
     """Yield a path to write to; that file replaces ``path`` when the block ends without an error.
 
-    Several instances may do this at once: the last file stays.
+    Several instances may replace the same file; the last one wins.
 
     Raises:
         OSError: The file cannot be written; ``path`` is unchanged.

@@ -1,7 +1,7 @@
-"""Rules for options of the CNN programs that have no effect beside the others, for a log line.
+"""Rules that find options of the CNN programs without effect, for a log line.
 
-The line names options that differ from their defaults. Combinations that are errors are checked in
-``ipu_utils.py``, which also names the options that the launcher decides on.
+The line names options that differ from their defaults. ``ipu_utils.py`` checks combinations
+that are errors, and names the options that the launcher overrides.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Test = Callable[[argparse.Namespace], bool]
 
 @dataclass(frozen=True)
 class _Rule:
-    """A condition under which options have no effect.
+    """A condition that makes options ineffective.
 
     Attributes:
         names: The names of the options.
-        applies: A function of all arguments; True if the options have no effect.
+        applies: A function that takes all arguments and returns True if the options are
+            ineffective.
         reason: The reason that the log gives.
     """
 
@@ -116,7 +117,7 @@ _RULES = (
     _Rule(("config_path",), lambda args: args.config is None, "no --config"),
 )
 
-# Options on which a validation does not depend.
+# Options that do not change a validation.
 _ONLY_OF_TRAINING = frozenset(
     {
         *("bn_span", "bn_momentum", "standard_imagenet", "epochs", "iterations", "batch_size"),
@@ -133,7 +134,7 @@ _ONLY_OF_TRAINING = frozenset(
 
 
 def line(args: argparse.Namespace) -> str | None:
-    """Return the log line that names options of a training without effect; None without any."""
+    """Return the log line that names ineffective options of a training, if there are any."""
     defaults = vars(make_parser("", "").parse_args([]))
     reasons: dict[str, str] = {}
     for rule in _RULES:
@@ -144,7 +145,7 @@ def line(args: argparse.Namespace) -> str | None:
 
 
 def line_of_validation(own: Mapping[str, object], *, besides: Collection[str] = ()) -> str | None:
-    """Return the log line that names options only for trainings; None if none of them is given.
+    """Return the log line that names given options that only a training uses, if there are any.
 
     Args:
         own: The given options by name.

@@ -1,4 +1,4 @@
-"""What the instances of a job do alike: they fail together, and stop at the same call."""
+"""Agreement of the instances of a job: they fail together, and stop at the same call."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ __all__ = ["Agreed", "end", "on_instance_0", "stop_requests", "together"]
 
 
 class Agreed(ValueError):
-    """An error that all instances know of, so that one of them may speak."""
+    """An error that all instances have, so that only one of them prints it."""
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Return what ``call`` returns; where it fails on one instance, it fails on all. Collective.
+    """Return the result of ``call``; if it fails on one instance, it fails on all.
 
-    Nothing in ``call`` may be collective: instances where it fails do not get there.
+    All instances call this function together. ``call`` itself must not be collective: an instance
+    where ``call`` fails early would not take part.
 
     Raises:
-        Agreed: The ValueError of the first instance that had one.
+        Agreed: ``call`` raised ValueError. The text is that of the first instance with an error.
     """
     result, error = None, None
     try:
@@ -38,10 +39,11 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def on_instance_0(call: Callable[[], Any]) -> Any:
-    """Return what ``call`` returns on instance 0, on all instances; collective.
+    """Call ``call`` on instance 0, and return its result on all instances. Collective.
 
     Raises:
-        Agreed: It raised ValueError or OSError there; on all instances, so that none waits.
+        Agreed: ``call`` raised ValueError or OSError. All instances raise this error, so that none
+            of them waits for the others.
     """
     result = error = None
     if popdist_py.getInstanceIndex() == 0:
@@ -58,10 +60,10 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
 
 
 def end(error: Exception, code: int = 2) -> NoReturn:
-    """End the program in one line.
+    """Print an error as one line, and end the program.
 
-    A ValueError may be of this instance alone, which then says it. Any other error, and one that
-    the instances agree on, is the same on all: instance 0 speaks.
+    A ValueError may concern this instance only, which then prints it. Other errors, and errors of
+    the class Agreed, are the same on all instances, so only instance 0 prints them.
     """
     is_own = isinstance(error, ValueError) and not isinstance(error, Agreed)
     if is_own or popdist_py.getInstanceIndex() == 0:
@@ -72,9 +74,9 @@ def end(error: Exception, code: int = 2) -> NoReturn:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yield what says whether to stop, at the same call on every instance.
+    """Yield a function that returns whether to stop, with one answer on all instances.
 
-    The launcher has its own way to ask; without it, SIGTERM asks.
+    The launcher sends stop requests to the instances. Without the launcher, SIGTERM is the request.
     """
     if popdist_py.isPopdistEnvSet():
         yield popdist_py.stopRequested

@@ -1,6 +1,6 @@
-"""From the options of a program to those of PopTorch: replicas, batches, precision, placement.
+"""PopTorch's options from the options of a program: replicas, batches, precision and placement.
 
-Nothing here builds a model or reads data.
+This module also checks that the options of a program fit together.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images one weight update takes, and who computes them.
+    """The sizes that make up the global batch of one weight update.
 
     Attributes:
-        micro_batch: Images of one forward and backward pass of a replica.
-        accumulation: Passes of a replica before an update.
-        replicas: Of all instances.
-        instances: Processes that share the replicas.
+        micro_batch: The images of one forward and backward pass of a replica.
+        accumulation: The passes of a replica before an update.
+        replicas: The number of replicas of all instances.
+        instances: The number of processes that share the replicas.
     """
 
     micro_batch: int
@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def global_batch(self) -> int:
-        """Images of one update: of all replicas, and all their passes."""
+        """The images of one weight update, over all replicas and all passes."""
         return self.micro_batch * self.accumulation * self.replicas
 
 
@@ -72,8 +72,8 @@ class Updates:
     """The numbers of weight updates of a training. They do not depend on the length of a call.
 
     Attributes:
-        of_epoch: Updates of one epoch; images that do not fill a global batch are left out.
-        total: Updates of the whole training.
+        of_epoch: The updates of one epoch. Images that do not fill a global batch are left out.
+        total: The updates of the whole training.
     """
 
     of_epoch: int
@@ -85,8 +85,8 @@ class Progress:
     """The number of weight updates that a training has made.
 
     Attributes:
-        total: Updates since its start.
-        of_epoch: Updates since the start of the current epoch.
+        total: The updates since the start of the training.
+        of_epoch: The updates since the start of the current epoch.
     """
 
     total: int = 0
@@ -117,16 +117,16 @@ def updates(args: argparse.Namespace, num_samples: int) -> Updates:
 
 
 def replicas(args: argparse.Namespace) -> int:
-    """Return the replicas of all instances: the launcher decides where there is one."""
+    """Return the number of replicas of all instances, which the launcher sets if there is one."""
     launched = popdist_py.isPopdistEnvSet()
     return popdist_py.getNumTotalReplicas() if launched else args.replicas
 
 
 def accumulation(args: argparse.Namespace) -> int:
-    """Return how many micro-batches an update takes when only the global batch size is given.
+    """Return the micro-batches of an update if --gradient-accumulation-count is not given.
 
     Raises:
-        ValueError: The global batch size is no multiple of what all replicas take at once.
+        ValueError: The global batch size is not a multiple of micro-batch size x replicas.
     """
     if args.global_batch_size is None:
         return 2 * args.shards if _is_pipelined(args) else 1
@@ -143,15 +143,15 @@ def accumulation(args: argparse.Namespace) -> int:
 
 
 def _is_pipelined(args: argparse.Namespace) -> bool:
-    """Return whether several micro-batches are under way at a time."""
+    """Return whether the IPUs of a replica compute different micro-batches at the same time."""
     return args.pipeline and args.shards > 1 and args.pipeline_schedule != "Sequential"
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check that the options go together.
+    """Check that the options fit together.
 
     Raises:
-        ValueError: They do not; says what would.
+        ValueError: Two options contradict each other. The text names accepted values.
     """
     found = sizes(args)
     if args.global_batch_size not in (None, found.global_batch):
@@ -164,7 +164,7 @@ def check(args: argparse.Namespace) -> None:
         )
     if args.pipeline_splits and not args.pipeline:
         raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
-    least = 2 * args.shards - 1  # fewer do not fill the pipeline
+    least = 2 * args.shards - 1  # fewer micro-batches do not fill the pipeline
     if _is_pipelined(args) and found.accumulation < least:
         raise ValueError(
             f"a pipeline over {args.shards} IPUs accumulates {least} micro-batches or more, and "
@@ -197,7 +197,7 @@ def _other_global_batch(args: argparse.Namespace, found: Sizes) -> str:
 
 
 def ignored(args: argparse.Namespace) -> str | None:
-    """Return the line about options that the launcher decides on, None if there are none."""
+    """Return the log line that names options that the launcher overrides, if there are any."""
     if not popdist_py.isPopdistEnvSet():
         return None
     found = []
@@ -211,7 +211,7 @@ def ignored(args: argparse.Namespace) -> str | None:
 
 
 def distribution(args: argparse.Namespace) -> str | None:
-    """Return the log line that says that --distributed has no effect; None if it is not given."""
+    """Return the log line that explains that --distributed is ineffective, if it is given."""
     if not args.distributed:
         return None
     if popdist_py.isPopdistEnvSet():
@@ -229,7 +229,7 @@ def distribution(args: argparse.Namespace) -> str | None:
 def device_iterations(args: argparse.Namespace, num_samples: int, done: Progress = START) -> int:
     """Return the weight updates of one call of the device.
 
-    The number is at most that of ``--batches-per-step`` and that between two lines of the log. It
+    The number is limited by ``--batches-per-step`` and by the updates between two log lines. It
     divides the updates of an epoch and of the training, so that no update is left out.
 
     Args:
@@ -254,12 +254,12 @@ def training_options(
 
     Args:
         args: All options of the program.
-        num_samples: The number of images of an epoch; with None, a call of the device makes one
+        num_samples: The number of images of an epoch. If it is None, a call of the device makes one
             weight update.
         done: The updates that the training has made before.
 
     Raises:
-        ValueError: The images are too few.
+        ValueError: The images are too few for one update.
     """
     options = _options(args, device=0)
     if num_samples is not None:
@@ -273,31 +273,37 @@ def training_options(
 
 
 def _recomputation(args: argparse.Namespace) -> RecomputationType:
-    """Return the recomputation to set: without a setting, PopTorch's pipelines recompute."""
+    """Return the recomputation, which is always set: PopTorch's pipelines recompute by default."""
     if not args.enable_recompute:
         return RecomputationType.NoRecompute
     return RecomputationType.Pipeline if _is_pipelined(args) else RecomputationType.Standard
 
 
 def validation_options(args: argparse.Namespace) -> poptorch.Options:
-    """Return the options of the model that validates: of one micro-batch a call.
+    """Return the options of the validation model, which takes one micro-batch per call.
 
-    Which does not fill a pipeline, so that the IPUs of a replica work one after the other.
+    One micro-batch does not fill a pipeline, so the IPUs of a replica work one after the other.
     """
     options = _options(args, device=1)
     options.setExecutionStrategy(poptorch.ShardedExecution())
-    # Random roundings would make the answers depend on who shares the images.
+    # With stochastic rounding, the answers would depend on the number of instances.
     options.Precision.enableStochasticRounding(False)
     return options
 
 
 def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
-    """Return what training and validation have in common, on this one of --select-ipus."""
+    """Return the options that training and validation share.
+
+    Args:
+        args: All options of the program.
+        device: The position of the model's device in --select-ipus.
+    """
     if popdist_py.isPopdistEnvSet():
         options = poptorch.DistributedOptions()
     else:
         options = poptorch.Options().replicationFactor(args.replicas)
-        if device < len(ids := _ipu_ids(args)):  # without a second id, any free one validates
+        # Without a second id, validation uses any free device.
+        if device < len(ids := _ipu_ids(args)):
             options.useIpuId(ids[device])
     if args.seed is not None:
         options.randomSeed(args.seed)
@@ -375,10 +381,11 @@ def _proportions(args: argparse.Namespace) -> dict[str, float]:
     """Return the available memory proportion of each IPU.
 
     One value holds for all products. Otherwise there are two values for each stage. This function
-    returns the first, of convolutions; ``models.placement`` marks matrix products with the second.
+    returns the first value, which is for convolutions. ``models.placement`` marks matrix products
+    with the second value.
 
     Raises:
-        ValueError: Another number of values.
+        ValueError: The number of values is wrong.
     """
     values = args.available_memory_proportion
     if not values:
@@ -394,10 +401,10 @@ def _proportions(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _ipu_ids(args: argparse.Namespace) -> list[int]:
-    """Return the ids of --select-ipus; none for AUTO.
+    """Return the ids of --select-ipus; AUTO gives an empty list.
 
     Raises:
-        ValueError: What is no id, or too many.
+        ValueError: A word is not an id, an id is repeated, or there are more than two.
     """
     words = args.select_ipus or []
     if words == ["AUTO"]:

@@ -1,7 +1,7 @@
-"""What a run leaves: a private folder with its arguments, lines, tables, TensorBoard's events.
+"""The log of a run: a private folder with arguments, log lines, tables and TensorBoard events.
 
-Every instance makes a ``Run`` and calls the same methods with its own numbers. They come out as
-those of all instances together, and instance 0 prints and writes.
+Every instance makes a ``Run`` and calls the same methods with its own numbers. The log combines the
+numbers of all instances, and instance 0 prints and writes it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _ARGUMENTS = "arguments.json"
 _ALWAYS = {"model", "model_size", "dataset", "batch_size", "global_batch_size"}
 _CHARACTERS = string.ascii_letters + string.digits
 _NORMS = {"batch": "BN", "group": "GN"}
-_LAST = ("epoch", "rate", "images_per_second")  # alike on all instances
+_LAST = ("epoch", "rate", "images_per_second")  # the same on all instances
 _ATTEMPTS = 100
 
 
 class Run:
-    """The log of one training, in a folder that nobody else has, or of one that goes on.
+    """The log of one training, in a new folder or in the folder of a resumed training.
 
     Args:
-        args: Of the training; ``log_dir`` gets a new folder.
-        folder: Of a training that goes on, instead of a new one.
+        args: The options of the training. A new folder is made in ``log_dir``.
+        folder: The folder of a resumed training; None to make a new folder.
 
     Raises:
         ValueError: The folder cannot be made or written; Weights & Biases cannot be used.
@@ -80,7 +80,7 @@ class Run:
         self._speaks = popdist_py.getInstanceIndex() == 0
 
     def go_on(self, step: int) -> None:
-        """Cut off what an earlier attempt logged after ``step``: it comes once more."""
+        """Remove the table rows after ``step``: the resumed training logs these steps again."""
         on_instance_0(lambda: write_arguments(self.folder, self._args))
         on_instance_0(lambda: [_cut(self.folder / f"{part}.csv", step) for part in self._metrics])
         self.line(f"resumed after step {step}: {self.folder}")
@@ -94,15 +94,15 @@ class Run:
         rate: float,
         images_per_second: float,
     ) -> dict[str, float]:
-        """Log a part of the training, and return the means of all instances by name; collective.
+        """Log the training since the last call, and return the means of all instances. Collective.
 
         Args:
-            step: Weight updates done.
-            epoch: Of the training, such as 1.25.
-            loss: Mean over this instance's images since the last call.
-            accuracy: Of the same images, in per cent.
+            step: The number of weight updates.
+            epoch: The progress of the training in epochs, such as 1.25.
+            loss: The mean loss of this instance's images since the last call.
+            accuracy: The accuracy on the same images in per cent.
             rate: The learning rate.
-            images_per_second: Of all instances.
+            images_per_second: The images per second of all instances.
         """
         values = {"epoch": epoch, "loss": loss, "accuracy": accuracy, "rate": rate,
                   "images_per_second": images_per_second}  # fmt: skip
@@ -114,17 +114,17 @@ class Run:
         return found
 
     def memory(self, step: int, model: poptorch.PoplarExecutor) -> None:
-        """Log the memory utilisation of a compiled model to Weights & Biases; collective."""
+        """Send the memory utilisation of a compiled model to Weights & Biases. Collective."""
         if not self._logs_memory:
             return
-        if self._of_ipus is None:  # it stays the same once the model is compiled
+        if self._of_ipus is None:  # The memory of a compiled model stays the same.
             self._of_ipus = memory_use.of_ipus(model) if self._speaks else {}
         self._memory.update({**self._of_ipus, **memory_use.of_host()})
         with private():
             self._memory.log(step)
 
     def validation(self, step: int, epoch: float, accuracy: float) -> None:
-        """Log an accuracy over all validation images, in per cent; collective."""
+        """Log the accuracy on all validation images in per cent. Collective."""
         self._log("validation", step, {"epoch": epoch, "accuracy": accuracy})
         self.line(validation_line(step, epoch, accuracy))
 
@@ -156,12 +156,13 @@ def validation_line(step: int, epoch: float, accuracy: float) -> str:
 
 
 def read_arguments(folder: Path) -> dict[str, Any]:
-    """Return the arguments of the training in ``folder``, as ``configurations.from_dict`` takes.
+    """Return the saved arguments of the training in ``folder``.
 
-    Options that are newer than the run have their defaults.
+    Options that did not exist when the run was saved have their defaults.
+    ``configurations.from_dict`` makes arguments of the result.
 
     Raises:
-        ValueError: It is no folder of a run, or the file is damaged.
+        ValueError: The folder does not hold a run, or the file is damaged.
     """
     path = folder / _ARGUMENTS
     try:
@@ -182,7 +183,7 @@ def read_arguments(folder: Path) -> dict[str, Any]:
 
 
 def write_arguments(folder: Path, args: argparse.Namespace) -> None:
-    """Write the arguments of a training, with its real replicas, whole or not at all."""
+    """Write the arguments of a training, with the number of replicas that it really has."""
     values = {**configurations.to_dict(args), "replicas": ipu_utils.sizes(args).replicas}
     text = json.dumps(values, indent=2)
     with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
@@ -193,7 +194,7 @@ def write_arguments(folder: Path, args: argparse.Namespace) -> None:
 
 
 def _make_folder(args: argparse.Namespace) -> Path:
-    """Make a new private folder; one that is there is never taken."""
+    """Make a new private folder. An existing folder is never used."""
     args.log_dir.mkdir(parents=True, exist_ok=True)
     for _ in range(_ATTEMPTS):
         folder = args.log_dir.absolute() / _name(args)
@@ -225,7 +226,7 @@ def _name(args: argparse.Namespace) -> str:
 
 
 class _Column:
-    """A table of one part of the run: its columns need not say again which part it is."""
+    """A sink for one table, whose column names drop the prefix "training/" or "validation/"."""
 
     def __init__(self, sink) -> None:
         self._sink = sink
@@ -238,7 +239,7 @@ class _Column:
 
 
 def _wandb(args: argparse.Namespace) -> Callable[[Path], Any]:
-    """Return what makes the sink of a folder, once Weights & Biases is known to be usable."""
+    """Check that Weights & Biases can be used, and return a function that makes a run's sink."""
     offline = os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
 
     def sink(folder: Path):
@@ -273,13 +274,13 @@ def _check_login() -> None:
 
 
 def _cut(path: Path, step: int) -> None:
-    """Remove the rows after ``step``, in one step: a table is whole at any moment."""
+    """Remove the rows after ``step``. The file is replaced, so it is complete at any moment."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8")
     rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
     kept = rows[:1] + [row for row in rows[1:] if int(row[0]) <= step]
-    if len(kept) < 2:  # begun anew, with whatever columns come
+    if len(kept) < 2:  # The next row makes a new table, perhaps with other columns.
         path.unlink()
         return
     table = io.StringIO(newline="")

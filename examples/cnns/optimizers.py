@@ -1,4 +1,4 @@
-"""The optimisers of the CNN programs: which weights decay, and in which format the state is.
+"""The optimisers of the CNN programs, with their weight decay and the types of their state.
 
 SGD, SGD with momentum, RMSProp as TensorFlow computes it, and LARS for large global batches.
 """
@@ -20,13 +20,14 @@ def make(
 ) -> poptorch.optim.Optimizer:
     """Return the optimiser that the arguments describe.
 
-    Norms and biases do not decay; LARS does not adapt their rate either. With half weights,
-    gradients are added up and velocities kept in half too, as in the device's memory.
+    The weights of norms and biases do not decay, and LARS does not adapt their learning rate. With
+    half-precision weights, the accumulated gradients and the velocities are in half precision too,
+    as in the device's memory.
 
     Args:
         args: All options.
-        module: Whose parameters are trained.
-        learning_rate: Of the first update.
+        module: The module with the parameters to train.
+        learning_rate: The learning rate of the first update.
     """
     is_half = args.precision == "16.16"
     state = torch.float16 if is_half else torch.float32
@@ -43,7 +44,8 @@ def make(
             alpha=args.rmsprop_decay,
             eps=args.rmsprop_epsilon,
             use_tf_variant=True,
-            # The mean square stays in single precision: squares of small gradients are 0 in half.
+            # The mean square stays in single precision, because squares of small gradients are 0 in
+            # half.
             first_order_momentum_accum_type=state,
         )
     if args.optimiser == "LARS":
@@ -57,13 +59,13 @@ def make(
 
 
 def set_rate(optimizer: poptorch.optim.Optimizer, rate: float) -> None:
-    """Let ``rate`` be the learning rate of all groups; the model is told by setOptimizer()."""
+    """Set the learning rate of all parameter groups. setOptimizer() passes it to the model."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def _groups(module: nn.Module, args: argparse.Namespace) -> list[dict]:
-    """Return the kernels and matrices, which decay, and the vectors: norms and biases."""
+    """Return the kernels and matrices, which decay, and the norms and biases, which do not."""
     parameters = list(module.parameters())
     kernels = {"params": [p for p in parameters if p.ndim > 1], "weight_decay": args.weight_decay}
     vectors = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}

@@ -1,8 +1,8 @@
-"""Go on with a training from its newest checkpoint, as if it had never stopped.
+"""Resume a training from its newest checkpoint, as if it had never stopped.
 
-Weights, optimiser, learning rate, place in the data and random numbers are those that an
-uninterrupted training would have, and its logs go on. Other options than those of CHANGEABLE stay
-as they were: they would make another training of it.
+Weights, optimiser, learning rate, position in the data and random numbers are the same as in an
+uninterrupted training. The log continues in the same folder. Only the options in CHANGEABLE may
+change, because other options would make the training a different one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import popdist_py
 __all__ = ["CHANGEABLE", "arguments_of", "main"]
 
 _EXAMPLE = "python examples/cnns/restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
-#: What may be given anew. Accumulation follows from the replicas: the global batch stays.
+#: The options that may change. The global batch size stays, so the gradient accumulation is
+#: computed from the number of replicas.
 CHANGEABLE = (
     "epochs", "iterations", "data_dir", "dataset_cache", "workers", "replicas", "select_ipus",
     "gradient_accumulation_count", "batches_per_step", "logs_per_epoch", "ckpts_per_epoch",
@@ -38,7 +39,7 @@ CHANGEABLE = (
 
 
 def main(argv: list[str] | None = None):
-    """Go on with the training of ``--restore-path``; returns how it ended."""
+    """Resume the training in ``--restore-path``, and return its result."""
     parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
     parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
     own = configurations.given(parser, argv)
@@ -54,15 +55,15 @@ def main(argv: list[str] | None = None):
 def arguments_of(
     folder: Path, own: Mapping[str, Any], names: Mapping[str, str]
 ) -> argparse.Namespace:
-    """Return the arguments with which the training in ``folder`` goes on; collective.
+    """Return the arguments of the resumed training in ``folder``. Collective.
 
     Args:
-        folder: Of the run.
-        own: What is given now.
-        names: Of the options, as they are spelled.
+        folder: The folder of the run.
+        own: The options that are given now.
+        names: The spelling of each option by the name of its value.
 
     Raises:
-        ValueError: It is no folder of a run, or ``own`` would make another training of it.
+        ValueError: The folder does not hold a run, or ``own`` changes an option that must stay.
     """
     values = instances.on_instance_0(lambda: log.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
@@ -82,16 +83,16 @@ def _changed(
     args = configurations.with_options(saved, own)
     args.global_batch_size = saved["global_batch_size"]
     if "gradient_accumulation_count" not in own:
-        args.gradient_accumulation_count = None  # follows from the replicas there are now
+        args.gradient_accumulation_count = None  # computed from the current number of replicas
         _check_replicas(folder, args)
     return configurations.complete(args)
 
 
 def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
-    """Check that the replicas there are now reach the global batch of the run.
+    """Check that the current number of replicas can reach the global batch size of the run.
 
     Raises:
-        ValueError: They do not; says which would.
+        ValueError: The replicas cannot reach it. The text names numbers of replicas that can.
     """
     micro_batches, now = args.global_batch_size // args.batch_size, ipu_utils.replicas(args)
     if micro_batches % now:

@@ -1,6 +1,6 @@
-"""Validate the checkpoints of a training: the accuracy that the training printed, once more.
+"""Validate the checkpoints of a training, and print the same accuracy as the training.
 
-Every image of the validation set counts once, however many instances and replicas share them.
+Every image of the validation set counts once, for any number of instances and replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Validation", "arguments_of", "main", "network_for"]
 
 _EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 
-# What has to fit the replicas of a training, and does not matter here.
+# Options that must fit the replicas of a training, and that a validation does not use.
 _ONLY_OF_TRAINING = {
     "global_batch_size": None,
     "gradient_accumulation_count": None,
@@ -44,11 +44,11 @@ _ONLY_OF_TRAINING = {
 
 
 class Validation:
-    """A copy of a network on the device for inference; the network itself may be in training.
+    """A validation with its own copy of a network, so that the network can go on training.
 
     Args:
-        network: Of ``models.create``.
-        args: Of the program.
+        network: The network, made by ``models.create``.
+        args: The options of the program.
         images: The validation set.
     """
 
@@ -63,14 +63,14 @@ class Validation:
         self._model = poptorch.inferenceModel(module, options)
 
     def accuracy(self, weights: Mapping[str, torch.Tensor] | None = None) -> float:
-        """Return the share of right answers in per cent; collective.
+        """Return the share of right answers in per cent. Collective.
 
         Args:
-            weights: A network's ``state_dict()``; None keeps those of before. The statistics of
-                batch norms are those of instance 0, which checkpoints have too.
+            weights: The ``state_dict()`` of a network; None keeps the current weights. All
+                instances use the batch norm statistics of instance 0, as checkpoints do.
 
         Raises:
-            Agreed: Images are damaged; on all instances.
+            Agreed: Images are damaged. All instances raise this error.
         """
         if weights is not None:
             self._network.load_state_dict(weights)
@@ -91,7 +91,7 @@ class Validation:
 
 
 def main(argv: list[str] | None = None) -> list[float]:
-    """Print the accuracy of the newest checkpoint, or of all; returns them in per cent."""
+    """Print and return the accuracy of the newest checkpoint, or of all, in per cent."""
     parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
     parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
     parser.add_argument("--all", action="store_true", help="all checkpoints, not only the newest")
@@ -108,10 +108,10 @@ def main(argv: list[str] | None = None) -> list[float]:
 
 
 def arguments_of(folder: Path, own: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the arguments of the run in ``folder``, with those that are given now; collective.
+    """Return the arguments of the run in ``folder``, overridden by ``own``. Collective.
 
     Raises:
-        ValueError: It is no folder of a run, or they do not go together.
+        ValueError: The folder does not hold a run, or the options do not fit together.
     """
     values = instances.on_instance_0(lambda: log.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
@@ -132,10 +132,10 @@ def _for_validation(
 def network_for(
     found: Sequence[Weights], folder: Path, args: argparse.Namespace, images: datasets.Images
 ) -> nn.Module:
-    """Return a network that takes the weights of all these checkpoints.
+    """Return a network with the shapes of these checkpoints' weights.
 
     Raises:
-        ValueError: They are of another model.
+        ValueError: The checkpoints are of another model.
     """
     network = models.create(args, images.num_classes)
     for each in found:

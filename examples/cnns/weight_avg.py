@@ -1,8 +1,8 @@
-"""Average the weights of a training's last checkpoints, which often answer better than the last.
+"""Average the weights of a training's last checkpoints, which often improves the accuracy.
 
-The mean counts all alike, the exponential average the newer ones more. Which weights are written
-into the folder of the run, as ``weights.pt``, is seen on the validation set: those of the average,
-or the last ones if they are better.
+The mean gives all checkpoints the same weight. The exponential average gives newer checkpoints more
+weight. The program validates the average and the newest checkpoint, and writes the better weights
+to ``weights.pt`` in the folder of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Averaged", "average", "main", "mean_of", "shares", "with_statistics"
 
 _EXAMPLE = "python examples/cnns/weight_avg.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 _FILE = "weights.pt"
-_IMAGES = 2048  # of which statistics are estimated anew
+_IMAGES = 2048  # images for new estimates of the batch norm statistics
 _ANEW = ", with statistics of training images"
 
 State = Mapping[str, torch.Tensor]
@@ -43,13 +43,13 @@ State = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Averaged:
-    """What an average is worth.
+    """The result of an average.
 
     Attributes:
-        path: Of the better weights, which ``torch.load`` reads.
-        count: Checkpoints that were averaged.
-        last: Accuracy of the newest of them, in per cent; None if nobody validated.
-        average: Accuracy of their average.
+        path: The file of the better weights, for ``torch.load``.
+        count: The number of averaged checkpoints.
+        last: The accuracy of the newest checkpoint in per cent; None without a validation.
+        average: The accuracy of the average; None without a validation.
     """
 
     path: Path
@@ -59,16 +59,16 @@ class Averaged:
 
 
 def average(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) -> Averaged:
-    """Write the better of the last weights and of the average of the last ones; collective.
+    """Write the average of the last weights, or the newest weights if they are better. Collective.
 
     Args:
-        folder: Of the run.
-        args: Of its training; ``weight_avg``, ``weight_avg_count`` and ``weight_avg_decay`` say
-            which average.
-        say: Takes a line.
+        folder: The folder of the run.
+        args: The options of the training. ``weight_avg``, ``weight_avg_count`` and
+            ``weight_avg_decay`` choose the average.
+        say: A function that prints a line.
 
     Raises:
-        ValueError: There is no checkpoint, or it is of another model.
+        ValueError: A checkpoint is missing or of another model.
     """
     found = instances.on_instance_0(lambda: checkpoints.read(folder, args.weight_avg_count))
     states = [each.model for each in found]
@@ -106,14 +106,14 @@ def _said(result: Averaged, kind: str, how: str) -> str:
 
 
 def shares(args: argparse.Namespace, count: int) -> list[float]:
-    """Return what each checkpoint counts in an average, the oldest first; together 1."""
+    """Return the share of each checkpoint in the average, the oldest first. The sum is 1."""
     decay = args.weight_avg_decay if args.weight_avg == "exponential" else 1.0
     parts = [decay ** (count - 1 - index) for index in range(count)]
     return [part / sum(parts) for part in parts]
 
 
 def mean_of(states: Sequence[State], parts: Sequence[float]) -> dict[str, torch.Tensor]:
-    """Return the weighted mean of states, added up in float64; whole numbers are the newest's."""
+    """Return the weighted mean of states, computed in float64; integers are the newest state's."""
     made = {}
     for name, newest in states[-1].items():
         if newest.is_floating_point():
@@ -129,10 +129,10 @@ def mean_of(states: Sequence[State], parts: Sequence[float]) -> dict[str, torch.
 def with_statistics(
     state: State, args: argparse.Namespace, images: datasets.Images
 ) -> dict[str, torch.Tensor]:
-    """Return a state with the statistics that its batch norms see on training images; collective.
+    """Return a state with new batch norm statistics from training images. Collective.
 
-    The mean of what the norms of several weights have seen is not what their mean would see. The
-    host computes in float32, on micro-batches as those of the training.
+    The mean of several checkpoints' statistics is not the statistics of the averaged weights. The
+    host computes in float32, and with the micro-batch size of the training.
     """
     plain = argparse.Namespace(**{**vars(args), "precision": "32.32"})
     network = models.create(plain, images.num_classes)
@@ -140,7 +140,7 @@ def with_statistics(
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the mean of all
+        norm.momentum = None  # the mean over all batches
     _show_images(models.ForTraining(network, plain, images).train(), args, images)
     fresh = {
         name: popdist_py.all_reduce(value, "mean")
@@ -165,7 +165,7 @@ def _show_images(module: nn.Module, args: argparse.Namespace, images: datasets.I
 
 
 def _write(path: Path, state: State) -> None:
-    """Write weights whole or not at all, for their owner to read."""
+    """Write weights into a complete file that only its owner can read."""
     with private(), replaced_at_end(path) as partial, partial.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
