@@ -91,7 +91,7 @@ def given(parser: Parser, argv: Sequence[str] | None) -> dict[str, Any]:
 
 
 def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of both, in which ``above`` overrides ``below``.
+    """Return the options of both. ``above`` overrides ``below``.
 
     Options of ``below`` that would contradict ``above`` are left out. For example, --iterations
     overrides epochs. A batch size overrides the gradient accumulation, which is then computed from
@@ -269,7 +269,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _set(args: argparse.Namespace, **values: Any) -> None:
-    """Set the options that are still None."""
+    """Set the given options, if their value is None."""
     for name, value in values.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -141,7 +141,7 @@ class _Clock:
         seconds: The seconds of all laps that have ended.
         images: The images that all instances trained on in these laps.
         counted: The images of the current lap.
-        began: The time at which the current lap began.
+        began: The start time of the current lap.
     """
 
     seconds: float = 0.0
@@ -213,7 +213,7 @@ class _Training:
 
         Args:
             run: The log of the training.
-            found: The checkpoint from which the training goes on; None to start from the beginning.
+            found: The checkpoint to resume from; None to start from the beginning.
         """
         self.run = run
         self.checkpoints = checkpoints.Checkpoints(run, self.model, self.loader, self.args)

@@ -1,7 +1,7 @@
 """The data sets of the CNN programs: images for training and validation, and their loader.
 
-``images.py`` is the common base of all data sets. ``order.py`` has the order in which the instances
-read images. CIFAR-10 and CIFAR-100 are in ``cifar.py``, ImageNet is in ``imagenet.py`` and
+``images.py`` is the common base of all data sets. ``order.py`` has the order of the images for each
+instance. CIFAR-10 and CIFAR-100 are in ``cifar.py``, ImageNet is in ``imagenet.py`` and
 ``tfrecords.py``, and random images are in ``generated.py``. ``sample.py`` is a program that makes
 small data sets of handwritten digits.
 """

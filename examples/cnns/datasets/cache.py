@@ -41,7 +41,7 @@ class Cache:
         entries = np.frombuffer(mmap.mmap(-1, 32 * (count + 1)), np.int64)
         self._entries = entries[: 4 * count].reshape(count, 4)  # label, offset, height, width
         self._entries[:, 0] = _NOTHING
-        self._state = entries[4 * count :]  # pictures, bytes, whether the cache takes no more
+        self._state = entries[4 * count :]  # pictures, bytes, whether the cache is full
         self._lock = multiprocessing.Lock()
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
 """CIFAR-10 and CIFAR-100 in their binary version, loaded into memory as a whole.
 
-A record of CIFAR-10 is a label and 3,072 pixels of one byte: red, green, blue, row by row. A record
-of CIFAR-100 has two labels, the coarse class and the fine class. The files do not have checksums,
-so damaged pixels are not detected.
-Source: https://www.cs.toronto.edu/~kriz/cifar.html
+A record of CIFAR-10 is a label and 3,072 bytes of pixels. All red pixels come first, then the green
+and the blue pixels. A record of CIFAR-100 has two labels, the coarse class and the fine class. The
+files do not have checksums, so damaged pixels are not detected. Source:
+https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FORMATS = {
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """Return ``folder`` or the archive's folder in it, whichever has the files; None without files."""
+    """Return the folder of the files, which is ``folder`` or a subfolder; None without files."""
     found = FORMATS[name]
     for place in (folder, folder / found.folder):
         if any((place / file).is_file() for file in (*found.training, *found.test)):

@@ -44,7 +44,7 @@ class Generated(Pictures):
         return self._count
 
     def __getitems__(self, samples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch, in which padding has the label -1."""
+        """Return a batch. Padding has the label -1."""
         indices = torch.tensor([index for index, _ in samples])
         chosen = indices.clamp(min=0) % len(self._images)
         labels = torch.where(indices < 0, indices, self._labels[chosen])

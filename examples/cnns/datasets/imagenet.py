@@ -52,7 +52,7 @@ class Folders:
         return len(self._files)
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return every ``num_processes``-th file, so that each process has images of all classes."""
+        """Return every ``num_processes``-th file, so that a process reads images of all classes."""
         return range(process, len(self), num_processes)
 
     def read(self, index: int) -> tuple[bytes, int, str]:
@@ -119,7 +119,7 @@ class ImageNet(Pictures):
         return self._source.part(process, num_processes)
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels and labels. With keys, the pictures are random crops, otherwise the middle."""
+        """Return pixels and labels. Keys select random crops; without keys, it is the middle."""
         pixels = np.empty((len(indices), 3, self._side, self._side), np.uint8)
         labels = np.empty(len(indices), np.int64)
         draws = None if keys is None else uniform(keys, 3 + 2 * _TRIES)

@@ -37,7 +37,7 @@ class DataError(ValueError):
     """An error in the data, described in one line.
 
     torch raises an error of a worker process again, with the worker's traceback as its text. This
-    class keeps only the last line of such a text.
+    class keeps only the last line of that text.
     """
 
     def __init__(self, text: str) -> None:

@@ -15,7 +15,7 @@ class Exponential(Schedule):
 
     Attributes:
         factor: Of one decay.
-        decay_epochs: The epochs in which the rate is multiplied by the factor once.
+        decay_epochs: The epochs between two multiplications by the factor.
     """
 
     factor: float

@@ -9,10 +9,10 @@ __all__ = ["Schedule", "Span"]
 
 @dataclass(frozen=True)
 class Span:
-    """How long a training is.
+    """The length of a training and of its warm-up.
 
     Attributes:
-        epochs: Of the training.
+        epochs: The length of the training in epochs.
         warmup: The epochs in which the rate rises from 0. A training may be shorter.
     """
 
@@ -31,14 +31,14 @@ class Schedule:
 
     Attributes:
         base: The highest rate.
-        span: Of the training.
+        span: The length of the training and of its warm-up.
     """
 
     base: float
     span: Span
 
     def rate(self, epoch: float) -> float:
-        """Return the rate after so many epochs.
+        """Return the rate after a number of epochs.
 
         The warm-up is a straight line from 0 to the rate at its end. If the training ends before
         the warm-up, the line rises to the base.

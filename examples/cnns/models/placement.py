@@ -22,7 +22,7 @@ __all__ = ["place", "splits"]
 
 
 def splits(network: nn.Module) -> list[str]:
-    """Return the names of layers where the network may be cut, in the order in which they run."""
+    """Return the names of the layers where the network can be cut, in the order of the forward pass."""
     return list(_layers(network))[1:]
 
 
@@ -45,7 +45,7 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
     if args.shards > 1:
         _begin_stages(network, cuts)
     overlaps = args.pipeline and args.pipeline_schedule != "Sequential"
-    if args.enable_recompute and not overlaps:  # such a pipeline recomputes whole stages
+    if args.enable_recompute and not overlaps:  # that pipeline recomputes whole stages
         if args.pipeline and args.shards == 1:
             _keep_inputs(network, cuts)
         else:
@@ -69,7 +69,7 @@ def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
 
 
 def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
-    """Return --pipeline-splits if the network can be cut there."""
+    """Return --pipeline-splits, after checking that they are layers in the right order."""
     possible = splits(network)
     chosen = args.pipeline_splits or []
     _check_number(chosen, possible, args)

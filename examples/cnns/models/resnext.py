@@ -14,8 +14,8 @@ def _plan(groups: int, group_width: int, depths: tuple[int, ...], **changes) -> 
     return Plan(block, Bottleneck.expansion, depths, **changes)
 
 
-#: The plan of each model size, by the kind of images. The paper has 29 (8x64d) and 50 (32x4d). The
-#: size 11, whose groups have a quarter of the width, is an addition for trials.
+#: The plan of each model size, by the kind of images. The paper has 29 (8x64d) and 50 (32x4d). Size
+#: 11 is an addition for trials. Its groups have a quarter of the width.
 PLANS = {
     "cifar": {
         "11": _plan(8, 16, (1, 1, 1), small_images=True),

@@ -1,7 +1,7 @@
 """Hook for ``python3 -m pytest`` in the folder of the CNN application: it runs the tests.
 
-The tests are in tests/examples of the repository, because they use fixtures from there. Tests with
-the marker ``long`` are left out. Options such as ``-x`` and ``-k NAME`` are passed on.
+The tests are in tests/examples of the repository, because they use fixtures of that folder. Tests
+with the marker ``long`` are left out. Options such as ``-x`` and ``-k NAME`` are passed on.
 """
 
 from __future__ import annotations
