@@ -1,7 +1,6 @@
 """The order in which the instances read a data set in each epoch.
 
-Nothing here reads a picture. An epoch's order and how its pictures are augmented follow from the
-seed and the number of the epoch alone.
+The seed and the number of the epoch determine the order and the augmentation of the pictures.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = ["place", "splits"]
 
 
 def splits(network: nn.Module) -> list[str]:
-    """Return the names of the layers where the network can be cut, in the order of the forward pass."""
+    """Return the layers where the network can be cut, in the order of the forward pass."""
     return list(_layers(network))[1:]
 
 
