@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 from popdist_py.horovod.common.exceptions import HorovodInternalError
+from popdist_py.horovod.torch.allgather_ops import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    grouped_allgather,
+    grouped_allgather_async,
+    sparse_allreduce_async,
+)
+from popdist_py.horovod.torch.allreduce_ops import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from popdist_py.horovod.torch.broadcast_ops import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+)
 from popdist_py.horovod.torch.calls import (
     Adasum,
     Average,
@@ -17,36 +42,11 @@ from popdist_py.horovod.torch.calls import (
     poll,
     synchronize,
 )
-from popdist_py.horovod.torch.gathering import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    sparse_allreduce_async,
-)
-from popdist_py.horovod.torch.reducing import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from popdist_py.horovod.torch.scattering import (
+from popdist_py.horovod.torch.reducescatter_ops import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
-)
-from popdist_py.horovod.torch.sending import (
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
 )
 
 __all__ = [

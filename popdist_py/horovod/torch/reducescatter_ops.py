@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from popdist_py.collectives import Communicator
+from popdist_py.horovod.torch.allgather_ops import allgather
+from popdist_py.horovod.torch.allreduce_ops import reduction_of
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -33,8 +35,6 @@ from popdist_py.horovod.torch.calls import (
     started_together,
 )
 from popdist_py.horovod.torch.compression import Compression, Compressor, check_compression
-from popdist_py.horovod.torch.gathering import allgather
-from popdist_py.horovod.torch.reducing import reduction_of
 
 __all__ = [
     "grouped_reducescatter",

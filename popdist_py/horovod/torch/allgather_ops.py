@@ -15,6 +15,7 @@ import torch
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.errors import counted
+from popdist_py.horovod.torch.allreduce_ops import allreduce
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -36,7 +37,6 @@ from popdist_py.horovod.torch.calls import (
     numbered,
     started_together,
 )
-from popdist_py.horovod.torch.reducing import allreduce
 from popdist_py.public_collectives import leaf_arrays
 
 __all__ = [

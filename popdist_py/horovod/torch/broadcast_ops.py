@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from popdist_py.horovod.torch.allreduce_ops import allreduce
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -27,7 +28,6 @@ from popdist_py.horovod.torch.calls import (
     leaf_of,
     mark_changed,
 )
-from popdist_py.horovod.torch.reducing import allreduce
 from popdist_py.public_collectives import leaf_arrays
 
 __all__ = [
