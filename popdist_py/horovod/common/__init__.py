@@ -1,4 +1,4 @@
-"""Horovod's names that belong to no framework, ``horovod.common``: its errors, and small helpers.
+"""The errors and helper functions of ``horovod.common``, which do not depend on a framework.
 
-Importing this imports no torch. Nothing here communicates. May call: nothing.
+Importing this package does not import torch. Nothing here communicates. May call: nothing.
 """

@@ -1,4 +1,4 @@
-"""The exceptions of Horovod that programs catch: ``horovod.common.exceptions``."""
+"""The exceptions of ``horovod.common.exceptions``, which programs catch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective call failed; base class of all errors of calls in ``horovod.torch``."""
+    """A collective call failed. This is the base class of all errors of ``horovod.torch`` calls."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed; never raised, as jobs are not elastic here."""
+    """The hosts of an elastic job changed. It is never raised, because jobs are not elastic."""
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__()
@@ -18,4 +18,4 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Horovod was built for another framework version; never raised, as nothing is built here."""
+    """Horovod was built for another framework version. This library never raises it."""

@@ -1,4 +1,4 @@
-"""Small helper functions of Horovod that programs import: ``horovod.common.util``.
+"""Small helper functions that programs import from ``horovod.common.util``.
 
 They report the features that Horovod was built with, set environment variables for a block of code,
 and split lists.

@@ -1,11 +1,8 @@
-"""allreduce: every rank gets the reduction of all ranks' tensors.
-
-Nothing here gathers or sends.
-"""
+"""Horovod's allreduce, which reduces the tensors of all ranks and returns the result on each."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +24,7 @@ from popdist_py.horovod.torch.calls import (
     Tensors,
     check_op,
     check_tensor,
-    copy_of,
+    checked_copy,
     differentiable,
     leaf_of,
     mark_changed,
@@ -48,69 +45,125 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The checked arguments of a reduction.
+
+    Attributes:
+        op: This operator combines the tensors of the ranks.
+        name: The program gave this name to the call.
+        prescale: The tensors are multiplied by this factor before the reduction.
+        postscale: The results are multiplied by this factor.
+    """
+
+    op: ReduceOp
+    name: str | None
+    prescale: float
+    postscale: float
+
+    def in_place(self, function: str, tensors: Tensors) -> Call:
+        """Return the call that overwrites ``tensors`` with their reductions.
+
+        ``function`` is the name of the public function, for messages.
+        """
+        world = communicator()
+        leaves, operations = [], []
+        for x in tensors:
+            check_tensor(function, x)
+            if self.op is Average and x.dtype is torch.bool:
+                raise TypeError(f"{function}(op=Average): a tensor of booleans: give x.float()")
+            _scale(x.detach(), self.prescale)
+            # An array of integers cannot store a mean, so ``finish`` divides the sum.
+            array_op = "sum" if self.op is Average and not _is_inexact(x) else ARRAY_OPS[self.op]
+            leaves.append(leaf_of(function, leaf_arrays.reducible(x, array_op)))
+            operations.append(array_op)
+        names = [self.name or ""]
+        if len(tensors) != 1:
+            names = numbered(function, self.name, len(tensors))
+
+        def run() -> None:
+            for (array, _), array_op, each in zip(leaves, operations, names, strict=True):
+                world.all_reduce(array, array_op, each)
+
+        def finish(_: None) -> Tensors:
+            for x, (_array, result), array_op in zip(tensors, leaves, operations, strict=True):
+                result()
+                values = x.detach()
+                if self.op is Average and array_op == "sum":
+                    values.copy_(torch.div(values, world.num_instances, rounding_mode="trunc"))
+                _scale(values, self.postscale)
+                mark_changed(x)
+            return tensors
+
+        return Call(world, "all_reduce", run, finish, names)
+
+    def of_copies(self, function: str, tensors: Tensors) -> Call:
+        """Return the call that reduces copies of ``tensors``."""
+        return self.in_place(function, [checked_copy(function, x) for x in tensors])
+
+    def with_gradients(
+        self, function: str, tensors: Tensors, compression: type[Compressor]
+    ) -> list[Tensor]:
+        """Return the reductions as new tensors, through which gradients pass."""
+        for x in tensors:
+            check_tensor(function, x)
+        check_compression(compression)
+        compressed = [compression.compress(x) for x in tensors]
+        reduced = differentiable(_AllReduce, function, self, *(small for small, _ in compressed))
+        pairs = zip(reduced, compressed, strict=True)
+        return [compression.decompress(small, saved) for small, (_, saved) in pairs]
+
+
+def _is_inexact(x: Tensor) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
 def _scale(x: Tensor, factor: float) -> None:
-    """Multiply in place; whole numbers lose their fraction, as in Horovod."""
+    """Multiply a tensor in place. As in Horovod, integer results are rounded towards 0."""
     if factor == 1.0:
         return
-    if x.dtype.is_floating_point or x.dtype.is_complex:
+    if _is_inexact(x):
         x.mul_(factor)
     else:
         x.copy_((x.double() * factor).trunc())
 
 
-def reduction_of(
-    call: str, tensors: Tensors, op: ReduceOp, name: str | None, prescale: float, postscale: float
-) -> Call:
-    """Return the call that reduces ``tensors`` in place."""
-    world = communicator()
-    leaves, operations = [], []
-    for x in tensors:
-        check_tensor(call, x)
-        if op is Average and x.dtype is torch.bool:
-            raise TypeError(f"{call}(op=Average): a tensor of booleans: give x.float()")
-        _scale(x.detach(), prescale)
-        # Arrays of whole numbers cannot receive a mean.
-        is_whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
-        array_op = "sum" if op is Average and is_whole else ARRAY_OPS[op]
-        leaves.append(leaf_of(call, leaf_arrays.reducible(x, array_op)))
-        operations.append(array_op)
-    names = [name or ""] if len(tensors) == 1 else numbered(name or f"{call}.noname", len(tensors))
-
-    def run() -> None:
-        for (array, _), array_op, each in zip(leaves, operations, names, strict=True):
-            world.all_reduce(array, array_op, each)
-
-    def finish(_: None) -> Tensors:
-        for x, (_array, result), array_op in zip(tensors, leaves, operations, strict=True):
-            result()
-            if op is Average and array_op == "sum":
-                x.detach().copy_(torch.div(x.detach(), world.num_instances, rounding_mode="trunc"))
-            _scale(x.detach(), postscale)
-            mark_changed(x)
-        return tensors
-
-    return Call(world, "all_reduce", run, finish, names)
-
-
 class _AllReduce(torch.autograd.Function):
-    """allreduce of several tensors; the gradient is reduced in the same way."""
+    """Reduces several tensors; the backward pass reduces their gradients in the same way."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: str, op: ReduceOp, name: str | None, prescale: float, postscale: float,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        ctx.arguments = (call, op, prescale, postscale)
-        copies = [copy_of(x) for x in tensors]
-        return tuple(reduction_of(call, copies, op, name, prescale, postscale).now())
+        ctx: Any, function: str, reduction: Reduction, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.arguments = function, reduction
+        return tuple(reduction.of_copies(function, tensors).now())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        call, op, prescale, postscale = ctx.arguments
-        if op not in (Average, Sum):
-            raise NotImplementedError(f"{call}(op={op.name}) has no gradient: use Average or Sum")
-        reduced = differentiable(_AllReduce, call, op, None, prescale, postscale, *gradients)
-        return (None, None, None, None, None, *reduced)
+        function, reduction = ctx.arguments
+        if reduction.op not in (Average, Sum):
+            raise NotImplementedError(
+                f"{function}(op={reduction.op.name}) has no gradient: use Average or Sum"
+            )
+        unnamed = replace(reduction, name=None)
+        return None, None, *differentiable(_AllReduce, function, unnamed, *gradients)
+
+
+def _first_of(call: Call) -> Call:
+    """Return a call whose result is the first tensor of the result of ``call``."""
+    return replace(call, finish=lambda done: call.finish(done)[0])
+
+
+def _checked(
+    average: bool | None, name: str | None, op: ReduceOp | int | None, prescale: float,
+    postscale: float, process_set: ProcessSet,
+) -> Reduction:  # fmt: skip
+    """Return the checked arguments of a public function.
+
+    Only public functions may call this function, because a warning shows the line of their caller.
+    """
+    check_process_set(process_set)
+    return Reduction(check_op(op, average, stacklevel=4), name, prescale, postscale)
 
 
 def allreduce(
@@ -126,29 +179,22 @@ def allreduce(
     """Reduce a tensor over all ranks and return the result as a new one; gradients pass through.
 
     Args:
-        tensor: of equal shape and dtype on all ranks.
-        average: deprecated: True means Average, False means Sum.
-        name: compared between the ranks.
-        compression: how the tensor is made smaller for its way.
-        op: Average (the default), Sum, Min, Max or Product. The average of whole numbers is a
-            whole number, towards 0.
-        prescale_factor: multiplies before the reduction.
-        postscale_factor: multiplies after it.
-        process_set: must be the global one.
+        tensor: All ranks must pass the same shape and dtype.
+        average: This argument is deprecated. True means Average, and False means Sum.
+        name: All ranks must pass the same name.
+        compression: This class converts the tensor before and after the reduction.
+        op: The operator is Average (the default), Sum, Min, Max or Product. An average of integers
+            is rounded towards 0.
+        prescale_factor: The tensor is multiplied by this factor before the reduction.
+        postscale_factor: The result is multiplied by this factor.
+        process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        CollectiveMismatchError: the ranks differ in shape, dtype, operation or name.
-        NotImplementedError: Adasum.
+        CollectiveMismatchError: The ranks passed different shapes, dtypes, operations or names.
+        NotImplementedError: Adasum is not available.
     """
-    check_process_set(process_set)
-    check_tensor("allreduce", tensor)
-    check_compression(compression)
-    op = check_op(op, average)
-    small, saved = compression.compress(tensor)
-    (reduced,) = differentiable(
-        _AllReduce, "allreduce", op, name, prescale_factor, postscale_factor, small
-    )
-    return compression.decompress(reduced, saved)
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return reduction.with_gradients("allreduce", [tensor], compression)[0]
 
 
 def allreduce_(
@@ -160,10 +206,9 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce a tensor in place and return it; arguments as for ``allreduce``."""
-    check_process_set(process_set)
-    op = check_op(op, average)
-    reduction_of("allreduce", [tensor], op, name, prescale_factor, postscale_factor).now()
+    """Reduce a tensor in place and return it; ``allreduce`` describes the arguments."""
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    reduction.in_place("allreduce", [tensor]).now()
     return tensor
 
 
@@ -176,11 +221,9 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``allreduce`` and return a handle, whose ``synchronize`` returns a new tensor."""
-    check_tensor("allreduce", tensor)
-    copy = copy_of(tensor)
-    op = check_op(op, average)
-    return allreduce_async_(copy, None, name, op, prescale_factor, postscale_factor, process_set)
+    """Start ``allreduce`` and return a handle; ``synchronize`` returns the new tensor."""
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _first_of(reduction.of_copies("allreduce", [tensor])).start()
 
 
 def allreduce_async_(
@@ -192,11 +235,12 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``allreduce_`` and return a handle; nobody may touch the tensor before its end."""
-    check_process_set(process_set)
-    op = check_op(op, average)
-    call = reduction_of("allreduce", [tensor], op, name, prescale_factor, postscale_factor)
-    return replace(call, finish=lambda done: call.finish(done)[0]).start()
+    """Start ``allreduce_`` and return a handle; do not use the tensor before the call is complete.
+
+    The call is complete once ``synchronize`` returns.
+    """
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _first_of(reduction.in_place("allreduce", [tensor])).start()
 
 
 def grouped_allreduce(
@@ -210,18 +254,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Reduce several tensors as ``allreduce`` does and return the results."""
-    check_process_set(process_set)
-    for x in tensors:
-        check_tensor("grouped_allreduce", x)
-    check_compression(compression)
-    op = check_op(op, average)
-    compressed = [compression.compress(x) for x in tensors]
-    reduced = differentiable(
-        _AllReduce, "grouped_allreduce", op, name, prescale_factor, postscale_factor,
-        *(small for small, _ in compressed),
-    )  # fmt: skip
-    pairs = zip(reduced, compressed, strict=True)
-    return [compression.decompress(small, saved) for small, (_, saved) in pairs]
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return reduction.with_gradients("grouped_allreduce", tensors, compression)
 
 
 def grouped_allreduce_(
@@ -233,12 +267,9 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Reduce several tensors in place and return them; arguments as for ``allreduce``."""
-    op = check_op(op, average)
-    handle = grouped_allreduce_async_(
-        tensors, None, name, op, prescale_factor, postscale_factor, process_set
-    )
-    return list(handle.wait())
+    """Reduce several tensors in place and return them; ``allreduce`` describes the arguments."""
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return list(reduction.in_place("grouped_allreduce", tensors).now())
 
 
 def grouped_allreduce_async(
@@ -250,14 +281,9 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``grouped_allreduce``; ``synchronize`` returns new tensors."""
-    for x in tensors:
-        check_tensor("grouped_allreduce", x)
-    copies = [copy_of(x) for x in tensors]
-    op = check_op(op, average)
-    return grouped_allreduce_async_(
-        copies, None, name, op, prescale_factor, postscale_factor, process_set
-    )
+    """Start ``grouped_allreduce`` and return a handle; ``synchronize`` returns new tensors."""
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return reduction.of_copies("grouped_allreduce", tensors).start()
 
 
 def grouped_allreduce_async_(
@@ -269,8 +295,9 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``grouped_allreduce_``; nobody may touch the tensors before its end."""
-    check_process_set(process_set)
-    op = check_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return reduction_of("grouped_allreduce", tensors, op, name, *factors).start()
+    """Start ``grouped_allreduce_`` and return a handle.
+
+    Do not use the tensors before ``synchronize`` has returned.
+    """
+    reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
+    return reduction.in_place("grouped_allreduce", tensors).start()

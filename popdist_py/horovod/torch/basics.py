@@ -1,7 +1,6 @@
-"""Who this process is among the instances, in Horovod's words: rank, size, local and cross rank.
+"""Horovod's basic functions, such as ``init``, ``rank`` and ``size``.
 
-The state of the room lives here: whether ``init()`` was called, and what it found.
-Nothing here reduces or moves data.
+``init()`` stores the ranks and sizes of the process in this module.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import Any
 
 from popdist_py import context
 from popdist_py.collectives import Communicator
+from popdist_py.horovod.common.util import ccl_built, ddl_built, gloo_built, mpi_built
 
+# The list contains only the names that ``horovod.torch`` exports. Other modules of this package
+# also import ``ProcessSet``, ``check_process_set`` and ``communicator``.
 __all__ = [
-    "ProcessSet",
     "ccl_built",
-    "check_process_set",
-    "communicator",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -44,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where this process is: the same numbers as in ``horovod.common.basics``."""
+    """The ranks and sizes of this process, as the public functions below return them."""
 
     rank: int
     size: int
@@ -59,17 +58,17 @@ _place: _Place | None = None
 
 
 class ProcessSet:
-    """The set of all processes, which is the only one here."""
+    """The set of all processes. Other process sets are not available."""
 
     process_set_id = 0
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks."""
+        """The ranks of all processes."""
         return list(range(size()))
 
     def included(self) -> bool:
-        """Tell whether this process is a member: always."""
+        """Return True, because every process is a member."""
         return True
 
     def rank(self) -> int:
@@ -87,15 +86,17 @@ global_process_set = ProcessSet()
 def init(
     comm: Sequence[int] | Any | None = None, process_sets: Sequence[Any] | str | None = None
 ) -> None:
-    """Join the other instances of the job; before or after ``popdist.init()``, and again at will.
+    """Connect this process to the other instances of the job.
+
+    A program may call ``init()`` before or after ``popdist.init()``. Later calls do nothing.
 
     Args:
-        comm: must be absent: Horovod's ranks are all instances of the job.
-        process_sets: must be absent, as there are none.
+        comm: Must not be given, because Horovod's ranks are all instances of the job.
+        process_sets: Must not be given, because process sets are not available.
 
     Raises:
-        ValueError: ``comm`` or ``process_sets`` is given.
-        WireError: the launcher's variables are incomplete.
+        ValueError: The caller gave ``comm`` or ``process_sets``.
+        WireError: The launcher's environment variables are incomplete.
     """
     global _place
     if comm or process_sets:
@@ -108,7 +109,8 @@ def init(
     context.init()
     here = context.environment()
     world = context.communicator()
-    # Rank and size on each host, of every instance: launchers differ in how they fill the hosts.
+    # Launchers place instances on hosts in different orders. Therefore every instance sends its
+    # local index and local size.
     everyone = world.all_gather_object((here.local_instance_index, here.num_local_instances))
     own = world.instance_index
     with_same_local_rank = [
@@ -126,13 +128,13 @@ def init(
 
 
 def shutdown() -> None:
-    """Forget ``init()``. The job itself is left at exit, since PopDist may still use it."""
+    """Undo ``init()``. The process stays connected to the job, because PopDist may use it."""
     global _place
     _place = None
 
 
 def is_initialized() -> bool:
-    """Tell whether ``init()`` was called, and ``shutdown()`` was not."""
+    """Tell whether the program has called ``init()`` without a later ``shutdown()``."""
     return _place is not None
 
 
@@ -143,21 +145,17 @@ def _initialised() -> _Place:
 
 
 def communicator() -> Communicator:
-    """Return the communicator of the job, or of the group inside of ``execute_on_instances``.
+    """Return the communicator of the job or, inside ``execute_on_instances``, of the group.
 
     Raises:
-        ValueError: ``init()`` was not called.
+        ValueError: The program has not called ``init()``.
     """
     _initialised()
     return context.communicator()
 
 
 def check_process_set(process_set: Any) -> None:
-    """Refuse every set of processes but that of all.
-
-    Raises:
-        ValueError: it is another one.
-    """
+    """Raise ValueError if ``process_set`` is neither None nor ``global_process_set``."""
     if process_set is not None and process_set is not global_process_set:
         raise ValueError(
             f"process_set={process_set!r}: expected global_process_set; for some of the instances "
@@ -176,7 +174,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return the index of this instance among those of its host."""
+    """Return the index of this instance among the instances of its host."""
     return _initialised().local_rank
 
 
@@ -186,7 +184,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the index of this instance among those with the same local rank: that of its host."""
+    """Return the index of this instance among the instances with the same local rank."""
     return _initialised().cross_rank
 
 
@@ -196,25 +194,20 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Tell whether all hosts have equally many instances."""
+    """Tell whether all hosts have the same number of instances."""
     return _initialised().is_homogeneous
 
 
-def mpi_built() -> bool:
-    """Tell whether MPI can connect the instances: always."""
-    return True
-
-
 def mpi_enabled() -> bool:
-    """Tell whether MPI connects the instances of this job; a lone process starts no MPI."""
+    """Tell whether MPI connects the instances of this job; a single process does not use MPI."""
     return "mpi4py.MPI" in sys.modules
 
 
 def mpi_threads_supported() -> bool:
-    """Tell whether a program may call MPI from several threads beside the collectives.
+    """Tell whether several threads of a program may call MPI while collectives run.
 
     Raises:
-        ValueError: ``init()`` was not called.
+        ValueError: The program has not called ``init()``.
     """
     _initialised()
     if not mpi_enabled():
@@ -224,36 +217,21 @@ def mpi_threads_supported() -> bool:
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
-def gloo_built() -> bool:
-    """Tell whether Gloo connects the instances: never."""
-    return False
-
-
 def gloo_enabled() -> bool:
-    """Tell whether Gloo connects the instances: never."""
+    """Tell whether Gloo connects the instances; always False."""
     return False
 
 
 def nccl_built() -> int:
-    """Return the version of NCCL, 0: there is none."""
+    """Return the version of NCCL; always 0, because NCCL is not used."""
     return 0
 
 
-def ddl_built() -> bool:
-    """Tell whether IBM's DDL is used: never."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Tell whether oneCCL is used: never."""
-    return False
-
-
 def cuda_built() -> bool:
-    """Tell whether CUDA is used: never."""
+    """Tell whether CUDA is used; always False."""
     return False
 
 
 def rocm_built() -> bool:
-    """Tell whether ROCm is used: never."""
+    """Tell whether ROCm is used; always False."""
     return False

@@ -1,7 +1,4 @@
-"""broadcast: every rank gets the tensor of one.
-
-Nothing here reduces but gradients.
-"""
+"""Horovod's broadcast, which sends the tensor of one rank, the root, to all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from popdist_py.horovod.torch.calls import (
     Handle,
     Tensor,
     check_tensor,
-    copy_of,
+    checked_copy,
     differentiable,
     is_root,
     leaf_of,
@@ -30,16 +27,11 @@ from popdist_py.horovod.torch.calls import (
 )
 from popdist_py.public_collectives import leaf_arrays
 
-__all__ = [
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-]
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
 
-def _send(tensor: Tensor, root_rank: int, name: str | None) -> Call:
-    """Return the call that overwrites ``tensor`` with that of the root."""
+def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> Call:
+    """Return the call that overwrites ``tensor`` with the tensor of the root."""
     check_tensor("broadcast", tensor)
     world, sends = communicator(), is_root("broadcast", root_rank)
     array, result = leaf_of("broadcast", leaf_arrays.movable(tensor, needs_writing=not sends))
@@ -55,14 +47,13 @@ def _send(tensor: Tensor, root_rank: int, name: str | None) -> Call:
 
 
 class _Broadcast(torch.autograd.Function):
-    """broadcast; the root gets the average of all gradients, the others zeros."""
+    """Broadcasts a tensor; the root's gradient is the average of all, other gradients are 0."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
         ctx.root_rank = root_rank
-        copy = copy_of(tensor)
-        sent: Tensor = _send(copy, root_rank, name).now()
-        return sent
+        received: Tensor = _overwrite(checked_copy("broadcast", tensor), root_rank, name).now()
+        return received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -80,19 +71,19 @@ def broadcast(
     """Return the tensor of rank ``root_rank`` as a new one; gradients pass through.
 
     Args:
-        tensor: of equal shape and dtype on all ranks.
-        root_rank: whose tensor is sent.
-        name: compared between the ranks.
-        process_set: must be the global one.
+        tensor: All ranks must pass the same shape and dtype.
+        root_rank: This rank sends its tensor.
+        name: All ranks must pass the same name.
+        process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: there is no such rank.
-        CollectiveMismatchError: the ranks differ in shape, dtype, root or name.
+        ValueError: ``root_rank`` is not a rank of the job.
+        CollectiveMismatchError: The ranks passed different shapes, dtypes, roots or names.
     """
     check_process_set(process_set)
     check_tensor("broadcast", tensor)
-    sent: Tensor = differentiable(_Broadcast, tensor, root_rank, name)
-    return sent
+    received: Tensor = differentiable(_Broadcast, tensor, root_rank, name)
+    return received
 
 
 def broadcast_(
@@ -101,10 +92,10 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Overwrite a tensor with that of rank ``root_rank`` and return it."""
+    """Overwrite a tensor with the tensor of rank ``root_rank`` and return it."""
     check_process_set(process_set)
-    sent: Tensor = _send(tensor, root_rank, name).now()
-    return sent
+    received: Tensor = _overwrite(tensor, root_rank, name).now()
+    return received
 
 
 def broadcast_async(
@@ -114,9 +105,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start ``broadcast`` and return a handle."""
-    check_tensor("broadcast", tensor)
-    copy = copy_of(tensor)
-    return broadcast_async_(copy, root_rank, name, process_set)
+    return broadcast_async_(checked_copy("broadcast", tensor), root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -125,6 +114,6 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``broadcast_`` and return a handle; nobody may touch the tensor before its end."""
+    """Start ``broadcast_`` and return a handle; do not use the tensor before it is complete."""
     check_process_set(process_set)
-    return _send(tensor, root_rank, name).start()
+    return _overwrite(tensor, root_rank, name).start()

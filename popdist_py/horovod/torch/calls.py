@@ -1,7 +1,7 @@
-"""One collective of Horovod's: what is checked before it, its handle, and how it is made.
+"""Operators, argument checks and handles of Horovod's calls.
 
-An operation is built once, as a ``Call``, and then made now or in the background. The operations
-themselves live beside this module.
+The modules of the operations build a ``Call`` for each call of the program. It runs at once, or in
+the background with a ``Handle``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
     "check_optimizer",
     "check_rows",
     "check_tensor",
-    "copy_of",
+    "checked_copy",
     "differentiable",
     "is_root",
     "is_whole",
@@ -71,7 +71,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class ReduceOp(IntEnum):
-    """How the tensors of all ranks become one; the numbers are Horovod's."""
+    """Operators of reductions; the numbers are Horovod's."""
 
     Average = 0
     Sum = 1
@@ -94,7 +94,7 @@ ARRAY_OPS: Final[dict[ReduceOp, ArrayOp]] = {
 
 
 class Handle:
-    """A collective that runs beside the program; what ``synchronize`` and ``poll`` take."""
+    """A collective call that runs in the background; an argument of ``synchronize``."""
 
     def __init__(self, work: BackgroundCall[Any], finish: Callable[[Any], Any]) -> None:
         self._work = work
@@ -106,7 +106,7 @@ class Handle:
         return self._work.is_completed()
 
     def wait(self) -> Any:
-        """Return the result once it is there; again, the same one."""
+        """Wait for the call and return its result. A second ``wait`` returns the same object."""
         if self._finish is not None:
             with horovod_errors():
                 done = self._work.wait()
@@ -117,11 +117,15 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective: ``run`` communicates, in any thread; ``finish`` works in the program's own.
+    """One collective call.
 
-    ``name`` is the name of this library's equivalent call. ``names`` are the names that the program
-    gives to its tensors. Only ``finish`` changes tensors: in another thread, torch would start a
-    second set of its own threads.
+    Attributes:
+        world: The communicator of the call.
+        name: The name of the equivalent call of this library.
+        run: This function communicates. It may run in any thread.
+        finish: This function converts the result of ``run``. It runs in the program's thread,
+            because torch starts another set of threads for each thread that computes.
+        names: The names that the program gave to its tensors.
     """
 
     world: Communicator
@@ -131,11 +135,11 @@ class Call:
     names: Sequence[str] = field(default=())
 
     def now(self) -> Any:
-        """Make the call and return its result.
+        """Run the call and return its result.
 
         Raises:
-            HorovodInternalError: the call failed. The error is a PopdistError, too.
-            ValueError: an asynchronous call that is still running has one of the names.
+            HorovodInternalError: The call failed. The error is also a PopdistError.
+            ValueError: An asynchronous call with one of the names is still running.
         """
         self._check_names()
         with horovod_errors(), activities.doing(activities.REDUCING, self.name):
@@ -143,10 +147,10 @@ class Call:
         return self.finish(done)
 
     def start(self) -> Handle:
-        """Make the call beside the program.
+        """Run the call in the background and return its handle.
 
         Raises:
-            ValueError: another call that is still running has one of the names.
+            ValueError: Another asynchronous call with one of the names is still running.
         """
         self._check_names()
         work = self.world.background.submit(self.run, self.name)
@@ -166,19 +170,19 @@ class Call:
                 )
 
 
-# The running calls that the program has named, by kind and name.
+# The asynchronous calls that the program has named, by operation and name.
 _started: weakref.WeakValueDictionary[tuple[str, str], BackgroundCall[Any]] = (
     weakref.WeakValueDictionary()
 )
 
 
 def _is_given(name: str) -> bool:
-    """Tell whether the program gave this name; generated names contain ``.noname``."""
+    """Tell whether the program gave this name. Generated names contain ``.noname``."""
     return bool(name) and ".noname" not in name
 
 
 def synchronize(handle: Handle) -> Any:
-    """Return the result of an asynchronous call once it is complete."""
+    """Wait for an asynchronous call and return its result."""
     return handle.wait()
 
 
@@ -188,23 +192,23 @@ def poll(handle: Handle) -> bool:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return once every rank has called this."""
+    """Wait until every rank has called this function."""
     check_process_set(process_set)
     with horovod_errors(), activities.doing(activities.REDUCING, "barrier"):
         communicator().barrier()
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001
-    """Return once all ranks have joined: which they must do at the same step.
+    """Wait until all ranks have joined; all ranks must join at the same step.
 
     Args:
-        device: has no meaning here.
+        device: This argument is ignored.
 
     Returns:
-        the last rank, as all join together.
+        The highest rank, because all ranks join together.
 
     Raises:
-        HorovodInternalError: another rank makes another call, since it has more batches.
+        HorovodInternalError: Another rank makes another call, because it has more batches.
     """
     world = communicator()
     try:
@@ -218,14 +222,16 @@ def join(device: int = -1) -> int:  # noqa: ARG001
     return world.num_instances - 1
 
 
-def check_op(op: ReduceOp | int | None, average: bool | None = None) -> ReduceOp:
-    """Return the operation that ``op``, or the deprecated ``average``, asks for.
+def check_op(
+    op: ReduceOp | int | None, average: bool | None = None, stacklevel: int = 3
+) -> ReduceOp:
+    """Return the operator that ``op``, or the deprecated ``average``, selects.
 
-    The warning names the line that called the caller.
+    ``stacklevel`` makes the warning about ``average`` show the line of the program.
 
     Raises:
-        ValueError: both are given, or an unknown operation.
-        NotImplementedError: Adasum.
+        ValueError: The caller gave both arguments, or ``op`` is not an operator.
+        NotImplementedError: Adasum is not available.
     """
     if average is not None:
         if op is not None:
@@ -235,7 +241,7 @@ def check_op(op: ReduceOp | int | None, average: bool | None = None) -> ReduceOp
         warnings.warn(
             "Parameter `average` has been replaced with `op` and will be removed in v1.0",
             DeprecationWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
         return Average if average else Sum
     if op is None:
@@ -251,7 +257,7 @@ def check_op(op: ReduceOp | int | None, average: bool | None = None) -> ReduceOp
 
 
 def check_tensor(call: str, x: Any) -> None:
-    """Refuse what is no tensor, and a sparse one: with a TypeError."""
+    """Raise TypeError unless ``x`` is a dense tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{call}({x!r:.40}): expected a torch tensor, such as torch.tensor(...)")
     if x.layout is not torch.strided:
@@ -262,16 +268,18 @@ def check_tensor(call: str, x: Any) -> None:
 
 
 def check_optimizer(call: str, optimizer: Any) -> None:
-    """Refuse what is no optimizer, such as a model: with a TypeError."""
+    """Raise TypeError unless ``optimizer`` is a torch optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{call}({type(optimizer).__name__}): expected an optimizer of torch.optim")
 
 
 def is_root(call: str, root_rank: int) -> bool:
-    """Tell whether this process is rank ``root_rank``, among all ranks or those of a group.
+    """Tell whether this process is rank ``root_rank``.
+
+    Inside ``execute_on_instances``, only the ranks of the group are accepted.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: ``root_rank`` is not a rank of the job or group.
     """
     world = communicator()
     if not is_whole(root_rank) or root_rank not in world.instances:
@@ -282,7 +290,7 @@ def is_root(call: str, root_rank: int) -> bool:
 
 
 def is_whole(x: Any) -> bool:
-    """Tell whether a value is an integer of Python, NumPy or torch."""
+    """Tell whether a value is an integer, such as an int or a NumPy or torch integer."""
     try:
         operator.index(x)
     except (TypeError, RuntimeError):
@@ -291,7 +299,7 @@ def is_whole(x: Any) -> bool:
 
 
 def check_rows(call: str, x: Any) -> None:
-    """Refuse what is no tensor, or has no first dimension: with a ValueError."""
+    """Raise an error unless ``x`` is a dense tensor that has a first dimension."""
     check_tensor(call, x)
     if x.dim() == 0:
         raise ValueError(
@@ -300,7 +308,7 @@ def check_rows(call: str, x: Any) -> None:
 
 
 def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[], Any]]:
-    """Return the array that travels for a tensor, and what brings it back."""
+    """Return the array to communicate, and the function that copies the array to its tensor."""
     assert leaf is not None
     if leaf.array is None:
         assert leaf.refusal is not None
@@ -309,23 +317,23 @@ def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[
 
 
 def array_of(call: str, x: Tensor) -> Array:
-    """Return the array that shares the memory of a tensor whose values are sent."""
+    """Return the array with the values of a tensor, for sending."""
     return leaf_of(call, leaf_arrays.movable(x, needs_writing=False))[0]
 
 
 def mark_changed(x: Tensor) -> None:
-    """Tell autograd that a tensor has new values: NumPy wrote them, behind its back."""
+    """Tell autograd that a tensor has new values, because it cannot detect writes by NumPy."""
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)
 
 
-def numbered(name: str, count: int) -> list[str]:
-    """Return the names of the calls of a group."""
-    return [f"{name}.{i}" for i in range(count)]
+def numbered(function: str, name: str | None, count: int) -> list[str]:
+    """Return a name for each tensor of a group; ``function`` replaces a name that is not given."""
+    return [f"{name or f'{function}.noname'}.{i}" for i in range(count)]
 
 
 def started_together(calls: Sequence[Call]) -> Handle:
-    """Start calls that have one handle."""
+    """Start several calls and return one handle for all of them."""
     return Call(
         communicator(),
         calls[0].name if calls else "",
@@ -335,11 +343,16 @@ def started_together(calls: Sequence[Call]) -> Handle:
     ).start()
 
 
-def copy_of(x: Tensor) -> Tensor:
-    """Return a contiguous copy, which autograd does not follow."""
+def checked_copy(call: str, x: Tensor) -> Tensor:
+    """Return a contiguous copy of a dense tensor; autograd does not follow it.
+
+    Raises:
+        TypeError: ``x`` is not a dense tensor.
+    """
+    check_tensor(call, x)
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 def differentiable(function: Any, *args: Any) -> Any:
-    """Call an autograd function, whose ``apply`` torch leaves without types."""
+    """Call an autograd function; torch does not declare the types of ``apply``."""
     return function.apply(*args)

@@ -1,7 +1,4 @@
-"""How tensors are made smaller before they travel: not at all, or as float16.
-
-Nothing here communicates.
-"""
+"""Compressors, which convert tensors before they are communicated, for example to float16."""
 
 from __future__ import annotations
 
@@ -19,21 +16,21 @@ __all__ = [
 
 
 class Compressor:
-    """What ``DistributedOptimizer`` and ``allreduce`` take; subclass it for another way."""
+    """The base class of compressors, for ``DistributedOptimizer`` and ``allreduce``."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor that travels, and what ``decompress`` needs to know."""
+        """Return the tensor to communicate, and the ``ctx`` argument of ``decompress``."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return a tensor like the one before ``compress``."""
+        """Return the tensor in the form that it had before ``compress``."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -47,22 +44,22 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends floats as float16; they are added up in float32."""
+    """Sends floats as float16. Sums of float16 are computed in float32."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor as float16, and its dtype."""
+        """Return the tensor as float16, and its original dtype."""
         is_float = tensor.dtype.is_floating_point
         return (tensor.to(torch.float16) if is_float else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the tensor with its first dtype."""
+        """Return the tensor with its original dtype."""
         return tensor.to(ctx)
 
 
 def check_compression(compression: Any) -> None:
-    """Refuse what cannot compress, such as a name: with a TypeError."""
+    """Raise TypeError unless ``compression`` has the methods of ``Compressor``."""
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise TypeError(
             f"compression={compression!r:.40}: expected Compression.none, Compression.fp16 or a "
@@ -71,7 +68,7 @@ def check_compression(compression: Any) -> None:
 
 
 class Compression:
-    """The two ways that Horovod names."""
+    """The compressors that Horovod defines."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,10 +1,6 @@
-"""The errors of Horovod's calls; each is both a PopdistError and a HorovodInternalError.
+"""Errors of Horovod's calls; each is both a PopdistError and a HorovodInternalError.
 
-MismatchError   a CollectiveMismatchError: the ranks make different calls
-RankLostError   an InstanceLostError: another rank ended, or did not come in time
-CallError       a PopdistError: any other failure of a call
-
-Programs for Horovod catch HorovodInternalError or its base class RuntimeError. A call with wrong
+Programs for Horovod catch HorovodInternalError or its base class RuntimeError. A call with invalid
 arguments raises ValueError or TypeError on the rank that makes it.
 """
 
@@ -16,7 +12,7 @@ from contextlib import contextmanager
 from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
 from popdist_py.horovod.common.exceptions import HorovodInternalError
 
-__all__ = ["CallError", "MismatchError", "RankLostError", "as_horovod_error", "horovod_errors"]
+__all__ = ["CallError", "MismatchError", "RankLostError", "horovod_errors"]
 
 
 class MismatchError(CollectiveMismatchError, HorovodInternalError):
@@ -24,28 +20,23 @@ class MismatchError(CollectiveMismatchError, HorovodInternalError):
 
 
 class RankLostError(InstanceLostError, HorovodInternalError):
-    """Another rank ended, or did not come in time."""
+    """Another rank ended, or did not make the call in time."""
 
 
 class CallError(PopdistError, HorovodInternalError):
     """A call failed for any other reason."""
 
 
-def as_horovod_error(error: PopdistError) -> PopdistError:
-    """Convert an error that a collective raised into an error of this module."""
-    if isinstance(error, HorovodInternalError):
-        return error
-    if isinstance(error, CollectiveMismatchError):
-        return MismatchError(*error.args)
-    if isinstance(error, InstanceLostError):
-        return RankLostError(*error.args)
-    return CallError(*error.args)
-
-
 @contextmanager
 def horovod_errors() -> Iterator[None]:
-    """Convert errors of collectives in the block into errors of this module."""
+    """Convert errors of collectives in the ``with`` block to errors of this module."""
     try:
         yield
+    except HorovodInternalError:
+        raise
+    except CollectiveMismatchError as error:
+        raise MismatchError(*error.args) from None
+    except InstanceLostError as error:
+        raise RankLostError(*error.args) from None
     except PopdistError as error:
-        raise as_horovod_error(error) from None
+        raise CallError(*error.args) from None

@@ -1,7 +1,4 @@
-"""One start for all ranks: parameters, the state of optimizers, and objects of the root.
-
-Nothing here reduces.
-"""
+"""Broadcasts of parameters, optimizer states and objects, and gathers of objects."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from popdist_py.horovod.torch.basics import (
     communicator,
     global_process_set,
 )
+from popdist_py.horovod.torch.broadcast_ops import broadcast_async_
 from popdist_py.horovod.torch.calls import check_optimizer, is_root
 from popdist_py.horovod.torch.errors import horovod_errors
-from popdist_py.horovod.torch.mpi_ops import broadcast_async_, synchronize
 
 __all__ = [
     "allgather_object",
@@ -34,16 +31,16 @@ def broadcast_parameters(
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite the parameters of all ranks with those of rank ``root_rank``.
+    """Overwrite the parameters of all ranks with the parameters of rank ``root_rank``.
 
     Args:
-        params: ``model.state_dict()``, ``model.named_parameters()``, or a list of tensors.
-        root_rank: whose parameters are sent.
-        process_set: must be the global one.
+        params: ``model.state_dict()``, ``model.named_parameters()`` or a list of tensors.
+        root_rank: This rank sends its parameters.
+        process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: ``params`` is something else, or there is no such rank.
-        CollectiveMismatchError: the ranks differ in names, shapes or dtypes.
+        ValueError: ``params`` has another type, or ``root_rank`` is not a rank of the job.
+        CollectiveMismatchError: The ranks passed different names, shapes or dtypes.
     """
     check_process_set(process_set)
     if isinstance(params, Mapping):
@@ -57,7 +54,7 @@ def broadcast_parameters(
         )
     handles = [broadcast_async_(p, root_rank, name) for name, p in named if p is not None]
     for handle in handles:
-        synchronize(handle)
+        handle.wait()
 
 
 def broadcast_optimizer_state(
@@ -66,34 +63,34 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give the optimizers of all ranks the state and options of that of rank ``root_rank``.
+    """Load the state and options of the optimizer of rank ``root_rank`` on all ranks.
 
-    An optimizer that has made no step yet gets the state as well. As with Horovod, its parameters
-    without gradients have gradients of zeros afterwards.
+    Optimizers that have not made a step yet also get the state. As in Horovod, their gradients that
+    are None become zeros.
 
     Args:
-        optimizer: of equal parameter groups on all ranks.
-        root_rank: whose state is sent.
-        model: has no meaning here.
-        process_set: must be the global one.
+        optimizer: All ranks must pass optimizers with the same parameter groups.
+        root_rank: This rank sends its state.
+        model: This argument is ignored.
+        process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: an LBFGS, whose state Horovod does not send either.
-        TypeError: it is no optimizer.
+        ValueError: The optimizer is an LBFGS. Horovod also rejects LBFGS.
+        TypeError: ``optimizer`` is not a torch optimizer.
     """
     check_optimizer("broadcast_optimizer_state", optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     if not optimizer.state:
         _add_gradients(optimizer)
-    # One pickle: no rank but the root knows which tensors there are.
+    # The state is sent as one pickle, because only the root knows which tensors it contains.
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer", process_set)
     if not is_root("broadcast_optimizer_state", root_rank):
         optimizer.load_state_dict(state)
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter a gradient, as programs may use it before the first backward pass."""
+    """Add gradients of zeros, because programs may use them before the first backward pass."""
     is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -111,14 +108,14 @@ def broadcast_object(
     """Return the object of rank ``root_rank``.
 
     Args:
-        obj: anything that can be pickled.
-        root_rank: whose object is sent.
-        name: compared between the ranks.
-        process_set: must be the global one.
+        obj: The object must be picklable.
+        root_rank: This rank sends its object.
+        name: All ranks must pass the same name.
+        process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: there is no such rank.
-        TypeError: the object cannot be pickled; on every rank.
+        ValueError: ``root_rank`` is not a rank of the job.
+        TypeError: The object is not picklable. Every rank raises this error.
     """
     check_process_set(process_set)
     is_root("broadcast_object", root_rank)
@@ -129,12 +126,12 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, in their order.
+    """Return the objects of all ranks in rank order.
 
     Args:
-        obj: anything that can be pickled.
-        name: compared between the ranks.
-        process_set: must be the global one.
+        obj: The object must be picklable.
+        name: All ranks must pass the same name.
+        process_set: Only ``global_process_set`` is accepted.
     """
     check_process_set(process_set)
     with horovod_errors(), activities.doing(activities.REDUCING, "all_gather_object"):

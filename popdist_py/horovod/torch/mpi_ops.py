@@ -1,33 +1,19 @@
-"""Horovod's collectives under the name of Horovod's module. Nothing but names lives here."""
+"""Horovod's collectives under the name of Horovod's module, ``horovod.torch.mpi_ops``."""
 
 from __future__ import annotations
 
 from popdist_py.horovod.common.exceptions import HorovodInternalError
-from popdist_py.horovod.torch.allgather_ops import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    sparse_allreduce_async,
+from popdist_py.horovod.torch import (
+    allgather_ops,
+    allreduce_ops,
+    alltoall_ops,
+    broadcast_ops,
+    reducescatter_ops,
 )
-from popdist_py.horovod.torch.allreduce_ops import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from popdist_py.horovod.torch.broadcast_ops import (
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
+from popdist_py.horovod.torch.allgather_ops import *
+from popdist_py.horovod.torch.allreduce_ops import *
+from popdist_py.horovod.torch.alltoall_ops import *
+from popdist_py.horovod.torch.broadcast_ops import *
 from popdist_py.horovod.torch.calls import (
     Adasum,
     Average,
@@ -42,48 +28,12 @@ from popdist_py.horovod.torch.calls import (
     poll,
     synchronize,
 )
-from popdist_py.horovod.torch.reducescatter_ops import (
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
+from popdist_py.horovod.torch.reducescatter_ops import *
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Handle",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "synchronize",
-]
+__all__ = ["Adasum", "Average", "Handle", "HorovodInternalError", "Max", "Min", "Product"]
+__all__ += ["ReduceOp", "Sum", "barrier", "join", "poll", "synchronize"]
+__all__ += allgather_ops.__all__
+__all__ += allreduce_ops.__all__
+__all__ += alltoall_ops.__all__
+__all__ += broadcast_ops.__all__
+__all__ += reducescatter_ops.__all__

@@ -1,7 +1,4 @@
-"""DistributedOptimizer: gradients are reduced over the ranks while backward runs.
-
-Nothing here knows how an optimizer steps.
-"""
+"""DistributedOptimizer, which reduces gradients over the ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -14,20 +11,11 @@ from typing import Any
 
 import torch
 
-from popdist_py.horovod.torch.basics import (
-    ProcessSet,
-    check_process_set,
-    global_process_set,
-    size,
-)
-from popdist_py.horovod.torch.calls import check_op, check_optimizer, is_whole
+from popdist_py.horovod.torch.allgather_ops import sparse_allreduce_async
+from popdist_py.horovod.torch.allreduce_ops import allreduce_async_
+from popdist_py.horovod.torch.basics import ProcessSet, check_process_set, global_process_set, size
+from popdist_py.horovod.torch.calls import Average, ReduceOp, check_op, check_optimizer, is_whole
 from popdist_py.horovod.torch.compression import Compression, Compressor, check_compression
-from popdist_py.horovod.torch.mpi_ops import (
-    Average,
-    ReduceOp,
-    allreduce_async_,
-    sparse_allreduce_async,
-)
 
 __all__ = ["DistributedOptimizer"]
 
@@ -36,7 +24,7 @@ Parameter = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """How gradients are reduced."""
+    """The options of the gradients' reduction."""
 
     op: ReduceOp
     compression: type[Compressor]
@@ -44,9 +32,10 @@ class _Reduction:
     sparse_as_dense: bool
 
     def start(self, parameter: Parameter, name: str) -> Callable[[], None]:
-        """Start to reduce a gradient; return what waits for it and stores it."""
+        """Start to reduce a gradient; return the function that waits and stores the result."""
         if parameter.grad is None:
-            # Another rank may have computed it: models may use a parameter only now and then.
+            # Another rank may have computed this gradient, if the model does not always use the
+            # parameter.
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad
         sparse_dim = gradient.sparse_dim() if gradient.is_sparse else 0
@@ -60,7 +49,7 @@ class _Reduction:
 
             return store_sparse
         small, saved = self.compression.compress(gradient)
-        # Average divides by the ranks; the factor moves a part of it in front of the sum.
+        # The two factors cancel out. The division before the sum can prevent overflow.
         handle = allreduce_async_(
             small, name=name, op=self.op,
             prescale_factor=1.0 / self.predivide_factor, postscale_factor=self.predivide_factor,
@@ -78,13 +67,16 @@ class _Reduction:
 
 
 class _GradientReducer:
-    """Reduces gradients in one order on all ranks, each as soon as it and those before are there.
+    """Reduces gradients in the same order on all ranks.
+
+    The reduction of a gradient starts once its backward passes and those of all earlier gradients
+    are complete. The order is the reverse order of the parameters, because backward passes compute
+    gradients in about this order.
 
     Args:
-        names: of the parameters, in their order in the optimizer. Their gradients come in about
-            the reverse order.
-        passes: backward passes whose gradients are added up before they are reduced.
-        reduction: how.
+        names: The name of each parameter, in the order of the optimizer.
+        passes: The number of backward passes before a gradient is reduced.
+        reduction: The options of the reduction.
     """
 
     def __init__(self, names: dict[Parameter, str], passes: int, reduction: _Reduction) -> None:
@@ -98,11 +90,11 @@ class _GradientReducer:
             self.add(parameter, name)
 
     def add(self, parameter: Parameter, name: str) -> None:
-        """Reduce also the gradient of ``parameter``."""
+        """Include the gradient of ``parameter`` in the reductions."""
         self._names[parameter] = name
         self._order.append(parameter)
         self._passes_left[parameter] = self.passes
-        # A parameter outlives its optimizer: the next one must not find hooks that still reduce.
+        # A parameter may outlive its optimizer. The weak reference makes the hook inactive then.
         on_gradient = weakref.WeakMethod(self._on_gradient)
 
         def hook(parameter: Parameter) -> None:
@@ -116,7 +108,7 @@ class _GradientReducer:
 
     @property
     def is_pending(self) -> bool:
-        """Whether gradients came that were not waited for."""
+        """Whether a backward pass has computed gradients since the last ``wait`` or ``forget``."""
         return any(left < self.passes for left in self._passes_left.values())
 
     def _on_gradient(self, parameter: Parameter) -> None:
@@ -136,9 +128,9 @@ class _GradientReducer:
             self._started.append(self._reduction.start(parameter, self._names[parameter]))
 
     def wait(self) -> None:
-        """Reduce what is missing, and wait until every parameter has its reduced gradient."""
+        """Start the missing reductions, and wait until all reduced gradients are stored."""
         for parameter in self._order[len(self._started) :]:
-            # A gradient of zeros would let what was frozen meanwhile decay.
+            # Skip frozen parameters: a gradient of zeros would let weight decay change them.
             if parameter.requires_grad:
                 self._start(parameter)
         with torch.no_grad():
@@ -147,47 +139,47 @@ class _GradientReducer:
         self.forget()
 
     def forget(self) -> None:
-        """Begin a new step."""
+        """Discard the started reductions and begin a new step."""
         self._started.clear()
         self._passes_left = dict.fromkeys(self._order, self.passes)
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """What stands in front of an optimizer's own class; ``DistributedOptimizer`` joins the two."""
+    """The first base class of a distributed optimizer; the second is the optimizer's own class."""
 
     _reducer: _GradientReducer | None
     _should_synchronize = True
     _synchronized = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set how many backward passes come before a step, from the next step on."""
+        """Set the number of backward passes before a step, starting with the next step."""
         _check_passes(passes)
         if self._reducer is not None:
             self._reducer.passes = passes
             self._reducer.forget()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, whose gradients are reduced as well."""
+        """Add parameters to the optimizer; their gradients are also reduced."""
         super().add_param_group(param_group)
-        self._take_in()
+        self._add_missing()
 
-    def _take_in(self) -> None:
-        """Reduce also what was added, or was frozen until now."""
+    def _add_missing(self) -> None:
+        """Include parameters that were added, or that are no longer frozen."""
         if self._reducer is not None:
             for name, parameter in _unnamed(self):
                 if parameter.requires_grad and parameter not in self._reducer:
                     self._reducer.add(parameter, name)
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced: before they are looked at, or clipped."""
+        """Wait until all gradients are reduced, for example before clipping them."""
         if self._reducer is not None:
-            self._take_in()
+            self._add_missing()
             self._reducer.wait()
         self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let ``step()`` use the gradients as they are: after ``synchronize()``."""
+        """Make ``step()`` use the gradients unchanged. Call ``synchronize()`` before."""
         self._should_synchronize = False
         try:
             yield
@@ -195,7 +187,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait until all gradients are reduced, then make a step."""
+        """Wait until all gradients are reduced, and then update the parameters."""
         if self._should_synchronize and closure is not None:
             closure = self._synchronised(closure)
         elif self._should_synchronize:
@@ -212,7 +204,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = False
         return result
 
-    # torch would run the hooks of a step around this one, and again around the one it calls.
+    # Without this mark, torch would run step hooks twice: for this method and for the base class.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _synchronised(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -224,10 +216,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return call
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Forget all gradients; not between backward and step.
+        """Reset all gradients. Programs must not call this method between backward and step.
 
         Raises:
-            AssertionError: gradients are being reduced.
+            AssertionError: The reduction of the gradients has not finished.
         """
         if self._reducer is not None and self._reducer.is_pending:
             raise AssertionError(
@@ -238,7 +230,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a state; gradients of a step that was not made are forgotten."""
+        """Load a state, and discard reductions of a step that was not completed."""
         if self._reducer is not None:
             self._reducer.forget()
         self._synchronized = False
@@ -259,24 +251,27 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer that reduces the gradients of all ranks before each step.
 
-    It is an instance of the class of ``optimizer``, and shares its parameter groups and state.
+    The result is an instance of the class of ``optimizer``, and shares its parameter groups and
+    state.
 
     Args:
-        optimizer: any of torch's.
-        named_parameters: names for messages, as of ``model.named_parameters()``.
-        compression: how gradients are made smaller for their way.
-        backward_passes_per_step: passes whose gradients are added up on each rank before a step.
-        op: Average or Sum, or another operation of ``allreduce``.
-        gradient_predivide_factor: part of the division of an average that comes before the sum.
-        num_groups: has no effect on numbers.
-        groups: has no effect on numbers.
-        sparse_as_dense: whether sparse gradients are made dense before they are reduced.
-        process_set: must be the global one.
+        optimizer: Any optimizer of ``torch.optim``, or a subclass.
+        named_parameters: Names for messages, for example ``model.named_parameters()``.
+        compression: This class converts each gradient before and after the reduction.
+        backward_passes_per_step: Each rank adds up the gradients of this number of backward passes
+            before a step.
+        op: The operator is Average, Sum or another operator of ``allreduce``.
+        gradient_predivide_factor: Gradients are divided by this factor before the sum, and
+            multiplied by it after the sum.
+        num_groups: This argument is ignored, because it does not change results.
+        groups: This argument is ignored, because it does not change results.
+        sparse_as_dense: If True, sparse gradients are converted to dense ones for the reduction.
+        process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: an argument is not accepted.
-        TypeError: it is no optimizer, or ``compression`` cannot compress.
-        NotImplementedError: Adasum.
+        ValueError: An argument has an invalid value.
+        TypeError: ``optimizer`` is not a torch optimizer, or ``compression`` is not a compressor.
+        NotImplementedError: Adasum is not available.
     """
     check_process_set(process_set)
     check_compression(compression)
@@ -288,7 +283,7 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
     kind = type(optimizer)
     result: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {}))
-    # A scheduler may have replaced the step of the optimizer given: that one does not reduce.
+    # Leave out a ``step`` that a scheduler has set on ``optimizer``: it does not reduce gradients.
     result.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     reduction = _Reduction(reduce_op, compression, gradient_predivide_factor, sparse_as_dense)
     trained = {p: names[p] for p in names if p.requires_grad}
@@ -307,7 +302,7 @@ def _check_passes(passes: int) -> None:
 
 
 def _unnamed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Parameter]]:
-    """Return the parameters with names by their place."""
+    """Return each parameter with a name that consists of its indices in the optimizer."""
     return [
         (f"allreduce.noname.{i}.{j}", parameter)
         for i, group in enumerate(optimizer.param_groups)
@@ -318,10 +313,11 @@ def _unnamed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Parameter]]:
 def _names_of(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None
 ) -> dict[Parameter, str]:
-    """Return the name of every parameter, in the order of the optimizer.
+    """Return the name of each parameter, in the order of the optimizer.
 
     Raises:
-        ValueError: they are no pairs, a name comes twice, or a parameter has none.
+        ValueError: ``named_parameters`` does not contain pairs, repeats a name or lacks a
+            parameter.
     """
     placed = _unnamed(optimizer)
     named = list(named_parameters or ())

@@ -1,7 +1,4 @@
-"""reducescatter: every rank gets its rows of the reduction.
-
-Nothing here reduces by itself.
-"""
+"""Horovod's reducescatter, which returns a part of the rows of the reduction on each rank."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 
 from popdist_py.collectives import Communicator
 from popdist_py.horovod.torch.allgather_ops import allgather
-from popdist_py.horovod.torch.allreduce_ops import reduction_of
+from popdist_py.horovod.torch.allreduce_ops import Reduction
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -29,7 +26,6 @@ from popdist_py.horovod.torch.calls import (
     Tensors,
     check_op,
     check_rows,
-    copy_of,
     differentiable,
     numbered,
     started_together,
@@ -45,21 +41,28 @@ __all__ = [
 
 
 def _own_rows(world: Communicator, rows: int) -> slice:
-    """Return the rows that this rank keeps: the first ranks have one more where they are uneven."""
+    """Return the slice of rows that this rank keeps; the first ranks keep the remaining rows."""
     each, more = divmod(rows, world.num_instances)
     me = world.instance_index
     start = me * each + min(me, more)
     return slice(start, start + each + (me < more))
 
 
-def _scatter(
-    tensor: Tensor, op: ReduceOp, name: str | None, prescale: float, postscale: float
-) -> Call:
-    check_rows("reducescatter", tensor)
+def _checked(
+    name: str | None, op: ReduceOp | int | None, process_set: ProcessSet, prescale: float,
+    postscale: float,
+) -> Reduction:  # fmt: skip
+    check_process_set(process_set)
+    op = check_op(op)
     if op not in (Average, Sum):
         raise ValueError(f"reducescatter(op={op.name}): expected Average or Sum")
-    copy = copy_of(tensor)
-    call = reduction_of("reducescatter", [copy], op, name, prescale, postscale)
+    return Reduction(op, name, prescale, postscale)
+
+
+def _scatter(tensor: Tensor, reduction: Reduction) -> Call:
+    """Return the call that reduces a copy of ``tensor`` and returns this rank's rows."""
+    check_rows("reducescatter", tensor)
+    call = reduction.of_copies("reducescatter", [tensor])
     own = _own_rows(call.world, len(tensor))
     return replace(
         call, name="reduce_scatter", finish=lambda done: call.finish(done)[0][own].clone()
@@ -67,21 +70,34 @@ def _scatter(
 
 
 class _ReduceScatter(torch.autograd.Function):
-    """reducescatter; all ranks gather the gradients of their rows."""
+    """Reduces and scatters; in the backward pass, all ranks gather the gradients of their rows."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, op: ReduceOp, name: str | None, prescale: float, postscale: float
-    ) -> Tensor:
-        ctx.op, ctx.factor = op, prescale * postscale
-        rows: Tensor = _scatter(tensor, op, name, prescale, postscale).now()
+    def forward(ctx: Any, tensor: Tensor, reduction: Reduction) -> Tensor:
+        ctx.reduction = reduction
+        rows: Tensor = _scatter(tensor, reduction).now()
         return rows
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # Gradients of ranks are averaged later, as for allgather: a sum counts once for each rank.
-        times = communicator().num_instances if ctx.op is Sum else 1
-        return allgather(gradients[0] * (times * ctx.factor)), None, None, None, None
+        reduction: Reduction = ctx.reduction
+        # Programs average the gradients of the ranks later, as after allgather. Therefore the
+        # gradient of a sum is multiplied by the number of ranks.
+        times = communicator().num_instances if reduction.op is Sum else 1
+        return allgather(gradients[0] * (times * reduction.prescale * reduction.postscale)), None
+
+
+def _new_rows(tensor: Tensor, compression: type[Compressor], reduction: Reduction) -> Tensor:
+    check_rows("reducescatter", tensor)
+    check_compression(compression)
+    small, saved = compression.compress(tensor)
+    return compression.decompress(differentiable(_ReduceScatter, small, reduction), saved)
+
+
+def _in_group(reduction: Reduction, tensors: Tensors) -> list[tuple[Tensor, Reduction]]:
+    """Return each tensor of a group with the reduction that has its name."""
+    names = numbered("grouped_reducescatter", reduction.name, len(tensors))
+    return [(x, replace(reduction, name=each)) for x, each in zip(tensors, names, strict=True)]
 
 
 def reducescatter(
@@ -96,23 +112,17 @@ def reducescatter(
     """Reduce a tensor over all ranks and return this rank's rows of the result.
 
     Args:
-        tensor: of equal shape and dtype on all ranks; where the first dimension is no multiple of
-            their number, the first ranks get one row more.
-        name: compared between the ranks.
-        compression: how the tensor is made smaller for its way.
-        op: Average (the default) or Sum.
-        process_set: must be the global one.
-        prescale_factor: multiplies before the reduction.
-        postscale_factor: multiplies after it.
+        tensor: All ranks must pass the same shape and dtype. If the number of rows is not a
+            multiple of the number of ranks, the first ranks get one row more.
+        name: All ranks must pass the same name.
+        compression: This class converts the tensor before and after the reduction.
+        op: The operator is Average (the default) or Sum.
+        process_set: Only ``global_process_set`` is accepted.
+        prescale_factor: The tensor is multiplied by this factor before the reduction.
+        postscale_factor: The result is multiplied by this factor.
     """
-    check_process_set(process_set)
-    check_rows("reducescatter", tensor)
-    check_compression(compression)
-    small, saved = compression.compress(tensor)
-    rows = differentiable(
-        _ReduceScatter, small, check_op(op), name, prescale_factor, postscale_factor
-    )
-    return compression.decompress(rows, saved)
+    reduction = _checked(name, op, process_set, prescale_factor, postscale_factor)
+    return _new_rows(tensor, compression, reduction)
 
 
 def reducescatter_async(
@@ -124,8 +134,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start ``reducescatter`` and return a handle."""
-    check_process_set(process_set)
-    return _scatter(tensor, check_op(op), name, prescale_factor, postscale_factor).start()
+    reduction = _checked(name, op, process_set, prescale_factor, postscale_factor)
+    return _scatter(tensor, reduction).start()
 
 
 def grouped_reducescatter(
@@ -138,11 +148,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Reduce and scatter several tensors as ``reducescatter`` does."""
-    names = numbered(name or "grouped_reducescatter.noname", len(tensors))
-    return [
-        reducescatter(x, each, compression, op, process_set, prescale_factor, postscale_factor)
-        for x, each in zip(tensors, names, strict=True)
-    ]
+    reduction = _checked(name, op, process_set, prescale_factor, postscale_factor)
+    return [_new_rows(x, compression, each) for x, each in _in_group(reduction, tensors)]
 
 
 def grouped_reducescatter_async(
@@ -154,12 +161,5 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start ``grouped_reducescatter`` and return a handle."""
-    check_process_set(process_set)
-    op = check_op(op)
-    names = numbered(name or "grouped_reducescatter.noname", len(tensors))
-    return started_together(
-        [
-            _scatter(x, op, each, prescale_factor, postscale_factor)
-            for x, each in zip(tensors, names, strict=True)
-        ]
-    )
+    reduction = _checked(name, op, process_set, prescale_factor, postscale_factor)
+    return started_together([_scatter(x, each) for x, each in _in_group(reduction, tensors)])

@@ -1,24 +1,22 @@
-"""SyncBatchNorm: batch normalisation over the batches of all ranks.
-
-Nothing here communicates but by ``allreduce``, through which gradients pass.
-"""
+"""SyncBatchNorm, the batch normalisation over the batches of all ranks."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from popdist_py.horovod.torch.allreduce_ops import allreduce
 from popdist_py.horovod.torch.basics import size
-from popdist_py.horovod.torch.mpi_ops import Sum, allreduce
+from popdist_py.horovod.torch.calls import Sum
 
 __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalise with mean and variance of all ranks' batches while training.
+    """Normalises with the mean and variance over the batches of all ranks during training.
 
-    Arguments are those of ``torch.nn.BatchNorm2d``; input is [batch, channels, ...]. Without other
-    ranks, and for evaluation, it is torch's own.
+    The arguments are those of ``torch.nn.BatchNorm2d``. The input has shape [batch, channels, ...].
+    In evaluation, or with one rank, the module behaves like torch's batch norm.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -39,15 +37,15 @@ class SyncBatchNorm(_BatchNorm):
         centred = x - mean.reshape(shape)
         squares = allreduce(centred.square().sum(others), op=Sum, name="batch_norm.variance")
         variance = squares / count
-        self._follow(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        self._update_statistics(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         y = centred * torch.rsqrt(variance + self.eps).reshape(shape)
         if self.affine:
             y = y * self.weight.reshape(shape) + self.bias.reshape(shape)
         return y.to(input.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Let the running statistics follow those of this batch."""
+    def _update_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Move the running statistics towards the statistics of this batch."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None

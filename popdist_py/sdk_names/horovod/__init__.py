@@ -1,8 +1,8 @@
-"""Horovod under its own name; ``horovod.torch`` is the part that PyTorch programs use."""
+"""Horovod under its own name. PyTorch programs use ``horovod.torch``."""
 
 from typing import TYPE_CHECKING
 
-# The version whose API this is: programs compare it.
+# Programs compare this version. The package implements the API of this version of Horovod.
 __version__ = "0.28.1"
 
 if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Refuses ``horovod.run``, Horovod's launcher as a function, and says what to do instead."""
+"""Raises ImportError, because Horovod's launcher function is not available."""
 
 raise ImportError(
     f"{__name__} is not available here: start the program with poprun-py, or a function with "

@@ -1,4 +1,4 @@
-"""What ``horovod.torch`` does with any number of ranks; run alone, and as the program of a job."""
+"""Checks of ``horovod.torch`` that pass with any number of ranks, and a program that makes them."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def reduce_sparse():
 
 
 def check_names_of_calls_that_run():
-    """A name may be used again once its call is complete; calls without one have none."""
+    """A program may use a name again once its call is complete. Other calls need no name."""
     x = torch.ones(3)
     begin = threading.Event()
     waiting = Call(popdist_py.context.communicator(), "", begin.wait, lambda _: None).start()
@@ -442,7 +442,8 @@ def check_optimizer_trains_as_on_the_whole_batch():
 
 
 def check_optimizer_adds_up_passes():
-    # Two passes of half the share: their gradients are added, so half the rate does the same.
+    # Each pass uses half of the share. The sum of the two gradients is twice their mean, so half
+    # of the learning rate gives the same step.
     model = model_of(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
@@ -573,7 +574,7 @@ def check_optimizer_takes_sparse_gradients():
             expected[min(i, 3)] -= 1 / hvd.size()
         torch.testing.assert_close(table.weight.detach(), expected)
         assert table.weight.grad.is_sparse
-    # It takes sparse gradients alone.
+    # SparseAdam accepts only sparse gradients.
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters(), lr=1.0)
     optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=True)

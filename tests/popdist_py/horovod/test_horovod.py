@@ -1,4 +1,4 @@
-"""Horovod's API: every check alone, and all of them as the program of a job."""
+"""Tests of Horovod's API, which run each check in one process and all checks as a job."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Horovod's names that belong to no framework: every object is that of popdist_py."""
+"""Horovod's errors and helper functions, imported from popdist_py."""

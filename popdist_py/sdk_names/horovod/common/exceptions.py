@@ -1,4 +1,4 @@
-"""Horovod's errors: every object is that of popdist_py."""
+"""Horovod's errors, imported from popdist_py."""
 
 from popdist_py.horovod.common.exceptions import *
 from popdist_py.horovod.common.exceptions import __all__

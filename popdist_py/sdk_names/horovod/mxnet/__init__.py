@@ -1,4 +1,4 @@
-"""Refuses Horovod's MXNet API, and says what to do instead."""
+"""Raises ImportError, because Horovod's MXNet API is not available."""
 
 raise ImportError(
     f"{__name__} is not available here: write the model in PyTorch, and use horovod.torch",

@@ -1,4 +1,4 @@
-"""Refuses Horovod on Ray, and says what to do instead."""
+"""Raises ImportError, because Horovod on Ray is not available."""
 
 raise ImportError(
     f"{__name__} is not available here: start the program with poprun-py, or a function with "

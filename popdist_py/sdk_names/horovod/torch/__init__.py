@@ -1,4 +1,4 @@
-"""Horovod for PyTorch on our collectives: every object is that of popdist_py."""
+"""Horovod's PyTorch API, imported from popdist_py."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Refuses Horovod's elastic training, with what to do instead."""
+"""Raises ImportError, because elastic training is not available."""
 
 raise ImportError(
     f"{__name__} is not available here: start the job with "

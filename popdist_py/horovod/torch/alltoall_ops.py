@@ -1,0 +1,133 @@
+"""Horovod's alltoall, which sends a block of rows from every rank to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from popdist_py.collectives.arithmetic import Array
+from popdist_py.errors import counted
+from popdist_py.horovod.torch.allgather_ops import gathered_rows
+from popdist_py.horovod.torch.basics import (
+    ProcessSet,
+    check_process_set,
+    communicator,
+    global_process_set,
+)
+from popdist_py.horovod.torch.calls import (
+    Call,
+    Handle,
+    Tensor,
+    array_of,
+    check_rows,
+    differentiable,
+)
+from popdist_py.public_collectives import leaf_arrays
+
+__all__ = ["alltoall", "alltoall_async"]
+
+
+def _checked_splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, num_ranks: int) -> Array:
+    """Return the number of rows to send to each rank, as an array of shape [ranks]."""
+    if splits is None:
+        if len(tensor) % num_ranks:
+            raise ValueError(
+                f"alltoall: the first dimension, {len(tensor)}, is not a multiple of the "
+                f"{counted(num_ranks, 'rank')}; give splits"
+            )
+        return np.full(num_ranks, len(tensor) // num_ranks, np.int64)
+    given = np.asarray(splits)
+    if given.dtype.kind not in "iu":
+        raise ValueError(
+            f"alltoall(splits={given.tolist()}): expected whole numbers of rows, such as "
+            "torch.tensor([2, 1], dtype=torch.int32)"
+        )
+    parts = given.astype(np.int64)
+    if parts.shape != (num_ranks,) or (parts < 0).any() or parts.sum() != len(tensor):
+        raise ValueError(
+            f"alltoall(splits={parts.tolist()}): expected {counted(num_ranks, 'number')}, one for "
+            f"each rank, that add up to {len(tensor)}, the rows of the tensor"
+        )
+    return parts
+
+
+def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Call:
+    """Return the call that exchanges rows and returns the received rows and their numbers."""
+    check_rows("alltoall", tensor)
+    world = communicator()
+    own = world.instance_index
+    parts = _checked_splits(tensor, splits, world.num_instances)
+    array = array_of("alltoall", tensor)
+
+    def run() -> tuple[Array, Array]:
+        all_parts = world.all_gather(parts, name or "")  # [sender, receiver]
+        rows = gathered_rows(world, array, all_parts.sum(axis=1), name or "")
+        received = all_parts[:, own]
+        blocks = zip(rows, all_parts.cumsum(axis=1)[:, own], received, strict=True)
+        return np.concatenate([each[end - n : end] for each, end, n in blocks]), received
+
+    def finish(result: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
+        rows, received = result
+        return leaf_arrays.tensor_like(tensor, rows), torch.from_numpy(received.astype(np.int32))
+
+    return Call(world, "all_to_all", run, finish, [name or ""])
+
+
+class _AllToAll(torch.autograd.Function):
+    """Exchanges blocks of rows; the backward pass returns the gradients to the senders."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None
+    ) -> tuple[Tensor, Tensor]:
+        rows, received = _exchange(tensor, splits, name).now()
+        ctx.received = received
+        ctx.mark_non_differentiable(received)
+        return rows, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return alltoall(gradients[0].contiguous(), ctx.received)[0], None, None
+
+
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a block of rows to every rank, and return the received blocks in the order of ranks.
+
+    Args:
+        tensor: Its rows are split into one block for each rank.
+        splits: The number of rows for each rank. None splits the rows equally.
+        name: All ranks must pass the same name.
+        process_set: Only ``global_process_set`` is accepted.
+
+    Returns:
+        The received tensor. If ``splits`` is given, also the number of rows from each rank (int32).
+
+    Raises:
+        ValueError: The splits do not fit the tensor and the ranks.
+    """
+    check_process_set(process_set)
+    rows, received = differentiable(_AllToAll, tensor, splits, name)
+    return rows if splits is None else (rows, received)
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start ``alltoall`` and return a handle."""
+    check_process_set(process_set)
+    call = _exchange(tensor, splits, name)
+    if splits is None:
+        return replace(call, finish=lambda done: call.finish(done)[0]).start()
+    return call.start()
