@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from popdist_py.collectives import ReduceOp as ArrayOp
+from popdist_py.collectives.arithmetic import Array
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -22,6 +26,7 @@ from popdist_py.horovod.torch.calls import (
     Sum,
     Tensor,
     Tensors,
+    check_names,
     check_op,
     check_tensor,
     checked_copy,
@@ -64,42 +69,56 @@ class Reduction:
     def in_place(self, function: str, tensors: Tensors) -> Call:
         """Return the call that overwrites ``tensors`` with their reductions.
 
-        ``function`` is the name of the public function, for messages.
+        ``function`` is the name of the public function, for messages. If this method raises an
+        error, the tensors are unchanged.
         """
+        check_names("all_reduce", self._names(function, tensors))
+        return self._call(function, tensors)
+
+    def of_copies(self, function: str, tensors: Tensors) -> Call:
+        """Return the call that reduces copies of ``tensors``."""
+        return self._call(function, [checked_copy(function, x) for x in tensors])
+
+    def _names(self, function: str, tensors: Tensors) -> list[str]:
+        if len(tensors) == 1:
+            return [self.name or ""]
+        return numbered(function, self.name, len(tensors))
+
+    def _array_op(self, x: Tensor) -> ArrayOp:
+        # An array of integers cannot store a mean, so ``finish`` divides the sum.
+        return "sum" if self.op is Average and not _is_inexact(x) else ARRAY_OPS[self.op]
+
+    def _leaf(self, function: str, x: Tensor) -> tuple[Array, Callable[[], Any]]:
+        check_tensor(function, x)
+        if self.op is Average and x.dtype is torch.bool:
+            raise TypeError(f"{function}(op=Average): a tensor of booleans: give x.float()")
+        return leaf_of(function, leaf_arrays.reducible(x, self._array_op(x)))
+
+    def _call(self, function: str, tensors: Tensors) -> Call:
         world = communicator()
-        leaves, operations = [], []
-        for x in tensors:
-            check_tensor(function, x)
-            if self.op is Average and x.dtype is torch.bool:
-                raise TypeError(f"{function}(op=Average): a tensor of booleans: give x.float()")
-            _scale(x.detach(), self.prescale)
-            # An array of integers cannot store a mean, so ``finish`` divides the sum.
-            array_op = "sum" if self.op is Average and not _is_inexact(x) else ARRAY_OPS[self.op]
-            leaves.append(leaf_of(function, leaf_arrays.reducible(x, array_op)))
-            operations.append(array_op)
-        names = [self.name or ""]
-        if len(tensors) != 1:
-            names = numbered(function, self.name, len(tensors))
+        names = self._names(function, tensors)
+        leaves = [self._leaf(function, x) for x in tensors]
+        if self.prescale != 1.0:
+            for x in tensors:
+                _scale(x.detach(), self.prescale)
+            # Arrays of non-contiguous tensors are copies with the values before the scaling.
+            leaves = [self._leaf(function, x) for x in tensors]
 
         def run() -> None:
-            for (array, _), array_op, each in zip(leaves, operations, names, strict=True):
-                world.all_reduce(array, array_op, each)
+            for x, (array, _), each in zip(tensors, leaves, names, strict=True):
+                world.all_reduce(array, self._array_op(x), each)
 
         def finish(_: None) -> Tensors:
-            for x, (_array, result), array_op in zip(tensors, leaves, operations, strict=True):
+            for x, (_array, result) in zip(tensors, leaves, strict=True):
                 result()
                 values = x.detach()
-                if self.op is Average and array_op == "sum":
+                if self.op is Average and not _is_inexact(x):
                     values.copy_(torch.div(values, world.num_instances, rounding_mode="trunc"))
                 _scale(values, self.postscale)
                 mark_changed(x)
             return tensors
 
         return Call(world, "all_reduce", run, finish, names)
-
-    def of_copies(self, function: str, tensors: Tensors) -> Call:
-        """Return the call that reduces copies of ``tensors``."""
-        return self.in_place(function, [checked_copy(function, x) for x in tensors])
 
     def with_gradients(
         self, function: str, tensors: Tensors, compression: type[Compressor]
@@ -112,6 +131,9 @@ class Reduction:
         reduced = differentiable(_AllReduce, function, self, *(small for small, _ in compressed))
         pairs = zip(reduced, compressed, strict=True)
         return [compression.decompress(small, saved) for small, (_, saved) in pairs]
+
+
+_first = itemgetter(0)
 
 
 def _is_inexact(x: Tensor) -> bool:
@@ -147,11 +169,6 @@ class _AllReduce(torch.autograd.Function):
             )
         unnamed = replace(reduction, name=None)
         return None, None, *differentiable(_AllReduce, function, unnamed, *gradients)
-
-
-def _first_of(call: Call) -> Call:
-    """Return a call whose result is the first tensor of the result of ``call``."""
-    return replace(call, finish=lambda done: call.finish(done)[0])
 
 
 def _checked(
@@ -223,7 +240,7 @@ def allreduce_async(
 ) -> Handle:
     """Start ``allreduce`` and return a handle; ``synchronize`` returns the new tensor."""
     reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
-    return _first_of(reduction.of_copies("allreduce", [tensor])).start()
+    return reduction.of_copies("allreduce", [tensor]).then(_first).start()
 
 
 def allreduce_async_(
@@ -240,7 +257,7 @@ def allreduce_async_(
     The call is complete once ``synchronize`` returns.
     """
     reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
-    return _first_of(reduction.in_place("allreduce", [tensor])).start()
+    return reduction.in_place("allreduce", [tensor]).then(_first).start()
 
 
 def grouped_allreduce(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,4 @@ def alltoall_async(
     """Start ``alltoall`` and return a handle."""
     check_process_set(process_set)
     call = _exchange(tensor, splits, name)
-    if splits is None:
-        return replace(call, finish=lambda done: call.finish(done)[0]).start()
-    return call.start()
+    return (call.then(itemgetter(0)) if splits is None else call).start()

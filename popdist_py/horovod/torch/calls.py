@@ -10,7 +10,7 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ __all__ = [
     "Tensors",
     "array_of",
     "barrier",
+    "check_names",
     "check_op",
     "check_optimizer",
     "check_rows",
@@ -141,7 +142,7 @@ class Call:
             HorovodInternalError: The call failed. The error is also a PopdistError.
             ValueError: An asynchronous call with one of the names is still running.
         """
-        self._check_names()
+        check_names(self.name, self.names)
         with horovod_errors(), activities.doing(activities.REDUCING, self.name):
             done = self.run()
         return self.finish(done)
@@ -152,28 +153,34 @@ class Call:
         Raises:
             ValueError: Another asynchronous call with one of the names is still running.
         """
-        self._check_names()
+        check_names(self.name, self.names)
         work = self.world.background.submit(self.run, self.name)
         for each in self.names:
             if _is_given(each):
                 _started[self.name, each] = work
         return Handle(work, self.finish)
 
-    def _check_names(self) -> None:
-        for each in self.names:
-            work = _started.get((self.name, each))
-            if work is not None and not work.is_completed():
-                raise ValueError(
-                    f"name={each!r}: Requested to {self.name} a tensor with the same name as "
-                    "another tensor that is currently being processed. If you want to request "
-                    "another tensor, use a different tensor name."
-                )
+    def then(self, function: Callable[[Any], Any]) -> Call:
+        """Return a call that passes the result of this call to ``function``."""
+        return replace(self, finish=lambda done: function(self.finish(done)))
 
 
 # The asynchronous calls that the program has named, by operation and name.
 _started: weakref.WeakValueDictionary[tuple[str, str], BackgroundCall[Any]] = (
     weakref.WeakValueDictionary()
 )
+
+
+def check_names(call: str, names: Sequence[str]) -> None:
+    """Raise ValueError if an asynchronous call with one of the names is still running."""
+    for name in names:
+        work = _started.get((call, name))
+        if work is not None and not work.is_completed():
+            raise ValueError(
+                f"name={name!r}: Requested to {call} a tensor with the same name as another tensor "
+                "that is currently being processed. If you want to request another tensor, use a "
+                "different tensor name."
+            )
 
 
 def _is_given(name: str) -> bool:

@@ -64,9 +64,7 @@ def _scatter(tensor: Tensor, reduction: Reduction) -> Call:
     check_rows("reducescatter", tensor)
     call = reduction.of_copies("reducescatter", [tensor])
     own = _own_rows(call.world, len(tensor))
-    return replace(
-        call, name="reduce_scatter", finish=lambda done: call.finish(done)[0][own].clone()
-    )
+    return replace(call, name="reduce_scatter").then(lambda reduced: reduced[0][own].clone())
 
 
 class _ReduceScatter(torch.autograd.Function):

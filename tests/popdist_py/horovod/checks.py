@@ -232,6 +232,25 @@ def check_names_of_calls_that_run():
     assert torch.equal(hvd.synchronize(hvd.allreduce_async(x, name="x")), x)
 
 
+def check_rejected_calls_change_no_tensor():
+    x = torch.ones(3)
+    begin = threading.Event()
+    waiting = Call(popdist_py.context.communicator(), "", begin.wait, lambda _: None).start()
+    handle = hvd.allreduce_async(x, name="x")
+    with pytest.raises(ValueError, match="with the same name"):
+        hvd.allreduce_async_(x, name="x", prescale_factor=0.5)
+    ones = torch.ones(hvd.size())
+    others = hvd.reducescatter_async(ones, name="x", op=hvd.Sum, prescale_factor=0.5)
+    begin.set()
+    for each in (waiting, handle, others):
+        hvd.synchronize(each)
+    with pytest.raises(TypeError, match="of booleans"):
+        hvd.grouped_allreduce_([x, torch.tensor([True])], prescale_factor=0.5)
+    with pytest.raises(ValueError, match="whose elements share memory"):
+        hvd.grouped_allreduce_([x, torch.ones(1).expand(2)], prescale_factor=0.5)
+    assert x.tolist() == [1.0] * 3
+
+
 def check_another_default_device():
     with torch.device("meta"):
         reduce_sparse()
