@@ -72,7 +72,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class ReduceOp(IntEnum):
-    """Operators of reductions; the numbers are Horovod's."""
+    """Operators of reductions. The numbers are the same as in Horovod."""
 
     Average = 0
     Sum = 1
@@ -103,7 +103,7 @@ class Handle:
         self._result: Any = None
 
     def is_completed(self) -> bool:
-        """Tell whether ``wait`` would return at once."""
+        """Tell whether the call is complete, so that ``wait`` returns at once."""
         return self._work.is_completed()
 
     def wait(self) -> Any:
@@ -194,7 +194,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Tell whether ``synchronize`` would return at once."""
+    """Tell whether the call is complete, so that ``synchronize`` returns at once."""
     return handle.is_completed()
 
 

@@ -65,8 +65,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Load the state and options of the optimizer of rank ``root_rank`` on all ranks.
 
-    Optimizers that have not made a step yet also get the state. As in Horovod, their gradients that
-    are None become zeros.
+    Optimizers that have not made a step yet also get the state. As in Horovod, missing gradients of
+    these optimizers become zeros.
 
     Args:
         optimizer: All ranks must pass optimizers with the same parameter groups.

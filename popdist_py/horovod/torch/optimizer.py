@@ -179,7 +179,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make ``step()`` use the gradients unchanged. Call ``synchronize()`` before."""
+        """Make ``step()`` use the gradients unchanged. Call ``synchronize()`` first."""
         self._should_synchronize = False
         try:
             yield
@@ -230,7 +230,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a state, and discard reductions of a step that was not completed."""
+        """Load the state of an optimizer, and discard the reductions of an incomplete step."""
         if self._reducer is not None:
             self._reducer.forget()
         self._synchronized = False

@@ -93,7 +93,7 @@ def _new_rows(tensor: Tensor, compression: type[Compressor], reduction: Reductio
 
 
 def _in_group(reduction: Reduction, tensors: Tensors) -> list[tuple[Tensor, Reduction]]:
-    """Return each tensor of a group with the reduction that has its name."""
+    """Return each tensor of a group, and a copy of ``reduction`` with the name of the tensor."""
     names = numbered("grouped_reducescatter", reduction.name, len(tensors))
     return [(x, replace(reduction, name=each)) for x, each in zip(tensors, names, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Checks of ``horovod.torch`` that pass with any number of ranks, and a program that makes them."""
+"""Checks of ``horovod.torch`` for any number of ranks, and a program that runs all checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from popdist_py.horovod.torch.calls import Call
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WHOLE = [torch.uint8, torch.int8, torch.int32, torch.int64]
-# Shares of a batch are added in another order than the whole batch.
+# Ranks add up the gradients of a batch in another order than one process does.
 close = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
 
@@ -33,7 +33,7 @@ def of_rank(rank, shape=(3, 5), dtype=torch.float32):
 
 def check_place():
     assert hvd.is_initialized()
-    hvd.init()  # a second time is harmless
+    hvd.init()  # a second call does nothing
     assert hvd.rank() == popdist_py.getInstanceIndex()
     assert hvd.size() == popdist_py.getNumInstances()
     assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
@@ -72,7 +72,7 @@ def check_scaling_and_names():
     scaled = hvd.allreduce(x, op=hvd.Sum, name="x", prescale_factor=0.5, postscale_factor=4.0)
     assert torch.equal(scaled, torch.full((4,), total * 2))
     whole = hvd.allreduce(torch.tensor([3]), op=hvd.Sum, prescale_factor=0.5)
-    assert whole.item() == hvd.size()  # 1.5 on each rank loses its fraction
+    assert whole.item() == hvd.size()  # each rank rounds 1.5 down to 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert torch.equal(hvd.allreduce(x, average=False), torch.full((4,), total))
@@ -88,7 +88,7 @@ def check_scaling_and_names():
     assert scalar.item() == (hvd.size() - 1) / 2
     column = torch.zeros(3, 2)
     column[:, 0] = hvd.rank()
-    hvd.allreduce_(column[:, 0], op=hvd.Sum)  # not contiguous
+    hvd.allreduce_(column[:, 0], op=hvd.Sum)  # this view is not contiguous
     assert column.tolist() == [[float(sum(ranks())), 0.0]] * 3
 
 
@@ -205,7 +205,7 @@ def reduce_sparse():
 
 
 def check_names_of_calls_that_run():
-    """A program may use a name again once its call is complete. Other calls need no name."""
+    """A program may use a name again once its call is complete. A name is optional."""
     x = torch.ones(3)
     begin = threading.Event()
     waiting = Call(popdist_py.context.communicator(), "", begin.wait, lambda _: None).start()
@@ -286,7 +286,7 @@ def check_gradients():
     product = y * y
     hvd.allreduce_(y.detach())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()  # autograd knows that y has other values
+        product.sum().backward()  # autograd has noticed that y changed
 
 
 def check_refusals():
@@ -372,7 +372,7 @@ def check_optimizer_state():
     for kind in (functools.partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam):
         model = model_of(0)
         optimizer = kind(model.parameters(), lr=0.1 if hvd.rank() == 0 else 0.5)
-        if hvd.rank() == 0:  # the others never made a step
+        if hvd.rank() == 0:  # only rank 0 makes a step
             train(model, optimizer, *whole_batch())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -381,12 +381,14 @@ def check_optimizer_state():
         for other in hvd.allgather_object(model.state_dict()):
             assert all(torch.equal(other[name], x) for name, x in model.state_dict().items())
     model = model_of(0)
-    hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))  # without state
+    hvd.broadcast_optimizer_state(
+        torch.optim.SGD(model.parameters(), lr=0.1)
+    )  # this optimizer has no state
     assert all(not p.grad.any() for p in model.parameters())
     table = nn.Embedding(4, 2, sparse=True)
     hvd.broadcast_optimizer_state(torch.optim.SparseAdam(table.parameters()))
     assert table.weight.grad.is_sparse
-    if hvd.size() > 2:  # rank 2 has the index 1 among these
+    if hvd.size() > 2:  # ranks 1 and 2 form a group, in which rank 2 has the index 1
         popdist_py.execute_on_instances([1, 2], sent_by_rank_1)
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()))
@@ -507,7 +509,7 @@ def check_optimizer_gradients_can_be_clipped():
 def check_optimizer_works_with_what_torch_has():
     model = model_of(0)
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    torch.optim.lr_scheduler.StepLR(inner, 1)  # replaces the step of the inner one
+    torch.optim.lr_scheduler.StepLR(inner, 1)  # StepLR replaces the ``step`` of the inner optimizer
     inner.state[model[0].weight]["momentum_buffer"] = torch.ones_like(model[0].weight)
     optimizer = hvd.DistributedOptimizer(inner)
     assert optimizer.state is inner.state
@@ -548,7 +550,7 @@ def check_optimizer_reduces_what_some_ranks_do_not_use():
     frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     optimizer = torch.optim.SGD([*used, frozen], lr=1.0)
     optimizer = hvd.DistributedOptimizer(optimizer)
-    # Rank 0 uses the first and last one, in this order; the others use the second and the first.
+    # Rank 0 uses the first and the last parameter. Other ranks use the second and the first.
     mine = (used[0] * 2 + used[2]) if hvd.rank() == 0 else (used[1] * 3 + used[0] * 2)
     mine.sum().backward()
     optimizer.step()

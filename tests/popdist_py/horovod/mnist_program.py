@@ -1,4 +1,4 @@
-"""Horovod's MNIST example in its usual shape, on made-up digits; prints the mean loss of a test."""
+"""Horovod's MNIST example with generated digits; the program prints the mean loss of a test."""
 
 import argparse
 
@@ -44,7 +44,7 @@ def metric_average(value, name):
 
 
 hvd.init()
-torch.manual_seed(42 + hvd.rank())  # one start comes from rank 0 all the same
+torch.manual_seed(42 + hvd.rank())  # the weights of rank 0 replace those of other ranks
 torch.set_num_threads(1)
 train_set, test_set = digits(480, 1), digits(120, 2)
 samplers = [DistributedSampler(s, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False)

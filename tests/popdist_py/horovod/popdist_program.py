@@ -1,4 +1,4 @@
-"""A PopDist program that uses Horovod beside PopTorch, as BERT's and the CNNs' do."""
+"""A PopDist program that uses Horovod and PopTorch, like Graphcore's BERT and CNN programs."""
 
 import horovod.torch as hvd
 import popart
@@ -29,7 +29,7 @@ class Model(nn.Module):
         return out, self.loss(out, y)
 
 
-torch.manual_seed(popdist.getInstanceIndex())  # every instance starts elsewhere
+torch.manual_seed(popdist.getInstanceIndex())  # instances have different initial weights
 model = Model()
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5)
 training = poptorch.trainingModel(model, options, optimizer)

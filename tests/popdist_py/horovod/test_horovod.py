@@ -31,7 +31,7 @@ def test_alone(check, alone):
 
 
 def _make_all_checks():
-    hvd.shutdown()  # an example that ran in this job may have begun
+    hvd.shutdown()  # an earlier example of this job may have called init()
     with warnings.catch_warnings():
         checks.make_all()
     place = hvd.rank(), hvd.size()

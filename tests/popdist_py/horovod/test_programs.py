@@ -1,4 +1,4 @@
-"""Programs as they are printed, under the SDK's own names."""
+"""Tests of programs that import Horovod, PopDist and PopTorch by the names of the SDK."""
 
 from __future__ import annotations
 
