@@ -1,10 +1,9 @@
-"""Plain PyTorch DDP on real handwritten digits: torchrun's script, unchanged under poprun-py.
+"""Plain PyTorch DDP on handwritten digits, with the same script for torchrun and poprun-py.
 
 poprun-py -n 2 examples/ddp.py
 torchrun --nproc-per-node 2 examples/ddp.py
 
-Nothing here knows the launcher: torch.distributed finds rank, size and address in the environment
-that either of them sets.
+Both launchers set environment variables with rank, size and address, which torch.distributed reads.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def train(model: nn.Module, dataset: TensorDataset, args: argparse.Namespace) ->
 
 @torch.no_grad()
 def test(model: nn.Module, dataset: TensorDataset) -> float:
-    """Return the accuracy on ``dataset`` in per cent; each rank looks at its share."""
+    """Return the accuracy on ``dataset`` in per cent. Each rank tests its share."""
     images, labels = dataset[dist.get_rank() :: dist.get_world_size()]
     correct = (model(images).argmax(1) == labels).sum()
     dist.all_reduce(correct)
@@ -79,8 +78,8 @@ def main(argv: list[str] | None = None) -> None:
     accuracy = test(model, test_set)
     if dist.get_rank() == 0:
         print(f"test accuracy {accuracy:.1f} % on {dist.get_world_size()} ranks", flush=True)
-    # The model must not outlive the group. Where it is the last to hold the group, freeing it waits
-    # for gloo's thread while it keeps Python's lock, and that thread may need the lock.
+    # The model is freed before the group. Otherwise, freeing the group can deadlock: it waits for
+    # gloo's thread while it holds Python's lock, which that thread may need.
     del model
     # Waiting releases Python's lock, which gloo's thread needs to free the last tensor. In a script
     # that ends before, torch aborts ("terminate called without an active exception").

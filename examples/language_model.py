@@ -1,11 +1,11 @@
-"""Train a small transformer language model: schedule, validation, checkpoints, resume, a sample.
+"""Train a small transformer language model, with schedule, validation and checkpoints.
 
 poprun-py -n 2 --num-replicas 4 examples/language_model.py --checkpoints checkpoints
 python examples/language_model.py --replicas 4
 
-The text is the Python language reference, which comes with every Python. Step s trains on the same
-global batch however the replicas are split over instances, so the losses are the same, too. A job
-that is stopped with SIGTERM saves and ends with code 75; the same command goes on from there.
+The text is the Python language reference, which comes with every Python. The global batch of a step
+does not depend on the number of instances, so the losses do not either. A job that gets SIGTERM
+saves a checkpoint and ends with code 75. The same command then resumes the training.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints
 
-BYTES = 256  # the vocabulary: a token is a byte
+BYTES = 256  # the size of the vocabulary, since a token is a byte
 VALIDATION_SHARE = 0.1
 VALIDATION_STEPS = 4
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward network, each after a norm and beside a shortcut."""
+    """Causal self-attention and a feed-forward network, each with a norm before and a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Scores of the next byte [batch, length, 256]; with targets, the mean loss instead."""
+    """A model that returns scores of the next byte [batch, length, 256], or the mean loss."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ class LanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of random windows of a text; a batch depends on its number and the seed alone.
+    """Batches of random windows of a text. A batch depends only on its number and on the seed.
 
-    ``local`` of all ``replicas`` are this instance's, from index ``first`` on.
+    This instance has ``local`` of all ``replicas``, beginning with index ``first``.
     """
 
     text: torch.Tensor
@@ -97,7 +97,7 @@ class Batches:
     seed: int
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this instance's part of a global batch: tokens and, one byte later, targets."""
+        """Return this instance's part of a global batch: Tokens, and the next byte of each."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         size = (self.accumulation, self.replicas, self.micro_batch)
         starts = torch.randint(len(self.text) - self.context, size, generator=generator)
@@ -121,7 +121,7 @@ def load_text(path: Path | None, context: int) -> torch.Tensor:
 
 
 def learning_rate_factor(step: int, warm_up: int, steps: int) -> float:
-    """Return the share of the highest learning rate: a linear warm-up, then half a cosine."""
+    """Return the share of the highest learning rate, with a linear warm-up and a cosine decay."""
     if step < warm_up:
         return (step + 1) / warm_up
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, steps - warm_up))))
@@ -187,7 +187,7 @@ def train(model: LanguageModel, text: torch.Tensor, args: argparse.Namespace) ->
         step += 1
         if step % args.validate_every == 0 or step == args.steps:
             for number in range(VALIDATION_STEPS):
-                # The inference model takes the newest weights of the training model by itself.
+                # The inference model automatically uses the newest weights of the training model.
                 metrics.update(validation=inference_model(*validation[number]))
             values = metrics.log(step)
             speed = (step - since) * tokens_of_step / (time.perf_counter() - began)
@@ -211,7 +211,7 @@ def train(model: LanguageModel, text: torch.Tensor, args: argparse.Namespace) ->
 
 @torch.no_grad()
 def sample(model: LanguageModel, start: str, length: int, context: int, seed: int) -> str:
-    """Return ``start`` and what the model writes after it, byte by byte."""
+    """Return ``start`` and its continuation by the model, byte by byte."""
     generator = torch.Generator().manual_seed(seed)
     written = list(start.encode())
     for _ in range(length):
@@ -222,7 +222,7 @@ def sample(model: LanguageModel, start: str, length: int, context: int, seed: in
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train, and show a sample of what the model writes."""
+    """Train, and show a text that the model writes."""
     parser = Parser(
         description=__doc__.splitlines()[0],
         epilog="Example: python examples/language_model.py --replicas 4",

@@ -1,12 +1,12 @@
-"""Plain mpi4py: the temperature of a plate by Jacobi's method, its rows divided among the ranks.
+"""Plain mpi4py: The temperature of a plate by Jacobi's method, with its rows divided among ranks.
 
 poprun-py -n 2 examples/mpi.py
 mpirun -n 2 python examples/mpi.py
 python examples/mpi.py
 
-Every rank updates its rows and exchanges the outermost ones with its neighbours. The border is held
-at u = x^2 - y^2, which solves the equation on the whole plate, and on its grid exactly: the result
-is compared with it.
+Every rank updates its rows, and exchanges its first and last row with its neighbours. The border is
+fixed at u = x^2 - y^2. This function is the exact solution on the plate and on its grid, so the
+program compares its result with this function.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def my_rows(size: int, ranks: int, rank: int) -> range:
 
 
 def solve(comm: MPI.Comm, size: int, tolerance: float) -> tuple[int, float]:
-    """Iterate until no value changes by more; returns the iterations and the largest error."""
+    """Iterate until no value changes by more, and return the iterations and the largest error."""
     rows = my_rows(size, comm.size, comm.rank)
-    held = range(rows.start - 1, rows.stop + 1)  # with one row of each neighbour, or the border
+    held = range(rows.start - 1, rows.stop + 1)  # with one row of each neighbour or of the border
     solution = exact(held, size)
     u = solution.copy()
     u[1:-1, 1:-1] = 0
@@ -53,7 +53,7 @@ def solve(comm: MPI.Comm, size: int, tolerance: float) -> tuple[int, float]:
         comm.Sendrecv(u[-2], dest=below, recvbuf=u[0], source=above)
         new = (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]) / 4
         iterations += 1
-        # Waiting for all ranks is dear: ask them every tenth time only.
+        # Waiting for all ranks is slow, so the change is checked in every tenth iteration only.
         if iterations % 10 == 0:
             change = comm.allreduce(float(np.abs(new - u[1:-1, 1:-1]).max()), MPI.MAX)
         u[1:-1, 1:-1] = new

@@ -1,10 +1,10 @@
-"""Try several learning rates: one job of the launcher for each, from Python.
+"""Try several learning rates from Python, with one job of the launcher for each.
 
 python examples/sweep.py --learning-rates 0.0005 0.002 0.008
 
-As many jobs run side by side as there are cores for, each with cores of its own. A row of the table
-and of the CSV file is written when its job has ended, well or not; what a job printed is in a file
-beside the CSV file.
+The jobs run side by side while there are free cores, and each job has its own cores. The program
+writes the row of a job to the table and to the CSV file when the job has ended or failed. A file
+beside the CSV file has the output of the job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _A_DAY = 86_400
 
 @dataclass(frozen=True)
 class Trial:
-    """How the job with one learning rate ended; ``accuracy`` in per cent if it said one."""
+    """The result of the job with one learning rate, and its accuracy in per cent, if known."""
 
     learning_rate: float
     exit_code: int
@@ -47,7 +47,7 @@ class Trial:
 
 
 async def run_trial(learning_rate: float, args: argparse.Namespace) -> Trial:
-    """Run one job to its end, and keep what it printed; a job that fails is a Trial, too."""
+    """Run one job to its end, and store its output. A failed job also returns a Trial."""
     log = args.csv.parent / f"learning-rate-{learning_rate:g}.log"
     words = [args.program, "--learning-rate", learning_rate, "--epochs", args.epochs]
     try:
@@ -65,7 +65,7 @@ async def run_trial(learning_rate: float, args: argparse.Namespace) -> Trial:
         try:
             await job
             code, reason = 0, ""
-        except poprun_py.LaunchError as error:  # the start, a failure, or the time limit
+        except poprun_py.LaunchError as error:  # a failed start or job, or the time limit
             code, reason = error.exit_code, why(error)
         finally:
             log.write_text(job.output())
@@ -75,7 +75,7 @@ async def run_trial(learning_rate: float, args: argparse.Namespace) -> Trial:
 
 
 def why(error: poprun_py.LaunchError) -> str:
-    """Return why a job did not end well, by the last words of the instance that failed first."""
+    """Return the reason of a failure, from the last line of the instance that failed first."""
     result = getattr(error, "result", None)
     if result is None or result.first_failure is None or error.exit_code == 124:
         return str(error)
@@ -85,7 +85,7 @@ def why(error: poprun_py.LaunchError) -> str:
 
 
 async def trials(args: argparse.Namespace) -> AsyncIterator[Trial]:
-    """Run all jobs and yield each as it ends; those that still run are stopped with the sweep."""
+    """Run all jobs, and yield each when it ends. The end of the sweep stops running jobs."""
     places = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) // args.num_instances))
 
     async def in_turn(learning_rate: float) -> Trial:
@@ -113,7 +113,7 @@ async def sweep(args: argparse.Namespace) -> list[Trial]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the sweep; returns 0 if every job ended with 0."""
+    """Run the sweep, and return 0 if every job ended with 0."""
     parser = Parser(
         description=__doc__.splitlines()[0],
         epilog="Example: python examples/sweep.py --learning-rates 0.0005 0.002 0.008",
@@ -143,5 +143,5 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # the jobs that ran are stopped
+    except KeyboardInterrupt:  # the running jobs have been stopped
         sys.exit(130)

@@ -1,10 +1,10 @@
-"""Train a small CNN on real images, on one instance or many.
+"""Train a small CNN on real images, with one instance or with several.
 
 poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
 python examples/train.py --replicas 4
 
-Every instance runs this file, feeds its own shard of the data to its local replicas, and ends with
-the same weights as all the others. Instance 0 shows the progress.
+Every instance runs this file, and feeds its own shard of the data to its local replicas. At the
+end, all instances have the same weights. Instance 0 shows the progress.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHERE = {
 
 
 class SmallCnn(nn.Module):
-    """Two convolutions and a linear layer; returns scores, and the loss when labels are given."""
+    """Two convolutions and a linear layer, which return scores, and with labels also the loss."""
 
     def __init__(self, channels: int, side: int, classes: int = 10) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def _tensors(dataset) -> TensorDataset:
 
 
 def padded(dataset: TensorDataset, multiple: int) -> TensorDataset:
-    """Repeat the first image, labelled -1, until every replica of every instance gets as many."""
+    """Pad a data set to a multiple with copies of the first image, which have the label -1."""
     images, labels = dataset.tensors
     missing = -len(labels) % multiple
     return TensorDataset(
@@ -86,7 +86,7 @@ def padded(dataset: TensorDataset, multiple: int) -> TensorDataset:
 
 
 def distributed_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
-    """Return options that take everything from the launcher; alone, the replicas given by hand."""
+    """Return the options. Without a launcher, --replicas is the number of replicas."""
     options = poptorch.DistributedOptions()
     if not popdist_py.isPopdistEnvSet():
         options.replicationFactor(args.replicas)

@@ -1,4 +1,4 @@
-"""What several examples need beside their subject: data to train on, one-line errors, figures.
+"""Modules that several examples share: sample data, argument parsing, errors and figures.
 
 A program of ``examples/NAME/`` finds these modules after
 ``sys.path.insert(0, str(Path(__file__).resolve().parents[1]))``. Importing them also replaces the

@@ -1,4 +1,4 @@
-"""Arguments of the examples: an error is one line, and says what is accepted."""
+"""Argument parsing of the examples. An error is one line that names the accepted values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 
 class HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A program's docstring as it stands, and the defaults of its arguments."""
+    """Help with the program's unchanged docstring, and with the defaults of its arguments."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, with errors of one line and with defaults in ``--help``."""
+    """A parser with errors of one line, and with defaults in ``--help``."""
 
     def __init__(self, **kwargs) -> None:
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
@@ -47,17 +47,17 @@ class Parser(argparse.ArgumentParser):
         Two options that set the same value, such as ``--a`` and ``--b``, have one list.
         """
         found: dict[str, list[str]] = {}
-        for action in self._actions:  # argparse has no public list of a parser's arguments
+        for action in self._actions:  # argparse does not have a public list of arguments
             found.setdefault(action.dest, []).extend(action.option_strings)
         return found
 
     def say_idle(self, args: argparse.Namespace, *rules: tuple[bool, str, str]) -> None:
-        """Print one line that names arguments without effect; of several instances, one prints.
+        """Print one line that names ineffective arguments. Only one of several instances prints.
 
         Args:
-            args: The arguments. Those that have their defaults are not named.
-            rules: For each group of arguments, whether they have no effect, the reason to print,
-                and their names in ``args``, with spaces between them.
+            args: The arguments. Arguments with their default value are not named.
+            rules: One rule for each group of arguments: whether they are ineffective, the reason,
+                and their names in ``args``, separated by spaces.
         """
         words = self.spellings()
         found = [
@@ -81,12 +81,12 @@ def from_zero(text: str) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; is NAME meant?" for what is spelled almost as ``name``, or nothing."""
+    """Return "; is NAME meant?" for the known name most similar to ``name``, or an empty text."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; is {close[0]!r} meant?" if close else ""
 
 
-_MOST_WORKERS = 1024  # more are a mistake, and start until the machine has no room
+_MOST_WORKERS = 1024  # a larger number is a mistake that would fill the memory
 
 
 def worker_count(text: str) -> int:
@@ -101,7 +101,7 @@ def rate(text: str) -> float:
 
 
 def readable_file(text: str) -> Path:
-    """Read the name of a file that is there."""
+    """Read the name of an existing file."""
     path = Path(text)
     if not path.is_file() or not os.access(path, os.R_OK):
         raise argparse.ArgumentTypeError(f"{text!r} is given, a file that can be read is accepted")
@@ -109,7 +109,7 @@ def readable_file(text: str) -> Path:
 
 
 def writable_file(text: str) -> Path:
-    """Read the name of a file that is written; its folder may be made first."""
+    """Read the name of a file to write. Its folder need not exist."""
     path = Path(text)
     place = path if path.exists() else _nearest_place(path)
     if path.is_dir() or not (path.exists() or place.is_dir()) or not os.access(place, os.W_OK):
@@ -120,7 +120,7 @@ def writable_file(text: str) -> Path:
 
 
 def writable_folder(text: str) -> Path:
-    """Read the name of a folder that is written to, and made unless it is there."""
+    """Read the name of a folder to write to. The folder need not exist."""
     path = Path(text)
     place = _nearest_place(path / "file")
     if not place.is_dir() or not os.access(place, os.W_OK):
@@ -131,12 +131,12 @@ def writable_folder(text: str) -> Path:
 
 
 def _nearest_place(path: Path) -> Path:
-    """Return the innermost of the folders around ``path`` that is there."""
+    """Return the innermost existing folder around ``path``."""
     return next(each for each in path.absolute().parents if each.exists())
 
 
 def figure_file(text: str) -> Path:
-    """Read the name of a figure that matplotlib draws."""
+    """Read the name of a figure file for matplotlib."""
     path = Path(text)
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} is given, NAME.svg, .png or .pdf is accepted")

@@ -1,7 +1,7 @@
-"""Figures of the examples: one look, and the same bytes for the same figures.
+"""Figures of the examples, with one style and reproducible files.
 
-Text in an SVG stays text, and ``mark`` names what a figure has to show, so that a program can find
-both in the file. Nothing here opens a window.
+Text in an SVG stays text, and ``mark`` gives names to parts of a figure, so that a test can find
+both in the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "GRID", "MEASURED", "MODELLED", "NEUTRAL", "mark", "new_figure", "save"]
 
-#: Told apart by people who see no red, no green or no blue; those of the launcher's charts.
+#: The colours of the launcher's charts, which colour-blind people can distinguish.
 COLOURS: Sequence[str] = ("#0056b4", "#e56713", "#0f8f6b", "#c34993", "#ab8946", "#8a78e8")
 MEASURED, MODELLED = COLOURS[0], COLOURS[1]
 NEUTRAL, GRID = "#7a8699", "#e2e8f1"
@@ -36,18 +36,18 @@ mpl.rcParams.update({
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of ``width`` by ``height`` inches in the look of all."""
+    """Return an empty figure of ``width`` by ``height`` inches in the common style."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def mark(artist: Artist, name: str) -> Artist:
-    """Give what ``artist`` draws the id ``name`` in an SVG; returns the artist."""
+    """Set the id of an artist's element in an SVG, and return the artist."""
     artist.set_gid(name)
     return artist
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write ``figure`` as the ending of ``path`` says (.svg, .png, .pdf), without the time."""
+    """Write a figure in the format of the path's suffix (.svg, .png, .pdf), without a date."""
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     figure.savefig(path, metadata=metadata)

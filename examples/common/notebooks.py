@@ -2,8 +2,8 @@
 
 python examples/common/notebooks.py examples/notebook/training.py
 
-The notebook has no outputs: it is small, and a change of the script is a change of few lines. Cells
-with the tag script are left out of it.
+The notebook is stored without outputs, so a change of the script changes few of its lines. Cells
+with the tag "script" are left out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["notebook_text"]
 
 
 def notebook_text(script: Path) -> str:
-    """Return the notebook that is made of a script.
+    """Return the text of the notebook for a script.
 
     Raises:
-        ModuleNotFoundError: Jupytext is missing.
+        ModuleNotFoundError: The package jupytext is missing.
         OSError: The script cannot be read.
     """
-    import jupytext  # late: --help and errors need none of it
+    import jupytext  # imported here because --help does not need it
 
     notebook = jupytext.read(script)
     notebook.cells = [c for c in notebook.cells if "script" not in c.metadata.get("tags", [])]
     for index, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{index}"  # jupytext's would be others each time
+        cell["id"] = f"cell-{index}"  # jupytext's ids would differ each time
     notebook.nbformat_minor = 5
     notebook.metadata.pop("jupytext", None)
     return jupytext.writes(notebook, fmt="ipynb")

@@ -1,4 +1,4 @@
-"""Error line for a missing optional package, in place of a traceback: how to install it."""
+"""An error line for a missing optional package, which replaces the traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 
 __all__ = ["PACKAGES", "how_to_install", "name_missing_packages"]
 
-#: For the name of each module: the package's name for pip, and poprun-py's extra that contains it.
+#: The name for pip and poprun-py's extra of each optional package, by the name of its module.
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "PIL": ("pillow", "tutorials"),
     "crc32c": ("crc32c", "tutorials"),
@@ -43,14 +43,14 @@ def how_to_install(error: BaseException) -> str | None:
 
 
 def name_missing_packages() -> None:
-    """Print such a line in place of the traceback when an optional package is missing."""
+    """Install an exception hook that prints how to install a missing optional package."""
     otherwise = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         line = how_to_install(error)
         if line is None:
             otherwise(kind, error, trace)
-        elif os.environ.get("RANK", "0") == "0":  # of several instances, one speaks
+        elif os.environ.get("RANK", "0") == "0":  # only one of several instances prints
             sys.stderr.write(f"{line}\n")
 
     sys.excepthook = hook

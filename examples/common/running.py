@@ -1,4 +1,4 @@
-"""How the programs of the examples begin and end: data made once, and Ctrl-C in one line."""
+"""Start and end of the examples' programs: making data once, and handling Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from pathlib import Path
 
 __all__ = ["make_once", "run"]
 
-_INTERRUPTED = 130  # 128 and SIGINT, as of a shell's own commands
+_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 
 
 def run(main: Callable[[], object]) -> None:
-    """Call ``main``; who presses Ctrl-C gets one line and exit code 130, no traceback."""
+    """Call ``main``. Ctrl-C prints one line without a traceback, and gives exit code 130."""
     try:
         main()
     except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":  # of several instances, one speaks
+        if os.environ.get("RANK", "0") == "0":  # only one of several instances prints
             sys.stderr.write(f"\n{Path(sys.argv[0]).name}: interrupted\n")
         sys.exit(_INTERRUPTED)
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> bool:
-    """Have ``folder`` made unless there is one; returns whether this call has made it.
+    """Make ``folder`` unless it exists, and return whether this call made it.
 
-    ``make`` gets another folder beside and makes one of the same name there, which is moved when it
-    is whole: nobody sees half of it. Of several programs that do so at once, the first one's stays.
+    ``make`` gets a temporary folder, and makes a folder of the same name in it. The complete folder
+    is then moved to its place, so other programs never see an incomplete folder. If several
+    programs do so at once, the first folder stays.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The folder cannot be written.
     """
     if folder.exists():
         return False

@@ -1,11 +1,11 @@
-"""Real handwritten digits in the files of well-known data sets, for machines without a network.
+"""Handwritten digits in the file formats of well-known data sets, for machines without network.
 
 python examples/common/sample_data.py cifar10 data
 python examples/common/sample_data.py mnist data --training 60000 --test 10000
 
-The digits are scikit-learn's, 8 by 8; what is missing to the size of a data set is shifted copies
-of them. MNIST and FashionMNIST (outlines of digits instead of clothes) are read by torchvision as
-they are; of CIFAR-10, torchvision compares MD5 sums, and ``SampleCIFAR10`` leaves that out.
+The digits are scikit-learn's, 8 by 8 points. Shifted copies fill a larger data set. torchvision
+reads MNIST and FashionMNIST (outlines of digits instead of clothes) unchanged. torchvision compares
+MD5 sums of CIFAR-10, so ``SampleCIFAR10`` reads these files without that check.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torchvision.datasets import CIFAR10
 
 __all__ = ["SampleCIFAR10", "coloured_digits", "make_cifar10", "make_fashion_mnist", "make_mnist"]
 
-_TRAINING = 1440  # of scikit-learn's 1,797 digits; the others are for tests
+_TRAINING = 1440  # of scikit-learn's 1,797 digits; the rest is for tests
 _NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_AT_ONCE = 1000  # pictures; the generators need memory for no more
+_AT_ONCE = 1000  # pictures that are in memory at a time
 
 
 class SampleCIFAR10(CIFAR10):
-    """torchvision's CIFAR-10, of files in its format with other pictures than the originals."""
+    """torchvision's CIFAR-10 for files of the same format with other pictures."""
 
     def _check_integrity(self) -> bool:
         folder = Path(self.root, self.base_folder)
@@ -77,14 +77,14 @@ def coloured_digits(count: int, *, test: bool, seed: int) -> tuple[np.ndarray, n
 
 
 def _digits(count: int, *, test: bool, seed: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    """Yield ``count`` pictures of 28 by 28 with their labels, a part at a time."""
+    """Yield ``count`` pictures of 28 by 28 points with their labels, in parts."""
     from sklearn.datasets import load_digits
 
     part = slice(_TRAINING, None) if test else slice(0, _TRAINING)
     images, labels = (x[part] for x in load_digits(return_X_y=True))
     images = (np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9).astype(np.uint8)
     random = np.random.default_rng(seed)
-    first = seed * count  # files of one data set have different digits where there are enough
+    first = seed * count  # files of a data set have different digits if there are enough
     for begin in range(0, count, _AT_ONCE):
         chosen = np.arange(first + begin, first + min(begin + _AT_ONCE, count)) % len(images)
         made = np.zeros((len(chosen), 28, 28), np.uint8)
@@ -119,7 +119,7 @@ _MAKERS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write a data set; what is there already, perhaps the real one, stays as it is."""
+    """Write a data set. An existing data set, perhaps the real one, is not changed."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from common.arguments import Parser, positive
     from common.running import make_once

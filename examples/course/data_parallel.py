@@ -1,13 +1,13 @@
-"""Does nn.DataParallel make inference faster, and from which batch size on?
+"""Does nn.DataParallel make inference faster, and which batch size is large enough?
 
 python examples/course/data_parallel.py
 python examples/course/data_parallel.py --compute host --backward -n_reps 20
 python examples/course/data_parallel.py --devices 4 --figure data-parallel.svg
 
-torch's own nn.DataParallel needs GPUs. Here its steps are done one by one over emulated IPUs, each
-with a copy of its own: what it sends is counted, and the result is compared with one device's. A
-transfer takes what the model of the IPU's links says. Computing takes what the model of the IPU
-says (--compute ipu), or what is measured on one core of this host (--compute host).
+torch's nn.DataParallel needs GPUs. This program performs the steps of nn.DataParallel one by one on
+emulated IPUs, each with its own copy of the network. It counts the transferred bytes, and compares
+the result with that of one device. The time of a transfer is modelled. The time of computing is
+modelled for an IPU (--compute ipu), or measured on one core of this host (--compute host).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPUTING = "compute"
 
 @dataclass(frozen=True)
 class Transfer:
-    """Tensors that go from the primary device to ``device`` or back, in one call."""
+    """A transfer of tensors between the primary device and ``device``, in one call."""
 
     step: str
     device: int
@@ -47,10 +47,10 @@ class Transfer:
 
     @property
     def seconds(self) -> float:
-        """Modelled: the start of a program on the device, and the way over its links.
+        """The modelled time: the start of a program on the device, and the transfer over its links.
 
-        The primary's links carry all transfers of a step: they come one after another. Half of
-        their bandwidth is for each direction. What stays on the primary takes no time.
+        The primary's links carry all transfers of a step, one after another. Each direction has
+        half of their bandwidth. Data that stays on the primary takes zero time.
         """
         if self.device == 0:
             return 0.0
@@ -58,10 +58,10 @@ class Transfer:
 
 
 class DataParallel:
-    """What nn.DataParallel does in a call, over emulated devices; the first one is the primary.
+    """The steps of nn.DataParallel in a call, on emulated devices. Device 0 is the primary.
 
-    The model is in evaluation mode, in which no sample depends on the others of its batch. In
-    training each replica's BatchNorm sees its own share only, here as in nn.DataParallel.
+    The model is in evaluation mode, so the samples of a batch do not depend on each other. In
+    training mode, a replica's BatchNorm would see only its share, as in nn.DataParallel.
     """
 
     def __init__(self, model: nn.Module, devices: int) -> None:
@@ -70,7 +70,7 @@ class DataParallel:
         self.transfers: list[Transfer] = []
         self.replicas: list[nn.Module] = []
         self.outputs: list[torch.Tensor] = []
-        #: Seconds of each device, computing alone.
+        #: The computing time of each device in seconds.
         self.seconds: list[float] = []
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ class DataParallel:
             self._count("reduce gradients", device, gradients)
             for sum_, own in zip(total, gradients, strict=True):
                 sum_ += own
-        self.replicas = []  # nn.DataParallel's replicas do not outlive the step either
+        self.replicas = []  # like nn.DataParallel, whose replicas last one step
         return total
 
     def _replica(self, device: int) -> nn.Module:
@@ -123,7 +123,7 @@ class DataParallel:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One batch size: seconds of one device, and of the steps of ``devices``."""
+    """The seconds of one device, and of each step with ``devices``, for one batch size."""
 
     batch_size: int
     devices: int
@@ -134,12 +134,12 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """How many times as fast as one device."""
+        """The time of one device, divided by that of all devices."""
         return self.one_device / sum(self.steps.values())
 
 
 def timed(call: Callable[[], object]) -> tuple:
-    """Return what ``call`` returns and the seconds that it took."""
+    """Return the result of ``call`` and its duration in seconds."""
     began = time.perf_counter()
     result = call()
     return result, time.perf_counter() - began
@@ -157,7 +157,7 @@ def modelled_seconds(model: nn.Module, batch: torch.Tensor, *, backward: bool) -
 
 
 class WithLossOnSecondIpu(nn.Module):
-    """A model with a loss on another IPU, so that the first IPU's cycles are the model's alone."""
+    """A model with a loss on a second IPU, so that the first IPU computes only the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def compare(
     compute: str,
     backward: bool,
 ) -> Comparison:
-    """Run ``batch`` on one device and on ``devices``, in turn; with ``host``, ``n_reps`` times."""
+    """Run ``batch`` on one device and on ``devices`` in turn; with ``host``, ``n_reps`` times."""
     one, many = DataParallel(model, 1), DataParallel(model, devices)
     alone, together = [], []
     with torch.set_grad_enabled(backward):
@@ -187,7 +187,7 @@ def compare(
             for emulated, seconds in ((one, alone), (many, together)):
                 scores = emulated.forward(batch)
                 if backward:
-                    # The primary has all scores, so that the loss is computed there.
+                    # The primary has all scores, so it computes the loss.
                     scores.square().mean().backward()
                     results.append([scores, *emulated.backward(scores.grad)])
                 else:
@@ -218,7 +218,7 @@ def forwards_of_torch(model: nn.Module, batch: torch.Tensor) -> int:
 
 
 def print_table(found: Sequence[Comparison]) -> None:
-    """Print the times of each batch size in microseconds, and how many times as fast it is."""
+    """Print the times in microseconds and the speed-up of each batch size."""
     steps = list(found[0].steps)
     print(
         "microseconds".rjust(12), "one device".rjust(12), *(f"{s:>17}" for s in steps), "speed-up"
@@ -230,7 +230,7 @@ def print_table(found: Sequence[Comparison]) -> None:
 
 
 def print_transfers(one: Comparison) -> None:
-    """Print how often what is sent in a call, beside the 3 x M of the course."""
+    """Print the numbers of transfers of a call, and compare them with the course's 3 x M."""
     print(f"\ntransfers of a call with batch {one.batch_size} over M = {one.devices} devices:")
     for step in dict.fromkeys(transfer.step for transfer in one.transfers):
         of_step = [transfer for transfer in one.transfers if transfer.step == step]
@@ -243,7 +243,7 @@ def print_transfers(one: Comparison) -> None:
 
 
 def verdict(found: Sequence[Comparison]) -> str:
-    """Return whether data parallel pays off, from which batch size on, and why."""
+    """Return a line with the batch sizes at which data parallel is faster, and the reason."""
     last = found[-1]
     sent = sum(seconds for step, seconds in last.steps.items() if step != COMPUTING)
     saved = last.one_device - last.steps[COMPUTING]
@@ -261,7 +261,7 @@ def verdict(found: Sequence[Comparison]) -> str:
 
 
 def draw(found: Sequence[Comparison], compute: str, path: Path) -> None:
-    """Draw for each batch size what the steps take, as shares of one device's time."""
+    """Draw the time of each step for each batch size, as a share of one device's time."""
     from common.drawing import COLOURS, NEUTRAL, mark, new_figure, save
 
     figure = new_figure(7.5, 4)
@@ -318,7 +318,7 @@ def main(argv: list[str] | None = None) -> list[Comparison]:
     """Compare, print and return the comparison of each batch size."""
     args = arguments(argv)
     if not IS_FIRST:
-        return []  # the devices are emulated in one process: others have nothing to do
+        return []  # One process emulates all devices, so other instances leave.
     torch.manual_seed(0)
     torch.set_num_threads(1)  # a device is a core
     images = load(args.data_dir)[0].tensors[0]

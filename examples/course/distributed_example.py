@@ -1,11 +1,11 @@
-"""Train FashionCNN with DistributedDataParallel, and show what each part of that is for.
+"""Train FashionCNN with DistributedDataParallel, and show the purpose of each part.
 
 examples/course/distributed_example.sh --show-samples
 poprun-py -n 2 examples/course/distributed_example.py --without-ddp
 torchrun --nproc-per-node 2 examples/course/distributed_example.py --late-rank 2
 
-Whoever starts the processes tells them by environment variables who they are and where rank 0 is.
-Without these, as with plain python, there is one rank.
+The launcher of the processes sets environment variables: the rank of each process and the address
+of rank 0. Without these variables, as with plain python, the program has one rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a run showed; rank 0's lists have one entry for each rank."""
+    """The result of a run. The lists on rank 0 have one entry per rank."""
 
     samples: list[list[int]]
     barrier_seconds: list[float]
@@ -49,17 +49,17 @@ class Result:
 
 
 def join_others() -> None:
-    """Meet the other ranks; a process that nobody gave a rank is alone.
+    """Join the group of all ranks. A process without the variable RANK makes its own group.
 
     Raises:
-        ValueError: Some of the variables are set, and others not; or two of them do not agree.
+        ValueError: A variable is missing, or RANK and WORLD_SIZE contradict each other.
     """
     if "RANK" in os.environ:
         rank, size = (int(os.environ.get(name, "1")) for name in ("RANK", "WORLD_SIZE"))
         if "WORLD_SIZE" in os.environ and not 0 <= rank < size:
-            # Else it would wait for others that never come.
+            # torch would wait for ranks that never join.
             raise ValueError(f"RANK={rank} is given, WORLD_SIZE={size} accepts 0 to {size - 1}")
-        dist.init_process_group("gloo")  # reads the first four variables itself
+        dist.init_process_group("gloo")  # torch reads the first four VARIABLES
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -71,14 +71,14 @@ def say(*words: object) -> None:
 
 
 def of_all_ranks(value):
-    """Return the values of all ranks, in their order."""
+    """Return the values of all ranks, in the order of the ranks."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def load_once(folder: Path):
-    """Let rank 0 make or check the data; the others look for it only when it says how that went."""
+    """Let rank 0 make or check the data before the other ranks load it."""
     problem = [None]
     if dist.get_rank() == 0:
         try:
@@ -92,7 +92,7 @@ def load_once(folder: Path):
 
 
 def show_samples(samples: list[list[int]], items: int) -> None:
-    """Print which samples each rank was given."""
+    """Print the samples that each rank got."""
     for rank, own in enumerate(samples):
         say(f"rank {rank}: {len(own)} samples: {', '.join(map(str, own[:8]))}, ...")
     given = [index for own in samples for index in own]
@@ -101,7 +101,7 @@ def show_samples(samples: list[list[int]], items: int) -> None:
 
 
 def largest_difference(model: nn.Module) -> float:
-    """Return how far a weight of a rank is from rank 0's at most."""
+    """Return the largest difference between a weight of any rank and of rank 0."""
     own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     others = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(others, own)
@@ -127,7 +127,7 @@ def train(model: nn.Module, loader: DataLoader, args) -> float:
         for images, labels in tqdm(loader, f"epoch {epoch}", disable=dist.get_rank() != 0):
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients of all ranks meanwhile
+            loss.backward()  # DDP averages the gradients of all ranks
             optimizer.step()
             first_step = first_step or time.perf_counter() - began
         total = loss.detach()
@@ -139,7 +139,7 @@ def train(model: nn.Module, loader: DataLoader, args) -> float:
 
 
 def run(args) -> Result:
-    """Do what the command line says, in a group that is joined already."""
+    """Train and test, as a member of the group of all ranks."""
     if args.show_environment:
         for name, meaning in VARIABLES.items():
             say(f"{name}={os.environ.get(name, '')}".ljust(24), meaning)
@@ -150,7 +150,7 @@ def run(args) -> Result:
     samples = of_all_ranks(list(sampler))
     if args.show_samples:
         show_samples(samples, len(training_set))
-    model = FashionCNN()  # on all ranks the same, by the seed; DDP sends rank 0's to all anyway
+    model = FashionCNN()  # the same on all ranks by the seed; DDP also sends rank 0's weights
     if not args.without_ddp:
         model = DistributedDataParallel(model)
     loader = DataLoader(training_set, args.batch_size, sampler=sampler)

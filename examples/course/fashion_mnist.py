@@ -1,9 +1,9 @@
-"""Train FashionCNN on FashionMNIST, on one device: what the other programs here distribute.
+"""Train FashionCNN on FashionMNIST with one device. The other programs distribute this training.
 
 python examples/course/fashion_mnist.py --epochs 2
 
-FashionMNIST's own files are read from DIR/FashionMNIST/raw. Where there are none, a stand-in is
-made there at first use: outlines of handwritten digits instead of clothes.
+The program reads FashionMNIST's files from DIR/FashionMNIST/raw. If they are missing, it first
+makes a substitute in the same format, with outlines of handwritten digits instead of clothes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ IS_FIRST = os.environ.get("RANK", "0") == "0"  # poprun-py and torchrun set it
 
 
 class FashionCNN(nn.Module):
-    """Two blocks of a convolution and three linear layers: images [N, 1, 28, 28] to scores [N, 10].
+    """Two convolution blocks and three linear layers map images [N, 1, 28, 28] to scores [N, 10].
 
-    1,475,338 weights, of which the first linear layer has 94 %.
+    The network has 1,475,338 weights. The first linear layer has 94 % of them.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def load(folder: Path) -> tuple[TensorDataset, TensorDataset]:
 
 
 def _make_stand_in(folder: Path) -> None:
-    """Make outlines of digits where no files are."""
+    """Make outlines of digits if the data set is missing."""
     from common.sample_data import make_fashion_mnist
 
     try:
@@ -103,7 +103,7 @@ def first(dataset: TensorDataset, items: int) -> TensorDataset:
 
 
 def training_arguments(description: str, *, epochs: int, batch_size: int) -> Parser:
-    """Return a parser with what all programs that train FashionCNN are told."""
+    """Return a parser with the arguments that all programs of this folder share."""
     parser = Parser(description=description, formatter_class=HelpFormat)
     add = parser.add_argument
     add("--data-dir", type=Path, default="data", help="where FashionMNIST is, or is made")

@@ -1,12 +1,12 @@
-"""Load pictures of faces from jpg files, and measure what the workers of a DataLoader bring.
+"""Load pictures of faces from jpg files, and measure the effect of a DataLoader's workers.
 
 python examples/course/lfw_dataset.py -get_timing -num_workers 1
 poprun-py -n 2 examples/course/lfw_dataset.py -get_timing
 
-The pictures are those of "Labeled Faces in the Wild" (LFW), if -path_to_folder holds them; else the
-faces of sample_faces.py are written there. An option may begin with one dash or with two, and hold
-- in place of _. Every instance loads its own share of the files; instance 0 prints, and a time is
-that of the slowest.
+The folder -path_to_folder holds the pictures of "Labeled Faces in the Wild" (LFW). If it is
+missing, the program writes the faces of sample_faces.py to it. An option may begin with one dash or
+with two, and may contain - instead of _. Every instance loads its own share of the files. Instance
+0 prints the times, which are those of the slowest instance.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class LFWDataset(Dataset):
     """The jpg files below a folder, as tensors [3, height, width] of 0 to 1.
 
     Args:
-        path_to_folder: LFW's layout, one folder for each person; any other will do too.
-        transform: Makes a tensor of a PIL image.
-        part, parts: Only every file whose number is ``part`` modulo ``parts`` is in.
+        path_to_folder: The folder. LFW has a subfolder for each person; other layouts also work.
+        transform: A function from a PIL image to a tensor.
+        part, parts: The data set has only the files whose number is ``part`` modulo ``parts``.
     """
 
     def __init__(self, path_to_folder, transform=LIGHT, part: int = 0, parts: int = 1) -> None:
@@ -65,7 +65,7 @@ class LFWDataset(Dataset):
 
 
 class InMemory(Dataset):
-    """The first samples of a data set, loaded once: what is left to do is to index."""
+    """The first samples of a data set, held in memory, so that loading is indexing."""
 
     def __init__(self, dataset: Dataset, count: int = 64) -> None:
         self.samples = [dataset[index] for index in range(min(count, len(dataset)))]
@@ -79,7 +79,7 @@ class InMemory(Dataset):
 
 @dataclass(frozen=True)
 class Timing:
-    """How long the passes took, in seconds, with a number of workers; of the slowest instance."""
+    """The seconds of each pass of the slowest instance, for a number of workers."""
 
     kind: str
     workers: int
@@ -99,9 +99,9 @@ class Timing:
 def make_loader(
     dataset: Dataset, args, workers: int, batches: int, *, keep: bool = False
 ) -> DataLoader:
-    """Return a loader of ``batches`` shuffled batches; it begins again where files run out.
+    """Return a loader of ``batches`` shuffled batches, which repeats the files if needed.
 
-    With ``keep`` the workers live on when a pass is over, and load the next one.
+    With ``keep``, the workers stay alive after a pass and load the next pass.
     """
     random = torch.Generator().manual_seed(args.seed)
     samples = RandomSampler(dataset, num_samples=batches * args.batch_size, generator=random)
@@ -212,7 +212,7 @@ def show(picture: Image.Image, output: Path | None) -> str:
     if output is None:
         import matplotlib.pyplot as plt
 
-        # pyplot chooses a backend without windows where there is no screen.
+        # Without a screen, pyplot chooses a backend without windows.
         if plt.get_backend().lower() not in {"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"}:
             plt.imshow(picture)
             plt.axis("off")
@@ -226,7 +226,7 @@ def show(picture: Image.Image, output: Path | None) -> str:
 
 
 def traffic_table(traffic: Traffic) -> str:
-    """Return what was counted, in lines; a worker -1 is the main process."""
+    """Return lines with the counted messages. Worker -1 is the main process."""
     if not traffic.asked:
         return f"{len(traffic.loaded)} batches, no messages: the main process loads them itself"
     batches, lines = len(traffic.loaded), []
@@ -248,7 +248,7 @@ def traffic_table(traffic: Traffic) -> str:
 
 
 def make_parser() -> Parser:
-    """Return the parser; its options are the course's, and what answers its exercises."""
+    """Return the parser of the course's options and of the options for its exercises."""
     about, _, uses = __doc__.partition("\n\n")
     parser = Parser(description=about, epilog=f"Examples: {'; '.join(uses.splitlines()[:2])}")
 
@@ -323,14 +323,14 @@ def _say_idle(parser: Parser, args) -> None:
 
 
 def main(argv: list[str] | None = None) -> list[Timing]:
-    """Do what the options ask for; returns what was measured."""
+    """Load, show and measure as the options choose, and return the measured times."""
     parser = make_parser()
     args = parser.parse_args(argv)
     _say_idle(parser, args)
     popdist_py.init()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # as torch does in a worker, so that the main process has no more
-    # More workers than cores are what is tried here.
+    torch.set_num_threads(1)  # as in torch's workers, for a fair comparison
+    # This program tries more workers than cores on purpose.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     first = popdist_py.getInstanceIndex() == 0
     say = print if first else lambda *_: None

@@ -1,11 +1,11 @@
-"""Train FashionCNN with Lightning, which writes what distributed_example.py has to say itself.
+"""Train FashionCNN with Lightning, which replaces most of the code of distributed_example.py.
 
 poprun-py -n 2 examples/course/lightning_example.py
 python examples/course/lightning_example.py --devices 2
 
 The course names the flags `accelerator` and `gpus`; Lightning 2 has `accelerator` and `devices`.
-A device of accelerator="cpu" is a process. Under poprun-py and torchrun the processes are there
-already, and --devices is not needed; alone, Lightning starts them itself.
+A device of accelerator="cpu" is a process. poprun-py and torchrun start the processes, so --devices
+is not needed with them. Without a launcher, Lightning starts the processes.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from common.running import run
 
 
 def processes(devices: int) -> tuple[int, int]:
-    """Return the processes of a host and the hosts: the launcher's, else ``devices`` on one."""
+    """Return the number of processes per host and of hosts; by default ``devices`` on one host."""
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
     return of_host, int(os.environ.get("WORLD_SIZE", of_host)) // of_host
 
 
 def lightning():
-    """Return Lightning, or end the program with what to do."""
+    """Return the package Lightning, or end the program with the command that installs it."""
     try:
         import pytorch_lightning
     except ModuleNotFoundError:
         sys.exit("lightning_example.py needs Lightning: python -m pip install pytorch-lightning")
-    # Lightning's advice about loaders, loggers and other products is not what is shown here.
+    # Lightning's advice about loaders, loggers and other products would distract.
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
     return pytorch_lightning
 
 
 def module(pl, learning_rate: float):
-    """Return FashionCNN as Lightning wants it: what one step does, and nothing of ranks."""
+    """Return FashionCNN as a Lightning module, whose steps do not mention ranks."""
 
     class FashionModule(pl.LightningModule):
         def __init__(self) -> None:
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> float:
         )
         learned = module(pl, args.learning_rate)
         began = time.perf_counter()
-        # Lightning gives each rank its share: it puts a DistributedSampler into the loader.
+        # Lightning puts a DistributedSampler into the loader, so each rank gets its share.
         trainer.fit(learned, DataLoader(first(training_set, args.items), args.batch_size, True))
         seconds = time.perf_counter() - began
         (found,) = trainer.test(learned, DataLoader(test_set, 200), verbose=False)

@@ -20,7 +20,7 @@ __all__ = ["Traffic", "count_messages"]
 
 @dataclass
 class Traffic:
-    """What was sent while a DataLoader gave all its batches, as the main process saw it."""
+    """The messages of a DataLoader during all its batches, seen by the main process."""
 
     #: For each batch, in order: its worker, and the worker that loaded each of its samples.
     asked: list[int] = field(default_factory=list)
@@ -95,7 +95,7 @@ def _counting_context(method: str | None, traffic: Traffic):
 def count_messages(
     dataset: Dataset, batch_size: int, workers: int, batches: int, method: str | None = None
 ) -> Traffic:
-    """Load the first ``batches`` batches in order, and return what was sent for them."""
+    """Load the first ``batches`` batches in order, and return the counts of the messages."""
     traffic = Traffic()
     count = min(len(dataset), batches * batch_size)
     loader = DataLoader(

@@ -2,7 +2,8 @@
 
 python examples/course/sample_faces.py data/lfw
 
-scikit-image ships 100 of LFW's faces, 25 by 25 points, grey and without names. Each of them becomes
+scikit-image ships 100 of LFW's faces, 25 by 25 points, grey and without names. Each face
+becomes
 a folder of four jpg files of 250 by 250 points, the size of LFW's own files: the face, its mirror
 image, and two narrower cuts. A 101st folder holds cuts of a sharp photograph in colour.
 """
@@ -22,16 +23,16 @@ from PIL import Image, ImageOps
 __all__ = ["find_or_make", "make_faces"]
 
 SIDE = 250  # points, of LFW's files
-_FACES = 100  # of lfw_subset; what follows them is no faces
-_CUTS = (0.06, 0.12)  # parts of a picture that are left away at each edge
+_FACES = 100  # pictures of lfw_subset that are faces; the rest are not
+_CUTS = (0.06, 0.12)  # parts of a picture that are cut off at each edge
 _PORTRAIT = ("Eileen_Collins", "astronaut.png", (140, 15, 310, 185))
 
 
 def find_or_make(folder: Path) -> tuple[Path, bool]:
-    """Return ``folder`` and whether its pictures were made now; who has LFW there keeps it.
+    """Return ``folder`` and whether its pictures were made now. An existing LFW is not changed.
 
     Raises:
-        FileNotFoundError: There is such a folder, and no jpg file in it.
+        FileNotFoundError: The folder exists, but does not contain a jpg file.
         ModuleNotFoundError: Scikit-image is not installed.
         OSError: The folder cannot be written.
     """

@@ -3,10 +3,11 @@
 python examples/course/speed_up.py
 python examples/course/speed_up.py --batch-size 256 --figure speed-up.svg
 
-Both train FashionCNN on the same global batch: two instances on half of it each. An instance
-computes on one core. Jobs of one and of two instances run in turn; medians count. What two
-instances lose is measured apart: the optimiser, a half batch alone, two at once that know
-nothing of one another, then with DistributedDataParallel, without and with its reduction.
+Both jobs train FashionCNN on the same global batch; each of two instances gets half of the batch.
+An instance computes on one core. Jobs of one and of two instances run in turn, and the medians are
+compared. More measurements split the loss of two instances into its causes: the optimiser, a half
+batch on one core, two independent processes at once, and DistributedDataParallel without and with
+its reduction.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INSTANCE = Path(__file__).with_name("speed_up_instance.py")
 
 @dataclass(frozen=True)
 class Part:
-    """What a step of two instances takes more than half a step of one, for one reason."""
+    """The time that a step of two instances takes longer than half a step of one, by one cause."""
 
     name: str
     seconds: float
@@ -40,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """Seconds of a step of one and of two instances, of their start, and where the time goes."""
+    """The seconds of a step and of the start, for one and two instances, with the causes."""
 
     one: float
     two: float
@@ -51,16 +52,16 @@ class Found:
 
     @property
     def speed_up(self) -> float:
-        """Of the steps, without the start."""
+        """The speed-up of the steps, without the start."""
         return self.one / self.two
 
     @property
     def bound(self) -> float:
-        """What the serial share allows (Amdahl's law)."""
+        """The greatest speed-up that the serial share allows (Amdahl's law)."""
         return 1 / (self.serial_share + (1 - self.serial_share) / 2)
 
     def speed_up_of_run(self, steps: int) -> float:
-        """Of a whole run of ``steps`` steps."""
+        """Return the speed-up of a whole run of ``steps`` steps."""
         return (self.start_one + steps * self.one) / (self.start_two + steps * self.two)
 
 
@@ -86,7 +87,7 @@ def job(instances: int, batch_size: int, steps: int) -> dict[str, float]:
 
 
 def explained(ones: Sequence[dict[str, float]], twos: Sequence[dict[str, float]]) -> Found:
-    """Return where the time of two instances goes, given what the jobs measured."""
+    """Return the causes of the loss of two instances, from the measurements of the jobs."""
 
     def median(jobs: Sequence[dict[str, float]], name: str) -> float:
         return statistics.median(job[name] for job in jobs)
@@ -137,7 +138,7 @@ def draw(found: Found, path: Path) -> None:
     figure = new_figure(7.5, 2.8)
     axes = figure.add_subplot()
     mark(axes.barh(0, 1e3 * found.one, 0.55, color=NEUTRAL)[0], "one-instance")
-    # What is below zero, as noise may be, begins at the left of the axis and is drawn there.
+    # Measurement noise can make a part negative. Negative parts are drawn left of the axis.
     left, right = 0.0, 0.0
     for part, colour in zip(found.parts, (*COLOURS, GRID), strict=True):
         width = 1e3 * part.seconds
@@ -176,7 +177,7 @@ def arguments(argv: list[str] | None):
 
 
 def main(argv: list[str] | None = None) -> Found:
-    """Benchmark, print and return what was found."""
+    """Benchmark, and print and return the result."""
     from tqdm import tqdm
 
     args = arguments(argv)

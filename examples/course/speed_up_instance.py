@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive
 from common.running import run
 
-ROUNDS = 3  # the kinds of steps are measured in turn, so often
-IMAGES = 2048  # what is in them does not matter for the time
+ROUNDS = 3  # number of measurements of each kind of step
+IMAGES = 2048  # random images, since their content does not change the time
 Step = Callable[[], None]
 
 
@@ -43,7 +43,7 @@ def step_of(model: nn.Module, batch_size: int) -> tuple[Step, Step]:
 
 
 def kinds_of_steps(batch_size: int) -> dict[str, Step]:
-    """Return what is measured, by name; ``run`` is a step of the training itself."""
+    """Return the kinds of steps to measure by name. ``run`` is a step of the training."""
     alone, _ = step_of(FashionCNN(), batch_size // 2)
     if dist.get_world_size() == 1:
         run, optimizer = step_of(FashionCNN(), batch_size)
@@ -55,7 +55,7 @@ def kinds_of_steps(batch_size: int) -> dict[str, Step]:
         with model.no_sync():
             run()
 
-    # The plain step is done by all at once, and none of them waits for another.
+    # All instances run the half batch at once, without waiting for each other.
     return {
         "run": run, "half batch": alone, "without reduction": without_reduction,
         "with reduction": run,
@@ -64,7 +64,7 @@ def kinds_of_steps(batch_size: int) -> dict[str, Step]:
 
 def seconds_of_one(step: Step, count: int, meet: Callable[[], None] = lambda: None) -> float:
     """Return the mean seconds of ``count`` steps of this process, after a call of ``meet``."""
-    step()  # a first step without a time, because the caches hold other data
+    step()  # an unmeasured first step fills the caches
     meet()
     began = time.perf_counter()
     for _ in range(count):
@@ -101,8 +101,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     found |= {name: statistics.median(values) for name, values in times.items()}
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
-    # The model must not outlive the group. Where it is the last to hold the group, freeing it waits
-    # for gloo's thread while it keeps Python's lock, and that thread may need the lock.
+    # The model is freed before the group. Otherwise, freeing the group can deadlock: it waits for
+    # gloo's thread while it holds Python's lock, which that thread may need.
     kinds.clear()
     del step
     dist.barrier()

@@ -53,7 +53,7 @@ class Found:
 
 
 class DataParallelThreads:
-    """Training steps of data parallel: one process, one thread for each device."""
+    """Training steps of data parallel, in one process with a thread for each device."""
 
     def __init__(self, model: nn.Module, devices: int = DEVICES) -> None:
         self.model = model

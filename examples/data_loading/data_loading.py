@@ -5,8 +5,8 @@ python examples/data_loading/data_loading.py --case 1
 python examples/data_loading/data_loading.py --item-time 0.005 --workers 1
 python -m poprun_py --num-instances 2 --num-replicas 2 examples/data_loading/data_loading.py
 
-Measures the loader alone, the model on synthetic data, and the model on what the loader gives. A
-loader that is at least as fast as the model on synthetic data does not hold it up.
+Measures the loader alone, the model on synthetic data, and the model on the loader's batches. A
+loader that is at least as fast as the model on synthetic data does not slow the model down.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tqdm import tqdm
 import popdist_py
 from popdist_py import poptorch
 
-#: The tutorial's two experiments: what they set beside the defaults of this program.
+#: The arguments of the tutorial's two experiments, where they differ from this program's defaults.
 TEXT = {"batch_size": 16, "device_iterations": 50, "workers": 32, "items": 10_000, "side": 128}
 CASES = {1: {**TEXT, "replicas": 1}, 2: {**TEXT, "replicas": 4}}
 LOADER, SYNTHETIC, REAL = "DataLoader alone", "synthetic data", "real data"
-_LEAST_SECONDS = 1.0  # a shorter measurement of the loader would say little
-_WARM_UP_UPDATES = 18  # until the emulation has found out how replicas run fastest here
-# torch's warning of more workers than cores; the program says so in a line of its own. Here, so
-# that the process of the loader, which imports this file, is quiet too.
+_LEAST_SECONDS = 1.0  # a shorter measurement of the loader would not be precise
+_WARM_UP_UPDATES = 18  # the emulation tries ways to run replicas in the first updates
+# torch warns of more workers than cores, but this program prints its own line about that. The
+# filter is set at import, because the loader's process imports this file and must not warn either.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 
 
 class ClassificationModel(nn.Module):
-    """The tutorial's network for grey pictures, ``side`` high and wide."""
+    """The tutorial's network for grey pictures of height and width ``side``."""
 
     def __init__(self, side: int = 128) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class ClassificationModel(nn.Module):
         self.fc1 = nn.Linear(12 * ((side - 2) // 2 - 4) ** 2, 100)
         self.relu = nn.ReLU()
         self.fc2 = nn.Linear(100, 10)
-        # The tutorial prints dim=0, probabilities that add up over the pictures of a micro-batch.
-        # Those of a picture's ten classes have to.
+        # The tutorial has dim=0, whose probabilities add up over the pictures of a micro-batch.
+        # They have to add up over the ten classes of a picture.
         self.log_softmax = nn.LogSoftmax(dim=1)
         self.loss = nn.NLLLoss()
 
@@ -75,7 +75,7 @@ class ClassificationModel(nn.Module):
 
 
 class SlowDataset(Dataset):
-    """Another data set, each item of which is waited for, as for a disk or a network."""
+    """A data set with a delay for each item, like that of a disk or a network."""
 
     def __init__(self, dataset: TensorDataset, seconds: float) -> None:
         self.dataset = dataset
@@ -100,12 +100,12 @@ class Sizes:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one weight update."""
+        """The samples of one weight update."""
         return self.micro_batch * self.replicas * self.gradient_accumulation
 
     @property
     def step(self) -> int:
-        """Samples of one call of the model."""
+        """The samples of one call of the model."""
         return self.global_batch * self.device_iterations
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A throughput over all instances, in items/s; ``modelled`` is that of the IPU's model."""
+    """A throughput of all instances in items/s, measured and, if known, modelled for an IPU."""
 
     what: str
     items_per_second: float
@@ -128,7 +128,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Report:
-    """What was run, what came out, and what follows from it."""
+    """The sizes of a run, its measurements, and the conclusion."""
 
     sizes: Sizes
     measurements: tuple[Measurement, ...]
@@ -140,7 +140,7 @@ class Report:
 
 
 def sizes_of(args: argparse.Namespace) -> Sizes:
-    """Return the sizes that were asked for; a launcher decides the number of replicas."""
+    """Return the given sizes. A launcher overrides the number of replicas."""
     launched = popdist_py.isPopdistEnvSet()
     replicas = popdist_py.getNumTotalReplicas() if launched else args.replicas
     return Sizes(args.batch_size, replicas, args.gradient_accumulation, args.device_iterations)
@@ -189,8 +189,8 @@ def endless(loader: Iterable) -> Iterator:
 def drain(loader: poptorch.DataLoader) -> float:
     """Run through one epoch, and return its seconds.
 
-    A loader fills its buffers before anyone asks. Measured in its first steps it seems to be
-    faster than it is; behind an epoch that nobody computed with, it has nothing ready.
+    A loader fills its buffers in advance, so its first batches come faster than it can load. After
+    an epoch of reading without computing, the buffers are empty, and the measurement is fair.
     """
     began = time.perf_counter()
     for _ in loader:
@@ -213,12 +213,12 @@ def throughput(batches: Iterator, steps: int, step: Callable, what: str, sizes: 
         bar.update(sizes.step)
     seconds = time.perf_counter() - began
     bar.close()
-    # Instances that train go at the same pace, and loaders each at their own.
+    # Training instances have the same speed, but each loader has its own.
     return popdist_py.all_reduce(steps * sizes.step / popdist_py.getNumInstances() / seconds)
 
 
 def measure_loader(dataset: TensorDataset, args: argparse.Namespace) -> Measurement:
-    """Measure whole epochs of the loader, with nothing else to do."""
+    """Measure whole epochs of the loader while the model is idle."""
     sizes = sizes_of(args)
     loader = make_loader(dataset, args)
     drain(loader)  # and start the workers
@@ -233,8 +233,8 @@ def measure_model(
 ) -> Measurement:
     """Measure the training, compiled and warmed up before the clock starts.
 
-    On synthetic data the loader has no part in it: each call gets the same batch, which says the
-    shapes.
+    With synthetic data, the loader is not used. Each call gets the same batch, and only its shapes
+    matter.
     """
     sizes = sizes_of(args)
     options = make_options(args, synthetic=synthetic)
@@ -263,7 +263,7 @@ def measure_model(
 
 
 def verdict(loader: float, synthetic: float, args: argparse.Namespace, cores: int) -> str:
-    """Return which of the two limits, by how much, and what to try next."""
+    """Return whether loader or model is the limit, by what factor, and what to try next."""
     ratio = loader / synthetic
     times = f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.0f}"
     if ratio >= 1:
@@ -283,7 +283,7 @@ def verdict(loader: float, synthetic: float, args: argparse.Namespace, cores: in
 
 
 def table(report: Report, device: str) -> str:
-    """Return the lines of a table; what an IPU would do is of its model, and said to be."""
+    """Return the lines of a table, which marks the throughput of an IPU as modelled."""
     ipu = f"{device.capitalize()}, modelled"
     lines = [f"{'':18}{'items/s':>10}{'x synthetic':>13}{ipu:>16}"]
     for one in report.measurements:
@@ -295,7 +295,7 @@ def table(report: Report, device: str) -> str:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the arguments; what ``--case`` sets can be given otherwise."""
+    """Read the arguments. Other options override the settings of ``--case``."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--case", type=int, choices=CASES, help="sizes of an experiment of the tutorial")
@@ -332,12 +332,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _is_writable(file: Path) -> bool:
-    """Tell before minutes of measuring whether ``file`` can be written."""
+    """Check that ``file`` can be written, before minutes of measuring."""
     return not file.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)
 
 
 def main(argv: list[str] | None = None) -> Report:
-    """Measure, and show the figures and what follows from them."""
+    """Measure, and print the measurements and the conclusion."""
     args = parse(argv)
     popdist_py.init()
     is_first = popdist_py.getInstanceIndex() == 0

@@ -1,4 +1,4 @@
-"""Draw how a step's samples are batched, from the schedule of a run or from the run itself.
+"""Draw the batching of a step's samples, from the schedule of a run or from a run.
 
 python examples/data_loading/figures.py iterations iterations.svg --device-iterations 5
 python examples/data_loading/figures.py pipeline pipeline.svg --stages 4 --gradient-accumulation 8
@@ -6,8 +6,8 @@ python examples/data_loading/figures.py replicas replicas.svg --replicas 4
 python examples/data_loading/figures.py batching batching.svg --batch-size 2 --replicas 2
 python examples/data_loading/figures.py throughput throughput.svg
 
-A column is a step of the schedule, in which an IPU does one thing, however long that takes. The
-bars of "throughput" are what data_loading.py measured and wrote with --json, or measures now.
+A column is a step of the schedule. In a step, each IPU does one action of any duration. The figure
+"throughput" shows measurements of data_loading.py, read from its --json file or made now.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torch import nn
 from popdist_py import poptorch
 from popdist_py.ipu.schedule import Cell, Schedule, least_accumulation
 
-if TYPE_CHECKING:  # matplotlib is imported where something is drawn
+if TYPE_CHECKING:  # each function that draws imports matplotlib
     from matplotlib.axes import Axes
 
-#: What each figure sets where the command line does not.
+#: The defaults of each figure, where they differ from DEFAULTS.
 FIGURES: Mapping[str, Mapping[str, int]] = {
     "iterations": {"device_iterations": 5},
     "pipeline": {"stages": 4, "gradient_accumulation": 8},
@@ -52,12 +52,12 @@ _LEGEND = {
     "exchange": "all-reduce",
     "update": "u: weight update",
 }
-_INCHES = 0.34  # of a row or a column
-_NARROW = 0.4  # of a column in which IPUs only compute a forward once more
+_INCHES = 0.34  # height of a row and width of a column
+_NARROW = 0.4  # width of a column with recomputations only
 
 
 class Recorder(nn.Module):
-    """Keeps which samples every forward gets, in the order in which forwards run."""
+    """A model that records the samples of every forward, in the order of the forwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Recorder(nn.Module):
 
 @dataclass(frozen=True)
 class Share:
-    """The samples of one micro-batch, and whose they are; everything counts from 0."""
+    """The samples of one micro-batch, with its replica and iteration. All numbers begin with 0."""
 
     iteration: int
     accumulation: int
@@ -90,9 +90,9 @@ def options_of(sizes: Sizes) -> poptorch.Options:
 
 
 def schedule_of(sizes: Sizes, stages: int) -> Schedule:
-    """Return what the IPUs of a replica do in a step, with a layer of the model on each."""
+    """Return the schedule of a replica's IPUs in a step, with one layer of a model on each IPU."""
     layers = [poptorch.BeginBlock(nn.Linear(4, 4), ipu_id=ipu) for ipu in range(stages)]
-    # With a loss as the last operation of the last stage.
+    # The loss is the last operation of the last stage.
     model = nn.Sequential(*layers, _Loss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training_model = poptorch.trainingModel(model, options_of(sizes), optimizer)
@@ -105,7 +105,7 @@ class _Loss(nn.Module):
 
 
 def shares_of(sizes: Sizes) -> list[Share]:
-    """Return the micro-batches of a step that was run: its samples are their own indices."""
+    """Run a step whose samples are their own indices, and return its micro-batches."""
     options = options_of(sizes)
     options.Emulator.replicaExecution("loop")  # one replica after the other
     dataset = torch.utils.data.TensorDataset(torch.arange(float(sizes.step)))
@@ -115,7 +115,7 @@ def shares_of(sizes: Sizes) -> list[Share]:
     training_model = poptorch.trainingModel(model, options, optimizer)
     (indices,) = next(iter(loader))
     training_model.compile(indices)
-    model.seen.clear()  # compiling runs the forward too
+    model.seen.clear()  # without the forward of the compilation
     training_model(indices)
     places = [
         (iteration, accumulation, replica)
@@ -129,7 +129,7 @@ def shares_of(sizes: Sizes) -> list[Share]:
 
 
 def columns(schedule: Schedule) -> list[float]:
-    """Return where each column begins, and where the last one ends."""
+    """Return the left edges of all columns, and the right edge of the last column."""
     edges = [0.0]
     for cells in zip(*schedule.rows, strict=True):
         done = {cell.action for cell in cells} - {"idle"}
@@ -138,7 +138,7 @@ def columns(schedule: Schedule) -> list[float]:
 
 
 def draw_step(path: Path, sizes: Sizes, stages: int) -> None:
-    """Draw the schedule of a step: the host's queue, every IPU of every replica, iterations."""
+    """Draw a step with the host's queue, the IPUs of every replica, and the iterations."""
     from common.drawing import new_figure, save
 
     schedule = schedule_of(sizes, stages)
@@ -173,7 +173,7 @@ def _product(sizes: Sizes) -> str:
 
 
 def _draw_cell(axes: Axes, cell: Cell, edges: Sequence[float], row: int, rows: int) -> None:
-    """Draw what one IPU does in a step; an all-reduce belongs to all, and is drawn once."""
+    """Draw the action of one IPU in a step. An all-reduce of all IPUs is drawn once."""
     begin, end = edges[cell.step - 1], edges[cell.step]
     is_shared = cell.action == "exchange"
     if cell.action == "idle" or (is_shared and row):
@@ -216,7 +216,7 @@ def _colour(action: str) -> str:
 
 
 def _draw_host(axes: Axes, schedule: Schedule, edges: Sequence[float], sizes: Sizes) -> None:
-    """Draw which micro-batches lie ready, each above the first forward that takes it."""
+    """Draw the queue of micro-batches, each above the first forward that takes it."""
     from common.drawing import NEUTRAL
 
     forwards = [cell for cell in schedule.rows[0] if cell.action == "forward"]
@@ -255,7 +255,7 @@ def _draw_legend(axes: Axes, schedule: Schedule) -> None:
 
 
 def draw_batching(path: Path, sizes: Sizes) -> None:
-    """Draw which samples of a step each replica gets, and when."""
+    """Draw the samples that each replica gets in a step, in the order of time."""
     from common.drawing import COLOURS, new_figure, save
 
     width, per_update = 4.0, sizes.gradient_accumulation
@@ -292,7 +292,7 @@ def draw_batching(path: Path, sizes: Sizes) -> None:
 
 
 def _spelled(samples: Sequence[int]) -> str:
-    """Return the numbers, or the first and the last one where none between them is missing."""
+    """Return the numbers as text, or "FIRST to LAST" for consecutive numbers."""
     first, last = samples[0], samples[-1]
     if len(samples) > 2 and list(samples) == list(range(first, last + 1)):
         return f"{first} to {last}"
@@ -300,7 +300,7 @@ def _spelled(samples: Sequence[int]) -> str:
 
 
 def draw_throughput(path: Path, measured: Mapping) -> None:
-    """Draw what data_loading.py measured as bars."""
+    """Draw the measurements of data_loading.py as bars."""
     from common.drawing import COLOURS, mark, new_figure, save
 
     found = measured["measurements"]
@@ -314,7 +314,7 @@ def draw_throughput(path: Path, measured: Mapping) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     is_wide = max(values) > 50 * min(values)
-    if is_wide:  # a bar of the smallest would not be seen
+    if is_wide:  # the smallest bar would be invisible
         axes.set_xscale("log")
     axes.set_xlabel("items/s, measured" + (" (logarithmic)" if is_wide else ""))
     figure.suptitle(measured["verdict"].partition(";")[0], x=0.01, ha="left", fontsize=10)
@@ -322,7 +322,7 @@ def draw_throughput(path: Path, measured: Mapping) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the arguments; each figure has defaults of its own."""
+    """Read the arguments. Each figure has its own defaults."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("figure", choices=FIGURES, help="what is drawn")

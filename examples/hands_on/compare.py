@@ -1,16 +1,16 @@
-"""Compare the steps of the IPU hands-on session: what each gains, here and in the session.
+"""Compare the steps of the IPU hands-on session: the gain of each step here and in the session.
 
 python compare.py
 python compare.py --only accumulation --only async --steps 5
 python compare.py --steps 0 --figure ladder.svg
 
-Each step is a run of main.py with the session's options. Three sorts of figures stand side by side:
+Each step is a run of main.py with the session's options. The table has three kinds of figures:
 
-- measured: images a second on this host, of a run that is cut to its size (--model, --side,
-  --batch-size, --steps). What has no room on the IPUs is started uncut, since it trains nothing.
+- measured: images per second of a smaller run on this host (--model, --side, --batch-size,
+  --steps). A step that does not fit on the IPUs runs at its full size, since it only fails.
 - modelled: cycles, bytes from the host, memory and busy share of the IPUs, from the model of the
-  device and at the session's own size: ResNet-101, images of 64 by 64, micro-batches of 64.
-- the session's: what its slides show of runs on hardware.
+  device. The size is the session's: ResNet-101, images of 64 by 64, micro-batches of 64.
+- the session's: figures of runs on hardware from its slides.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from networks import NETWORKS, too_few_values  # noqa: E402
 from rungs import RUNGS, Rung  # noqa: E402
 
 KIB, MIB = 2**10, 2**20
-# What tells a program that it is an instance of a job.
+# Prefixes of the variables that make a program an instance of a job.
 _OF_A_JOB = ("POPDIST_", "POPRUN_", "OMPI_", "PMIX_", "PRTE_", "PMI_")
 
 
 @dataclass(frozen=True)
 class Modelled:
-    """What the model of the device says of one call at the session's size; IPU by IPU.
+    """The modelled figures of one call at the session's size. Tuples have one value per IPU.
 
     Attributes:
-        cycles: Of the call.
-        images: Of the call.
-        seconds: Of the call on the device alone.
-        received: MiB that each IPU gets from the host.
-        sent: KiB that each IPU sends to the host.
-        memory: Share of its memory that the fullest tile needs.
-        busy: Share of the call in which the IPU computes.
+        cycles: The cycles of the call.
+        images: The images of the call.
+        seconds: The seconds of the call on the device, without the host.
+        received: The MiB that each IPU gets from the host.
+        sent: The KiB that each IPU sends to the host.
+        memory: The share of its memory that the fullest tile needs.
+        busy: The share of the call during which the IPU computes.
     """
 
     cycles: int
@@ -75,13 +75,13 @@ class Modelled:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room on every IPU."""
+        """Whether the run fits on every IPU."""
         return max(self.memory) <= 1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run of main.py gave: images a second, or the reason why there are none."""
+    """The images per second of a run of main.py, or the reason of its failure."""
 
     rate: float | None = None
     reason: str = ""
@@ -89,7 +89,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """A step of the session with all that is known of it."""
+    """A step of the session with all its figures."""
 
     rung: Rung
     modelled: Modelled
@@ -117,7 +117,7 @@ class Row:
 
 
 def modelled(rung: Rung) -> Modelled:
-    """Return what the model of the device says; nothing is trained, no weight takes memory."""
+    """Return the modelled figures of a step, without training and without memory for weights."""
     import main as program
     import torch
 
@@ -147,7 +147,7 @@ def modelled(rung: Rung) -> Modelled:
 
 
 def measured(rung: Rung, fits: bool, args: argparse.Namespace) -> Measured:
-    """Run main.py as often as asked for; returns the median over its calls but each first one.
+    """Run main.py --repeats times, and return the median over all calls but each first call.
 
     The first call compiles.
     """
@@ -174,9 +174,10 @@ def _command(rung: Rung, fits: bool, times: Path, args: argparse.Namespace) -> l
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command; returns its exit code and what it says on stderr. It ends when we do.
+    """Run a command, and return its exit code and its stderr. It ends with this program.
 
-    A group of its own has it hear of Ctrl-C once, from here, and not from the terminal as well.
+    The command has its own process group. It therefore gets Ctrl-C once, from this program, and not
+    a second time from the terminal.
     """
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
     environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another on a busy host
@@ -198,13 +199,13 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 
 def _reason(code: int, said: str) -> str:
-    """Return why a run failed: the line about memory, or its last one."""
+    """Return the reason of a failure: the line about memory if there is one, else the last line."""
     lines = said.splitlines() or [f"exit code {code}"]
     return next((line for line in lines if line.startswith("Out of memory")), lines[-1])
 
 
 def table(rows: Sequence[Row]):
-    """Return the table that is printed: below each heading, what sort of figure it is."""
+    """Return the table to print, with the kind of figure below each heading."""
     from rich import box
     from rich.table import Table
 
@@ -239,7 +240,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def report(rows: Sequence[Row], args: argparse.Namespace) -> None:
-    """Print the table, with what its figures are of."""
+    """Print the table, and explain its figures."""
     from rich.console import Console
 
     # A narrower terminal wraps lines; rich would cut numbers.

@@ -12,11 +12,11 @@ from matplotlib.patches import Patch
 __all__ = ["draw"]
 
 _SESSION = NEUTRAL
-_SECOND = "#f3b184"  # the second IPU: the colour of what is modelled, lighter
+_SECOND = "#f3b184"  # a lighter MODELLED, for the second IPU
 
 
 def draw(rows: Sequence, path: Path) -> None:
-    """Draw the rows that compare.py found into an .svg, .png or .pdf file."""
+    """Draw the rows of compare.py as an .svg, .png or .pdf file."""
     figure = new_figure(13, 1.9 + 0.52 * len(rows))
     panels = figure.subplots(1, 6, sharey=True)
     names = [row.rung.title for row in rows]
@@ -83,7 +83,7 @@ def _bars(
     form: str,
     gaps: Sequence[str] = (),
 ) -> None:
-    """Draw a bar with its number for each value, and a word where there is none."""
+    """Draw a bar and its number for each value, and a word for a missing value."""
     heights = range(len(values))
     bars = panel.barh(heights, [value or 0 for value in values], 0.6, color=colour)
     for at, (bar, value) in enumerate(zip(bars, values, strict=True)):
@@ -97,7 +97,7 @@ def _bars(
 
 
 def _dots(panel, values: Sequence[float | None], name: str) -> None:
-    """Draw what the session shows upon the bars."""
+    """Draw the figures of the session as dots on the bars."""
     known = [(value, at) for at, value in enumerate(values) if value is not None]
     if known:
         dots = panel.scatter(*zip(*known, strict=True), color=_SESSION, marker="D", s=26, zorder=3)

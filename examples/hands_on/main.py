@@ -1,11 +1,12 @@
-"""Train ResNet-101 on CIFAR-10, pipelined over two IPUs: from out of memory to fast.
+"""Train ResNet-101 on CIFAR-10, pipelined over two IPUs, and make it fit and fast.
 
 python main.py --batch-size 64 --precision 16.16 --gradient-accumulation 8
 python main.py --model resnet18 --side 32 --batch-size 8 --steps 4 --epochs 2
 poprun-py --num-instances 2 --num-replicas 2 --ipus-per-replica 2 main.py --model resnet18 --side 32
 
-The training program of the IPU hands-on session, with its arguments. Those of the second group are
-ours: they cut a run to a size for two cores, and stay out of the first line unless they are used.
+This is the training program of the IPU hands-on session, with its arguments. The second group of
+arguments is an addition for small runs on two cores. The first printed line shows these arguments
+only if they are given.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def training_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
     opts.Training.gradientAccumulation(args.gradient_accumulation)
     opts.randomSeed(args.seed)
     opts.Emulator.replicaExecution(args.execution)
-    opts.Emulator.device(args.device)  # a model that this IPU has no room for is refused
+    opts.Emulator.device(args.device)  # refuses a model that does not fit on this IPU
     return opts
 
 

@@ -1,4 +1,4 @@
-"""The networks that main.py trains, and what they can be trained on; no import takes time."""
+"""The networks of main.py and the limits of their input, without a slow import."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ NETWORKS = {"resnet18": 1, "resnet34": 3, "resnet50": 3, "resnet101": 8}
 
 
 def too_few_values(batch_size: int, side: int) -> str | None:
-    """Return why no network can be trained on such a micro-batch, or None if it can.
+    """Return the error of a micro-batch that is too small for every network, else None.
 
-    All of them halve the height and width of images five times, rounding up.
+    All networks halve the height and width of images five times, rounding up.
     """
     if batch_size > 1 or side > 32:
         return None

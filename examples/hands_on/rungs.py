@@ -1,4 +1,4 @@
-"""The steps of the IPU hands-on session, with what its slides show of them."""
+"""The steps of the IPU hands-on session, with the figures of its slides."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["RUNGS", "Rung"]
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of the session, and what its slides show of it; None where they show nothing.
+    """A step of the session, with the figures of its slides; None for a missing figure.
 
     Attributes:
-        name: For ``--only``.
-        title: What changes.
+        name: The name for ``--only``.
+        title: The change of this step.
         flags: The words of its command after ``main.py``, without ``--epochs``.
-        fits: Whether it ran.
-        cycles: Of one call.
-        received: MiB that the first IPU got from the host in one call.
-        sent: KiB that the first and the second IPU sent to the host in one call.
-        call_seconds: Seconds of a call from the second epoch on.
+        fits: Whether the run fitted on the IPUs.
+        cycles: The cycles of one call.
+        received: The MiB that the first IPU got from the host in one call.
+        sent: The KiB that the first and the second IPU sent to the host in one call.
+        call_seconds: The seconds of a call from the second epoch on.
     """
 
     name: str

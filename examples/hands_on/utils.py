@@ -1,4 +1,4 @@
-"""Functions and classes that main.py uses: images, and what stands around the network."""
+"""The images, loss and metrics of main.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOLDER = torchvision.datasets.CIFAR10.base_folder
 
 
 class ModelWithNormalization(torch.nn.Module):
-    """Casts 8-bit images and normalises them: on the IPU, where the host did it before.
+    """A model that casts 8-bit images and normalises them on the IPU instead of the host.
 
     As in the session, values of 8 bits are not divided by 255 first.
     """
@@ -59,7 +59,7 @@ class ModelWithLoss(torch.nn.Module):
 def get_transform(
     precision: str = "16.16", eight_bit_io: bool = False, side: int = 64
 ) -> transforms.Compose:
-    """Return what the host does with an image; types and statistics only without 8-bit I/O."""
+    """Return the host's image transformation, without type and statistics for 8-bit I/O."""
     preprocessing_steps = [
         transforms.RandomHorizontalFlip(),
         transforms.Resize((side, side)),
@@ -85,7 +85,7 @@ def accuracy(out: torch.Tensor, labels: torch.Tensor) -> float:
 def training_set(folder: Path, transform: transforms.Compose) -> torch.utils.data.Dataset:
     """Return CIFAR-10's 50,000 pictures to train on, from its files of the Python version.
 
-    Where the files are missing they are made: handwritten digits in the same format.
+    If the files are missing, this function makes handwritten digits in the same format.
 
     Raises:
         SystemExit: The folder cannot be written, or its files are not those of CIFAR-10.

@@ -14,8 +14,8 @@
 # # A distributed training, from a notebook
 #
 # Two instances with four replicas each learn handwritten digits. We plan the job, launch it, watch
-# it, see it fail on one instance, mend what was wrong, and compare it with another one. At last a
-# few jobs run side by side.
+# it, see it fail on one instance, fix the error, and compare two runs. At the end, several jobs run
+# side by side.
 #
 # Everything happens in this notebook: the function that the instances run is defined in a cell. It
 # needs `poprun_py` and scikit-learn, whose digits it reads. The IPUs are emulated.
@@ -33,9 +33,9 @@ import poprun_py
 # %% [markdown]
 # ## Plan
 #
-# These options are used throughout. With `wait_for_resources`, a job that finds the cores of this
-# machine taken waits for them. With `output_dir`, each run has a folder of its own, from which runs
-# are compared later.
+# All jobs use these options. With `wait_for_resources`, a job waits until the cores of this machine
+# are free. With `output_dir`, each run has its own folder. The comparison below reads these
+# folders.
 
 # %% tags=["parameters"]
 runs = Path("runs")
@@ -50,7 +50,8 @@ options = {
 }
 
 # %% [markdown]
-# A plan says who would run where. Nothing is started. A notebook draws it:
+# A plan shows the host and the cores of each instance, without starting the job. A notebook draws
+# it:
 
 # %%
 poprun_py.plan(poprun_py.LaunchConfig(program=("python",), **options))
@@ -58,7 +59,7 @@ poprun_py.plan(poprun_py.LaunchConfig(program=("python",), **options))
 # %% [markdown]
 # ## Launch
 #
-# There are 1,797 pictures of 8 by 8 points. Each time 1,440 are for training, the others for tests.
+# There are 1,797 pictures of 8 by 8 points. 1,440 are for training, and the others are for tests.
 
 # %%
 pictures, labels = load_digits(return_X_y=True)
@@ -75,7 +76,7 @@ test_set = pictures[1440:], labels[1440:]
 
 # %%
 def train(training_set, test_set, learning_rate=0.008, epochs=4):
-    """Train a small network; returns the accuracy on the test set in per cent."""
+    """Train a small network, and return its accuracy on the test set in per cent."""
     import torch
     from torch import nn
 
@@ -119,8 +120,9 @@ def train(training_set, test_set, learning_rate=0.008, epochs=4):
 
 
 # %% [markdown]
-# `launch` runs it to the end. What the instances print is shown with their tags, and what they
-# return comes back as a list. Both have the same weights, so both report the same accuracy.
+# `launch` runs the job to its end. It shows the output of the instances with their tags, and
+# returns the list of their results. Both instances have the same weights, so both report the same
+# accuracy.
 
 # %%
 accuracies = poprun_py.launch(train, args=(training_set, test_set), **options)
@@ -129,8 +131,8 @@ print("accuracies in per cent:", [round(accuracy, 1) for accuracy in accuracies]
 # %% [markdown]
 # ## Watch
 #
-# `start` returns at once, with a handle. As the last value of a cell it is shown, and the cell
-# follows the job until its end.
+# `start` returns a handle at once. If the handle is the last value of a cell, the cell shows the
+# progress of the job until its end.
 
 # %%
 arguments = {"learning_rate": 0.008, "epochs": epochs}
@@ -138,8 +140,8 @@ job = poprun_py.start(train, args=(training_set, test_set), kwargs=arguments, **
 job
 
 # %% [markdown]
-# Other cells can be run meanwhile. This one waits for the first epoch, and asks how the job is and
-# what instance 1 wrote:
+# Other cells can run at the same time. This cell waits for the first epoch, and prints the status
+# of the job and the output of instance 1:
 
 # %%
 while "epoch 1" not in job.output(instance=1) and not job.done():
@@ -148,7 +150,7 @@ print(job.status())
 print(job.output(instance=1), end="")
 
 # %% [markdown]
-# `job.stop()` would end it. We want what it returns, and note the name of its run:
+# `job.stop()` would end the job. We want its result, and note the name of the run:
 
 # %%
 steady_accuracy = job.result()[0]
@@ -158,9 +160,8 @@ print(f"test accuracy {steady_accuracy:.1f} %, run {steady}")
 # %% [markdown]
 # ## It fails
 #
-# New pictures come in, and somebody has typed their labels. Among them is a zero that was entered
-# as a ten. We make such a file here, from the test set's last hundred pictures, and train on
-# everything.
+# New pictures come in, with labels that were typed by hand. One zero was typed as a ten. We make
+# these data from the last hundred pictures of the test set, and train on all pictures.
 
 # %%
 new_pictures, new_labels = test_set[0][-100:], test_set[1][-100:].copy()
@@ -170,9 +171,9 @@ more_labels = np.concatenate([training_set[1], new_labels])
 fewer_tests = test_set[0][:-100], test_set[1][:-100]
 
 # %% [markdown]
-# One instance gets the picture in its shard, and fails. The other one is ended at once. The
-# exception arrives here as what it was: its cause is the traceback of the instance, and the last
-# line names it.
+# One instance gets this picture in its shard, and fails. The other instance is ended at once. The
+# notebook gets the same exception as the instance. The cause of the exception is the traceback of
+# the instance, and its last line names the instance.
 
 # %% tags=["raises-exception"]
 poprun_py.launch(train, args=((more_pictures, more_labels), fewer_tests), **options)
@@ -180,7 +181,7 @@ poprun_py.launch(train, args=((more_pictures, more_labels), fewer_tests), **opti
 # %% [markdown]
 # ## Fix it, and run again
 #
-# The error speaks of target 10. Which pictures are labelled so?
+# The error names target 10. Which pictures have this label?
 
 # %%
 (wrong,) = np.flatnonzero(more_labels > 9)
@@ -189,7 +190,7 @@ for row in more_pictures[wrong, 0]:
     print("".join(" .:*#"[round(4 * float(value))] for value in row))
 
 # %% [markdown]
-# A zero, by the look of it.
+# It looks like a zero.
 
 # %%
 more_labels[wrong] = 0
@@ -203,8 +204,8 @@ with poprun_py.start(
 # %% [markdown]
 # ## Compare
 #
-# That job had a higher learning rate, and more pictures. `poprun-py compare` reads the folders of
-# both runs: how fast they were, how the loss fell, and what is not the same about them.
+# That job had a higher learning rate and more pictures. `poprun-py compare` reads the folders of
+# both runs, and compares their speed, their loss and their settings.
 
 # %%
 # !{sys.executable} -m poprun_py compare --output-dir {runs} --target "loss<=0.3" {steady} {faster}
@@ -212,8 +213,8 @@ with poprun_py.start(
 # %% [markdown]
 # ## Several jobs at once
 #
-# Each job has a launcher in a process of its own, so we may start as many as we like. These take
-# one core each: as many as there are cores for run side by side, and the others wait their turn.
+# Each job has a launcher in its own process, so we can start any number of jobs. Each of these jobs
+# takes one core. The jobs run side by side while there are free cores, and the others wait.
 
 # %%
 small = {**options, "num_instances": 1, "num_replicas": 4, "cores_per_instance": 1}
@@ -233,5 +234,5 @@ for rate, accuracy in zip(rates, results, strict=True):
 print("best learning rate:", rates[int(np.argmax(results))])
 
 # %% [markdown]
-# Searches that choose the next value by what came of the last ones are programs of their own:
-# `examples/sweeps` has one with Optuna, and one whose jobs Slurm starts.
+# A search can also choose each value by the results so far: `examples/sweeps` has a program with
+# Optuna, and a program whose jobs Slurm starts.

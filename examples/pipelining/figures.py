@@ -1,15 +1,15 @@
-"""Pictures of pipelining: which IPU does what in each step, and what an update costs.
+"""Pictures of pipelining: the action of each IPU in each step, and the cost of an update.
 
 python examples/pipelining/figures.py ramp-up
 python examples/pipelining/figures.py strategies --ipus 2 --micro-batches 5 --output two.svg
 python examples/pipelining/figures.py --compare pipeline_profile sharding_profile --output both.svg
 
-ramp-up      a pipeline fills: from which step on all IPUs work
+ramp-up      the steps until all IPUs of a pipeline work
 strategies   pipelined beside sharded execution
-progression  the first micro-batch's way: green forwards, red backwards
-offload      the optimiser's state and the update, on the chip and off it
+progression  the path of the first micro-batch, with green forwards and red backwards
+offload      memory and time with the optimiser's state on the chip and off the chip
 
-All figures are of the model of the device, so that they are the same each time.
+All figures come from the model of the device, so they are the same each time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ KINDS = ("pipelined", "sharded")
 def one_update(ipus: int, micro_batches: int, kind: str = "pipelined") -> Schedule:
     """Return the steps of an update of a pipeline with one stage on each IPU.
 
-    As in the tutorial's pictures nothing is computed again: a step is a forward or a backward.
+    As in the tutorial's pictures, activations are not recomputed. A step is a forward or a
+    backward.
     """
     stages = tuple(range(ipus))
     settings = Settings(
@@ -58,7 +59,7 @@ def one_update(ipus: int, micro_batches: int, kind: str = "pipelined") -> Schedu
 
 
 def fill_by_action(cell: Cell) -> str:
-    """Return the colour of what is done."""
+    """Return the colour of the cell's action."""
     return FILLS[cell.action]
 
 
@@ -79,7 +80,7 @@ def draw_schedule(
 ) -> None:
     """Draw a row for each IPU and a box for each step, with the micro-batch's number.
 
-    The axis has ``steps`` of them, so that two schedules have the same scale.
+    The axis has ``steps`` steps, so that two schedules can have the same scale.
     """
     steps = steps or len(drawn.cycles)
     size = 8 if steps < 50 else 6 if steps < 70 else 0  # small boxes have a colour only
@@ -100,7 +101,7 @@ def draw_schedule(
 
 
 def describe(kind: str, drawn: Schedule) -> str:
-    """Return a title with the steps and how many IPUs work in one."""
+    """Return a title with the number of steps and the mean number of working IPUs."""
     at_work = ipus_at_work(drawn)
     mean = sum(at_work) / len(at_work)
     return (
@@ -109,7 +110,7 @@ def describe(kind: str, drawn: Schedule) -> str:
 
 
 def wide(rows: int, steps: int) -> Figure:
-    """Return a figure for so many rows of boxes and steps."""
+    """Return a figure of a size for these numbers of rows and steps."""
     return new_figure(min(2 + 0.36 * steps, 17), 0.9 + 0.36 * rows)
 
 
@@ -178,7 +179,7 @@ def draw_offload(ipus: int, micro_batches: int) -> Figure:
 
 def optimiser_costs(micro_batches: int, *, offload: bool) -> tuple[list[int], list[int]]:
     """Return for each IPU the bytes of AdamW's state on it, and the cycles of its update."""
-    import mnist_pipeline as program  # late: it imports torch, which no other figure needs
+    import mnist_pipeline as program  # imported here because only this figure needs torch
     import torch
 
     words = ["--gradient-accumulation", str(micro_batches), "--device-iterations", "1"]
@@ -242,7 +243,7 @@ FIGURES: dict[str, tuple[Callable[[int, int], Figure], int]] = {
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]:
-    """Return the parser, which later errors need, and what is given."""
+    """Return the parser, for later errors, and the arguments."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(

@@ -1,12 +1,13 @@
-"""Parallel execution using pipelining: handwritten digits through a network over four IPUs.
+"""Parallel execution using pipelining: Training on handwritten digits over four IPUs.
 
 python examples/pipelining/mnist_pipeline.py --steps 2
 python examples/pipelining/mnist_pipeline.py --strategy sharded --profile --profile-dir sharded
 poprun-py -n 2 --num-replicas 2 --ipus-per-replica 4 examples/pipelining/mnist_pipeline.py
 
-The network has four blocks, which a strategy places on IPUs. Pipelined, each IPU has a micro-batch
-of its own at a time; sharded, one micro-batch passes all IPUs before the next one begins. The
-numbers are the same. What IPUs would do when, and what they would hold, is modelled.
+The network has four blocks, which a strategy places on IPUs. With the strategy pipelined, each IPU
+computes its own micro-batch at a time. With the strategy sharded, one micro-batch passes all IPUs
+before the next one begins. Both compute the same numbers. The schedule and the memory of the IPUs
+are modelled.
 """
 
 from __future__ import annotations
@@ -144,10 +145,10 @@ def get_training_model(
 
 
 def prepare_mnist(folder: Path) -> None:
-    """Leave what is in ``folder``/MNIST as it is; if nothing is, make digits in MNIST's format.
+    """Make digits in MNIST's format in ``folder``/MNIST, unless this folder exists.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The folder cannot be written.
     """
     make = partial(make_mnist, training=60_000, test=10_000)
     if popdist_py.getInstanceIndex() == 0 and make_once(folder / "MNIST", make):
@@ -225,7 +226,7 @@ def test(inference_model, loader, *, steps: int) -> float:
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]:
-    """Return the parser, which later errors need, and what is given."""
+    """Return the parser, for later errors, and the arguments."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--batch-size", type=positive, default=40, help="micro-batch of training (40)")
@@ -310,7 +311,7 @@ def main(argv: list[str] | None = None) -> Outcome:
     steps = min(args.steps or len(test_data), len(test_data))
     percent = test(inference_model, test_data, steps=steps)
     if args.profile and popdist_py.getInstanceIndex() == 0:
-        from profile_folder import write_profile  # late: nobody else needs it
+        from profile_folder import write_profile  # only profiles need it
 
         write_profile(args.profile_dir, training_model, args.strategy)
         say(

@@ -3,7 +3,7 @@
 python examples/pipelining/notebooks.py
 python examples/pipelining/notebooks.py made
 
-The notebook has no outputs: it is small, and a change of the script is a change of few lines.
+The notebook is stored without outputs, so a change of the script changes few of its lines.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MADE = "# Made of walkthrough.py by notebooks.py.\n"
 
 
 def make() -> dict[str, str]:
-    """Return what is made: the text of each file, by its name."""
-    import jupytext  # late: --help and errors need none of it
+    """Return the text of each file by its name."""
+    import jupytext  # imported here because --help does not need it
 
     cells = jupytext.read(SCRIPT).cells
     return {

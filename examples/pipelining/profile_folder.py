@@ -1,11 +1,11 @@
-"""The folder of a profile: what a reader looks for in a ``profile.pop``, in files of text.
+"""The folder of a profile: the contents of a ``profile.pop`` as text files.
 
 profile.html    all of it on one page that needs no other file
 execution.*     cycles of a call and of its stages, as text and as JSON
 memory.*        what each IPU holds, likewise
 schedule.*      which IPU does what from one update to the next, as a picture and as JSON
 
-All figures are those of the model of the device. Nothing here runs a model, or writes the timeline.
+All figures come from the model of the device.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ figure { margin: 0; overflow-x: auto }
 
 @dataclass(frozen=True)
 class Profile:
-    """What is compared between two profiles.
+    """The figures of a profile that are compared with another profile.
 
     Attributes:
-        name: Of its folder.
-        strategy: Pipelined or sharded.
-        schedule: From the first micro-batch of an update up to the update.
-        cycles: From one update to the next.
-        busy: For each IPU the share of a call in which it computes.
-        needed: For each IPU the bytes that it needs.
+        name: The name of the profile's folder.
+        strategy: The strategy, pipelined or sharded.
+        schedule: The steps from the first micro-batch of an update up to the update.
+        cycles: The cycles from one update to the next.
+        busy: The share of a call that each IPU computes.
+        needed: The bytes that each IPU needs.
     """
 
     name: str
@@ -62,7 +62,7 @@ def ipus_at_work(schedule: Schedule) -> list[int]:
 
 
 def until_update(schedule: Schedule) -> Schedule:
-    """Return the steps up to the first update: the others of a call repeat them."""
+    """Return the steps up to the first update. The other steps of a call repeat them."""
     columns = zip(*schedule.rows, strict=True)
     steps = next(
         (step for step, cells in enumerate(columns, 1) if cells[0].action == "update"), None
@@ -90,11 +90,11 @@ def write_profile(folder: Path, model: poptorch.PoplarExecutor, strategy: str) -
 
 
 def read_profile(folder: Path) -> Profile:
-    """Return what ``write_profile`` wrote.
+    """Return a profile that ``write_profile`` wrote.
 
     Raises:
         OSError: A file is missing.
-        ValueError: A file is none of a profile.
+        ValueError: A file is not part of a profile.
     """
     read = {
         name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))

@@ -20,12 +20,12 @@ python examples/pipelining/notebooks.py          # makes the notebook again
 # %% [markdown]
 # # Parallel execution using pipelining
 #
-# A network that does not fit on one IPU is cut into stages, and each stage gets an IPU of its own.
-# One micro-batch alone would then use one IPU at a time. A pipeline sends the next micro-batch in
-# before the first one is through, so that all IPUs have something to do.
+# A network that does not fit on one IPU is cut into stages, and each stage gets its own IPU. A
+# single micro-batch would then use one IPU at a time. A pipeline starts the next micro-batch before
+# the first one has passed all stages, so that all IPUs work.
 #
-# Here a small network learns handwritten digits on four IPUs. What the IPUs do in which step is
-# shown by a model of the device; the computing happens on the CPU.
+# Here, a small network learns handwritten digits on four IPUs. A model of the device shows the
+# action of each IPU in each step. The CPU computes the results.
 #
 # The notebook needs `mnist_pipeline.py` beside it and the folder `common` one folder up, as in the
 # examples. The blocks of code are run from top to bottom. In a notebook, the value of a cell's last
@@ -95,8 +95,8 @@ if "__file__" in globals():
 #
 # MNIST has 60,000 pictures of digits to train on and 10,000 to test with, each of 28 by 28 grey
 # points. `ToTensor` makes numbers between 0 and 1 of them, `Normalize` gives them the mean 0 and
-# the deviation 1 of the whole data set. If the folder has no MNIST, digits of scikit-learn are
-# made in its place, in the same files.
+# the deviation 1 of the whole data set. If the folder does not contain MNIST,
+# the program makes the same files with digits of scikit-learn.
 
 # %%
 prepare_mnist(Path(data_dir))
@@ -107,11 +107,11 @@ train_dataset = torchvision.datasets.MNIST(data_dir, train=True, transform=trans
 test_dataset = torchvision.datasets.MNIST(data_dir, train=False, transform=transform)
 
 # %% [markdown]
-# A `poptorch.DataLoader` hands out what one call of the model takes: `batch_size` times gradient
-# accumulation times device iterations. In the mode `Async` a process of its own prepares the next
-# call while the model runs. That process is forked here: a fork has the notebook's data set, while
-# a process that is started anew would have to import it, which only works for a script with
-# `if __name__ == "__main__":`, such as `mnist_pipeline.py`.
+# A `poptorch.DataLoader` yields the samples of one call of the model: `batch_size` times gradient
+# accumulation times device iterations. In the mode `Async`, a separate process prepares the next
+# call while the model runs. That process is forked here, so it has the notebook's data set. A new
+# process would have to import the data set. That only works for a script with `if __name__ ==
+# "__main__":`, such as `mnist_pipeline.py`.
 
 # %%
 train_opts = poptorch.Options()
@@ -155,8 +155,8 @@ class ConvLayer(nn.Module):
 
 
 # %% [markdown]
-# What is computed together has a name: a `poptorch.Block`. Blocks say where the network may be cut,
-# and nothing about IPUs yet.
+# A `poptorch.Block` names a part of the network that is computed together. Blocks mark the places
+# where the network may be cut. They do not choose IPUs yet.
 
 
 # %%
@@ -216,9 +216,9 @@ def get_training_model(opts, model):
 
 
 # %% [markdown]
-# ## Pipelined: all IPUs at a time
+# ## Pipelined: all IPUs at the same time
 #
-# A stage is one block or several, on one IPU. Four stages on four IPUs:
+# A stage is one or more blocks on one IPU. These are four stages on four IPUs:
 
 # %%
 train_opts = poptorch.Options()
@@ -239,21 +239,21 @@ train_opts.setExecutionStrategy(poptorch.PipelinedExecution("B1", "B2", "B3", "B
 # %% [markdown]
 # Two settings decide how full the pipeline is.
 #
-# - **Gradient accumulation** is how many micro-batches go through between two updates. The weights
-#   stay as they are meanwhile, so the pipeline may have many of them under way; it is empty again
-#   at each update. Four IPUs need seven at least.
-# - **Device iterations** are how many such rounds one call of the model has. They do not fill the
-#   pipeline, they spare the host: it is asked once for all of them.
+# - **Gradient accumulation** is the number of micro-batches between two updates. The weights do not
+#   change between two updates, so the pipeline can hold many micro-batches at a time. It is empty
+#   again at each update. Four IPUs need at least seven micro-batches.
+# - **Device iterations** are the number of updates in one call of the model. They do not fill the
+#   pipeline, but they save time on the host, which sends the data of all updates at once.
 
 # %%
 train_opts.deviceIterations(training_iterations)
 train_opts.Training.gradientAccumulation(gradient_accumulation)
 
 # %% [markdown]
-# This is what the four IPUs will do first: `F` is a forward, `B` a backward, with the number of the
-# micro-batch. `R` is a forward that runs again, because keeping what it computed for every
-# micro-batch under way would need more memory. A model asks for a clone of the options here: those
-# that a model has cannot be changed any more, and some will be.
+# These are the first steps of the four IPUs. `F` is a forward and `B` a backward, with the number
+# of the micro-batch. `R` is a recomputed forward, because keeping the activations of every
+# micro-batch in the pipeline would need more memory. The model gets a clone of the options here,
+# because a model's options cannot be changed later, and some of these options will change.
 
 # %%
 pictures = batch_size * gradient_accumulation * training_iterations
@@ -261,8 +261,8 @@ one_call = torch.zeros(pictures, 1, 28, 28), torch.zeros(pictures, dtype=torch.l
 print(get_training_model(train_opts.clone(), model).schedule(*one_call, steps=24))
 
 # %% [markdown]
-# The slowest stage sets the pace of all. Where stages are unequal, or one does not fit, the blocks
-# are put together in another way; here on two IPUs instead of four:
+# The slowest stage limits the speed of all stages. If stages are unequal, or one does not fit, the
+# blocks can be combined in another way, here on two IPUs instead of four:
 
 # %%
 on_two_ipus = poptorch.PipelinedExecution(
@@ -272,8 +272,8 @@ on_two_ipus = poptorch.PipelinedExecution(
 # %% [markdown]
 # ## Sharded: one IPU at a time
 #
-# The same stages, and one micro-batch after the other. That is slow, but simple to follow: good for
-# finding errors, or for a single sample.
+# Sharded execution has the same stages, but computes one micro-batch after the other. It is slow,
+# but simple, and suits debugging or a single sample.
 
 # %%
 sharded_strategy = poptorch.ShardedExecution(
@@ -289,8 +289,9 @@ print(get_training_model(sharded_opts, model).schedule(*one_call, steps=24))
 # %% [markdown]
 # ## Less memory: the optimiser's state off the chip
 #
-# AdamW keeps two numbers for each weight, which only the update reads. They can wait outside: the
-# chip has more room, and the update takes longer, because they have to come and go.
+# AdamW keeps two numbers for each weight, which only the update reads. They can be stored outside
+# the chip. The chip then has more free memory, but the update takes longer because of the
+# transfers.
 
 # %%
 train_opts.TensorLocations.setOptimizerLocation(
@@ -300,8 +301,8 @@ train_opts.TensorLocations.setOptimizerLocation(
 # %% [markdown]
 # ## Training
 #
-# By default a call returns what the last micro-batch gave. For an accuracy over all of them,
-# everything has to come back, which costs time.
+# By default, a call returns the results of the last micro-batch. For an accuracy over all
+# micro-batches, all results have to be returned, which takes time.
 
 # %%
 train_opts.outputMode(poptorch.OutputMode.All)
@@ -333,8 +334,8 @@ train(training_model, training_data)
 # %% [markdown]
 # ## Inference
 #
-# The test takes the trained weights by itself, and the options of training without the
-# accumulation. A pipeline of forwards alone is filled by the device iterations.
+# The inference model uses the trained weights automatically. Its options are those of the training
+# without gradient accumulation. The device iterations fill a pipeline of forwards.
 
 
 # %%

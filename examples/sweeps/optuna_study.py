@@ -4,9 +4,9 @@ python examples/sweeps/optuna_study.py --trials 12 --jobs 2
 python examples/sweeps/optuna_study.py --trials 4               # goes on with the same study
 python examples/sweeps/optuna_study.py --pod lab --num-replicas 8
 
-Every trial is a job of its own that leases its cores, and with --pod its IPUs; what it lacks, it
-waits for. After each epoch it tells its accuracy, and Optuna may prune it: its job is stopped. A
-trial that fails is told with its reason, and the others go on. The study is kept in a file.
+Every trial is a separate job, which waits for its cores, and with --pod for its IPUs. The job
+reports its accuracy after each epoch. If Optuna prunes the trial, the job is stopped. If a trial
+fails, its row shows the reason, and the other trials go on. The study is stored in a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import poprun_py
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive, rate, writable_file
 
-# After the modules above: they make a missing package one line that says how to install it.
+# This import stands after ``common``, which reports a missing package in one line.
 # isort: split
 import optuna
 from optuna.storages import JournalStorage
@@ -80,11 +80,11 @@ def train(learning_rate: float, width: int, epochs: int) -> float:
 
 
 def run_trial(trial: optuna.Trial, args: argparse.Namespace) -> float:
-    """Run the job of one trial; returns its accuracy in per cent.
+    """Run the job of one trial, and return its accuracy in per cent.
 
     Raises:
-        optuna.TrialPruned: Optuna has seen enough of it, or Ctrl-C was pressed; its job is stopped.
-        Exception: What ended the job.
+        optuna.TrialPruned: Optuna pruned the trial, or Ctrl-C was pressed. The job is stopped.
+        Exception: The job failed with this error.
     """
     values = {
         "learning_rate": trial.suggest_float("learning_rate", *args.learning_rates, log=True),
@@ -141,17 +141,17 @@ def tell(trial: optuna.Trial, outcome: str, reason: str = "") -> None:
 
 
 def open_study(file: Path, name: str) -> optuna.Study:
-    """Open the study of this name in a file, or begin it; another program's file ends this one."""
+    """Open or begin the study of this name in a file. A file of another kind is an error."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         return _study_in(file, name)
-    except (ValueError, KeyError, TypeError):  # lines that are no journal
+    except (ValueError, KeyError, TypeError):  # the lines are not a journal
         Parser().error(f"argument --storage: {str(file)!r} is given, it holds no studies of Optuna")
 
 
 def _study_in(file: Path, name: str) -> optuna.Study:
     return optuna.create_study(
-        # A journal, since trials at the same time may take one trial twice from SQLite.
+        # Optuna's journal, because SQLite may give the same trial to two threads.
         storage=JournalStorage(JournalFileBackend(str(file))),
         study_name=name,
         load_if_exists=True,
@@ -189,12 +189,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the search; returns 0 if the study has a trial that ended well."""
+    """Run the search, and return 0 if the study has a successful trial."""
     args = parse_arguments(argv)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # every trial has its row here
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # this program prints each trial itself
     study = open_study(args.storage, args.study)
     print(f"{'trial':>5} {'learning rate':>13} {'width':>5}  accuracy", flush=True)
-    # Trials run in threads, which Ctrl-C does not reach, nor does it reach their jobs.
+    # Trials run in threads. Ctrl-C reaches neither these threads nor their jobs.
     _INTERRUPTED.clear()
     before = signal.signal(signal.SIGINT, lambda *_: _INTERRUPTED.set())
     try:

@@ -3,8 +3,9 @@
 python examples/sweeps/submitit_jobs.py --learning-rates 0.0005 0.002 0.008
 python examples/sweeps/submitit_jobs.py --cluster slurm --partition batch --learning-rates 0.002
 
-Each task launches a job where the batch system put it. With --cluster local, tasks are processes of
-this machine, whose jobs wait for one another's cores. The results are gathered here.
+Each task launches a job on the host that the batch system chose. With --cluster local, tasks are
+processes of this machine, and their jobs wait for each other's cores. This program prints the
+results of all tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive, rate, readable_file, writable_folder
 from common.running import run
 
-# After the modules above: they make a missing package one line that says how to install it.
+# This import stands after ``common``, which reports a missing package in one line.
 # isort: split
 import submitit
 
@@ -27,9 +28,9 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 def run_task(
     program: str, learning_rate: float, epochs: int, num_instances: int, num_replicas: int
 ) -> tuple[float | None, str]:
-    """Launch a job where this task runs; returns its test accuracy in per cent, or why it has none.
+    """Launch a job on this task's host, and return its test accuracy in per cent or an error.
 
-    It travels to the task by itself, so what it needs is imported in it.
+    Only this function is sent to the task, so it contains its imports.
     """
     import re
 
@@ -52,7 +53,7 @@ def run_task(
 
 
 def executor_of(args: argparse.Namespace) -> submitit.Executor:
-    """Return what starts tasks: processes here, or jobs of Slurm."""
+    """Return the executor that starts tasks as local processes or as jobs of Slurm."""
     executor = submitit.AutoExecutor(folder=args.folder, cluster=args.cluster)
     executor.update_parameters(
         name="learning-rates", timeout_min=args.minutes, cpus_per_task=args.cpus
