@@ -1,10 +1,11 @@
-"""Connections with other hosts: who is of the job, and what becomes of everybody else.
+"""Authenticated connections between the processes of a job.
 
-greeting        what two ends say to show that they know the secret, as bytes
-gate            those who connect, until they have shown it
-calls           those whom this process connects to, until they have
-silence         whether the host at the other end still answers
+greeting        the handshake, in which both ends prove that they know the secret, as bytes
+gate            accepts connections, and authenticates their callers
+calls           connects to other processes, and authenticates them
+silence         tells whether the host at the other end still answers
 
-Nothing here knows what is said afterwards, or chooses an address: the standard library alone.
-May call: no other room.
+No module of this package chooses an address, or knows the messages after the handshake. The package
+uses the standard library only.
+May call: none.
 """

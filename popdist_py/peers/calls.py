@@ -1,8 +1,7 @@
-"""Calls: those whom this process connects to over TCP, until both ends have shown who they are.
+"""Outgoing TCP connections of this process, until both ends are authenticated.
 
-Who is turned away calls again: a listener that strangers crowd cannot tell whom it does so to.
-
-Nothing here chooses an address, or knows what is said afterwards.
+If the listener closes a connection, the call is repeated. A listener with too many connections
+closes some of them before it knows which callers belong to the job.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from typing import Generic, TypeVar
 
 from popdist_py.peers import greeting
 
-__all__ = ["Calls"]
-
 Name = TypeVar("Name", bound=Hashable)
 
 _PAUSE_SECONDS = 0.05
@@ -27,7 +24,12 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(eq=False)
 class _Call(Generic[Name]):
-    """A connection that is made: to whom, with what to say, and what was said and heard."""
+    """One call, with the state of its handshake.
+
+    ``connection`` is None until the call is repeated at ``again_at``. ``nonce`` is empty before it
+    is sent. ``is_proven`` tells whether this process has sent its proof. ``received`` contains the
+    received part of the listener's next message.
+    """
 
     name: Name
     address: tuple[str, int]
@@ -36,12 +38,12 @@ class _Call(Generic[Name]):
     connection: socket.socket | None = None
     again_at: float = 0.0
     nonce: bytes = b""
-    is_shown: bool = False
-    heard: bytes = b""
+    is_proven: bool = False
+    received: bytes = b""
 
 
 class Calls(Generic[Name]):
-    """The calls of this process; no method waits for anybody."""
+    """The calls of this process. No method waits for the network."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -49,37 +51,37 @@ class Calls(Generic[Name]):
         self._names: dict[int, Name] = {}
 
     def __contains__(self, name: Name) -> bool:
-        """Whether this is called, and has neither let this process in nor refused."""
+        """Return whether the call ``name`` is in progress."""
         return name in self._calls
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is something to serve."""
+        """Return the descriptor that becomes readable when ``serve`` has work."""
         return self._poll.fileno()
 
     def begin(self, name: Name, address: tuple[str, int], secret: bytes, claim: bytes) -> None:
-        """Call somebody.
+        """Begin a call.
 
         Args:
-            name: of the call, by which ``serve`` returns it.
-            address: where to.
-            secret: which both know.
-            claim: what this process says of itself.
+            name: The name of the call, which ``serve`` returns at its end.
+            address: The host and port of the listener.
+            secret: The secret that both ends know.
+            claim: The bytes that identify this process to the listener.
 
         Raises:
-            OSError: there is no way to this address.
+            OSError: The address cannot be reached.
         """
         call = _Call(name, address, secret, claim)
         self._connect(call)
         self._calls[name] = call
 
     def serve(self) -> list[tuple[Name, socket.socket | None]]:
-        """Do what can be done without waiting, and return the calls that have ended.
+        """Continue all calls as far as possible without waiting, and return the ended calls.
 
-        Each is its name, and a connection that does not block; None where nobody is reached who
-        knows the secret.
+        Each item has the name of the call and its connection, which is non-blocking. The connection
+        is None if the address cannot be reached, or the listener does not know the secret.
         """
         ended: list[tuple[Name, socket.socket | None]] = []
         for call in self._due():
@@ -98,7 +100,7 @@ class Calls(Generic[Name]):
         return ended
 
     def close(self) -> None:
-        """Give up the calls."""
+        """Close the connections of all calls, and forget the calls."""
         for call in self._calls.values():
             if call.connection is not None:
                 call.connection.close()
@@ -107,16 +109,16 @@ class Calls(Generic[Name]):
         self._poll.close()
 
     def _due(self) -> list[_Call[Name]]:
-        """Return the calls that something has come for, and those that are to be made again."""
+        """Return the calls that received data, and the calls that must be repeated now."""
         if self._poll.closed:
             return []
         now = time.monotonic()
-        heard = [self._calls[self._names[descriptor]] for descriptor, _ in self._poll.poll(0)]
-        away = [each for each in self._calls.values() if each.connection is None]
-        return heard + [each for each in away if now >= each.again_at]
+        readable = [self._calls[self._names[descriptor]] for descriptor, _ in self._poll.poll(0)]
+        closed = [each for each in self._calls.values() if each.connection is None]
+        return readable + [each for each in closed if now >= each.again_at]
 
     def _connect(self, call: _Call[Name]) -> None:
-        call.nonce, call.is_shown, call.heard = b"", False, b""
+        call.nonce, call.is_proven, call.received = b"", False, b""
         family = socket.AF_INET6 if ":" in call.address[0] else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,13 +133,13 @@ class Calls(Generic[Name]):
         self._poll.register(connection, select.EPOLLOUT)
 
     def _advance(self, call: _Call[Name]) -> bool:
-        """Say or read what comes next, and tell whether this process has been let in.
+        """Do the next step of the handshake, and return whether the listener accepted the call.
 
         Raises:
-            BlockingIOError: nothing more has come.
-            OSError: nobody is there.
-            ConnectionResetError: somebody is there, and has turned this process away.
-            greeting.RefusedError: who is there does not know the secret.
+            BlockingIOError: No more data has arrived.
+            OSError: The address cannot be reached.
+            ConnectionResetError: The listener closed the connection.
+            greeting.RefusedError: The listener does not know the secret.
         """
         connection = call.connection
         if connection is None:
@@ -148,21 +150,21 @@ class Calls(Generic[Name]):
             connection.send(nonce)
             call.nonce = nonce
             self._poll.modify(connection, select.EPOLLIN)
-        wanted = len(greeting.LET_IN) if call.is_shown else greeting.ANSWER_BYTES
-        data = connection.recv(wanted - len(call.heard))
+        wanted = len(greeting.LET_IN) if call.is_proven else greeting.ANSWER_BYTES
+        data = connection.recv(wanted - len(call.received))
         if not data:
             raise ConnectionResetError
-        call.heard += data
-        if len(call.heard) < wanted:
+        call.received += data
+        if len(call.received) < wanted:
             return False
-        if call.is_shown:
+        if call.is_proven:
             return True
-        connection.send(greeting.proof(call.secret, call.nonce, call.heard, call.claim))
-        call.is_shown, call.heard = True, b""
+        connection.send(greeting.proof(call.secret, call.nonce, call.received, call.claim))
+        call.is_proven, call.received = True, b""
         return False
 
     def _leave(self, call: _Call[Name]) -> socket.socket | None:
-        """Forget a call, and return its connection."""
+        """Remove a call, and return its connection."""
         connection, call.connection = call.connection, None
         if connection is not None:
             del self._names[connection.fileno()]

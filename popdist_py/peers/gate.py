@@ -1,10 +1,9 @@
-"""The gate: those who connect to this process, until they have shown that they are of the job.
+"""Incoming connections of this process, until their callers are authenticated.
 
-All are heard beside one another, so that who says nothing delays nobody. They are few at a time,
-each for a short time, and no more is read of them than a greeting is long. Over a Unix socket the
-kernel says whose process has connected; over TCP the greeting shows it.
-
-Nothing here decides where to listen, or what is said afterwards.
+All handshakes proceed at the same time, so a caller that sends nothing does not delay the others.
+The number of unauthenticated callers, their time, and the bytes that are read from them are
+limited. Over TCP, the greeting authenticates a caller. Over a Unix socket, the kernel tells the
+user and the process of the caller.
 """
 
 from __future__ import annotations
@@ -22,25 +21,23 @@ from dataclasses import dataclass
 
 from popdist_py.peers import greeting
 
-__all__ = ["GREETING_SECONDS", "Gate", "Guest", "peer_of", "refusal"]
-
-# A greeting is one round trip; a process may have to wait for its turn meanwhile.
+# A greeting takes two round trips, but a busy host may delay a process for seconds.
 GREETING_SECONDS = 10.0
-# So many strangers have room beside those who are expected.
-_MOST_STRANGERS = 64
-# So many are accepted before those are heard who are there already.
+# The number of unauthenticated callers that are accepted in addition to the expected callers.
+_EXTRA_PENDING = 64
+# The number of connections to accept before the data of open connections is read.
 _AT_ONCE = 32
 _PEER = struct.Struct("3i")  # pid, user, group
 
 
 @dataclass(frozen=True)
 class Guest:
-    """Who has been let in.
+    """An authenticated caller.
 
     Attributes:
-        connection: with it; it does not block.
-        claim: what it says of itself.
-        pid: of it; 0 on another host.
+        connection: The connection with the caller, which is non-blocking.
+        claim: The bytes with which the caller identifies itself.
+        pid: The process id of the caller; 0 for a caller over TCP.
     """
 
     connection: socket.socket
@@ -49,29 +46,34 @@ class Guest:
 
 
 @dataclass(eq=False)
-class _Stranger:
-    """Who has connected, from where and when, and what it has said and was told."""
+class _Pending:
+    """A caller that is not authenticated yet, with the state of its handshake.
+
+    ``source`` names the caller in messages. ``is_local`` means that the caller uses a Unix socket.
+    ``since`` is the time of the connection. ``received`` contains the received part of the caller's
+    next message.
+    """
 
     connection: socket.socket
     source: str
-    is_near: bool
+    is_local: bool
     pid: int
     since: float
-    heard: bytes = b""
-    called: bytes = b""
+    received: bytes = b""
+    caller_nonce: bytes = b""
     nonce: bytes = b""
 
 
 class Gate:
-    """Accepts connections, and lets in those of the job.
+    """Accepts connections, and authenticates their callers.
 
     Args:
-        secret: of the job, which callers over TCP must know.
-        claim_bytes: how long the claim of a caller is.
-        expected: how many are expected at a time.
-        tell: takes, once, whom the first connection was of that was turned away.
-        seconds: for a greeting.
-        clock: returns seconds.
+        secret: The secret of the job, which callers over TCP must know.
+        claim_bytes: The length of a caller's claim.
+        expected: The number of callers that are expected at the same time.
+        tell: A function that is called with a message about the first rejected caller.
+        seconds: The time-out of a greeting.
+        clock: A function that returns the time in seconds.
     """
 
     def __init__(
@@ -85,40 +87,40 @@ class Gate:
     ) -> None:
         self._secret = secret
         self._claim_bytes = claim_bytes
-        self._most = expected + _MOST_STRANGERS
+        self._most = expected + _EXTRA_PENDING
         self._tell: Callable[[str], None] | None = tell
         self._seconds = seconds
         self._clock = clock
         self._poll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
-        # By descriptor, in the order in which they have come.
-        self._strangers: dict[int, _Stranger] = {}
+        # The keys are descriptors. The order is that of the connections.
+        self._pending: dict[int, _Pending] = {}
 
     @property
     def listeners(self) -> Iterable[socket.socket]:
-        """The sockets that others connect to."""
+        """The sockets that accept connections."""
         return self._listeners.values()
 
     @property
-    def has_strangers(self) -> bool:
-        """Whether somebody has connected who has not been let in."""
-        return bool(self._strangers)
+    def has_pending(self) -> bool:
+        """Whether there are callers that are not authenticated yet."""
+        return bool(self._pending)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is something to serve."""
+        """Return the descriptor that becomes readable when ``serve`` has work."""
         return self._poll.fileno()
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept those who connect to a socket; it is closed with the gate."""
+        """Accept the connections of a listening socket. ``close`` closes the socket."""
         listener.setblocking(False)
         self._listeners[listener.fileno()] = listener
         self._poll.register(listener, select.EPOLLIN)
 
     def serve(self) -> list[Guest]:
-        """Do what can be done without waiting, and return who has been let in.
+        """Continue all handshakes as far as possible, and return the authenticated callers.
 
         Raises:
-            OSError: nobody can be accepted any more: this process has no descriptor left.
+            OSError: This process has no descriptor left for another connection.
         """
         guests: list[Guest] = []
         if self._poll.closed:
@@ -126,33 +128,33 @@ class Gate:
         for descriptor, _ in self._poll.poll(0):
             if listener := self._listeners.get(descriptor):
                 guests += self._accept(listener)
-            elif stranger := self._strangers.get(descriptor):
-                guests += self._hear(stranger)
+            elif pending := self._pending.get(descriptor):
+                guests += self._advance(pending)
         late = self._clock() - self._seconds
-        for stranger in [each for each in self._strangers.values() if each.since < late]:
-            self._turn_away(stranger)
+        for pending in [each for each in self._pending.values() if each.since < late]:
+            self._reject(pending)
         return guests
 
     def close(self) -> None:
-        """Close what listens, and the connections of those who were not let in."""
-        strangers = [each.connection for each in self._strangers.values()]
-        for connection in [*self._listeners.values(), *strangers]:
+        """Close the listening sockets, and the connections of unauthenticated callers."""
+        connections = [each.connection for each in self._pending.values()]
+        for connection in [*self._listeners.values(), *connections]:
             connection.close()
         self._listeners.clear()
-        self._strangers.clear()
+        self._pending.clear()
         self._poll.close()
 
-    def say_to_neighbours(self, words: bytes) -> None:
-        """Say something to those of this host who have connected and were not let in."""
+    def send_to_local_pending(self, data: bytes) -> None:
+        """Send data to the unauthenticated callers over Unix sockets."""
         for listener in list(self._listeners.values()):
             with suppress(OSError):
                 self._accept(listener)
-        for stranger in self._strangers.values():
-            if stranger.is_near:
+        for pending in self._pending.values():
+            if pending.is_local:
                 with suppress(OSError):
-                    stranger.connection.send(words)
+                    pending.connection.send(data)
 
-    # --- Strangers ----------------------------------------------------------------------------
+    # --- Unauthenticated callers --------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> list[Guest]:
         guests = []
@@ -163,94 +165,95 @@ class Gate:
                 break
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    continue  # it has gone already
-                if not self._strangers:
+                    continue  # the caller has closed the connection
+                if not self._pending:
                     raise
-                self._turn_away(self._first_of_most())
+                self._reject(self._first_of_most())
                 continue
             connection.setblocking(False)
-            is_near = connection.family == socket.AF_UNIX
-            pid, user = peer_of(connection) if is_near else (0, os.geteuid())
-            source = f"a process of user {user}" if is_near else str(address[0])
-            stranger = _Stranger(connection, source, is_near, pid, self._clock())
-            if len(self._strangers) >= self._most:
-                self._turn_away(self._first_of_most())
-            self._strangers[connection.fileno()] = stranger
+            is_local = connection.family == socket.AF_UNIX
+            pid, user = peer_of(connection) if is_local else (0, os.geteuid())
+            source = f"a process of user {user}" if is_local else str(address[0])
+            pending = _Pending(connection, source, is_local, pid, self._clock())
+            if len(self._pending) >= self._most:
+                self._reject(self._first_of_most())
+            self._pending[connection.fileno()] = pending
             self._poll.register(connection, select.EPOLLIN)
             if user != os.geteuid():
-                self._turn_away(stranger)
+                self._reject(pending)
                 continue
-            if not is_near:
+            if not is_local:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            guests += self._hear(stranger)
+            guests += self._advance(pending)
         return guests
 
-    def _first_of_most(self) -> _Stranger:
-        """Return the first of those who have the most connections: others keep theirs."""
-        busiest = Counter(each.source for each in self._strangers.values()).most_common(1)[0][0]
-        return next(each for each in self._strangers.values() if each.source == busiest)
+    def _first_of_most(self) -> _Pending:
+        """Return the oldest connection of the source that has the most connections."""
+        busiest = Counter(each.source for each in self._pending.values()).most_common(1)[0][0]
+        return next(each for each in self._pending.values() if each.source == busiest)
 
-    def _hear(self, stranger: _Stranger) -> list[Guest]:
-        """Take what a stranger says, and return it as a guest once it has said enough."""
+    def _advance(self, pending: _Pending) -> list[Guest]:
+        """Continue one handshake, and return the caller in a list if it is authenticated."""
         try:
-            while (guest := self._step(stranger)) is None:
+            while (guest := self._step(pending)) is None:
                 pass
         except BlockingIOError:
             return []
         except (OSError, greeting.RefusedError):
-            self._turn_away(stranger)
+            self._reject(pending)
             return []
-        del self._strangers[stranger.connection.fileno()]
-        self._poll.unregister(stranger.connection)
+        del self._pending[pending.connection.fileno()]
+        self._poll.unregister(pending.connection)
         return [guest]
 
-    def _step(self, stranger: _Stranger) -> Guest | None:
-        """Read once, and say what is to be said.
+    def _step(self, pending: _Pending) -> Guest | None:
+        """Read once, and answer a complete message. Return the caller if it is authenticated.
 
         Raises:
-            BlockingIOError: nothing more has come.
-            OSError: the connection has ended.
-            greeting.RefusedError: the stranger does not know the secret.
+            BlockingIOError: No more data has arrived.
+            OSError: The connection has ended.
+            greeting.RefusedError: The caller does not know the secret.
         """
-        connection, is_near = stranger.connection, stranger.is_near
+        connection, is_local = pending.connection, pending.is_local
         wanted = greeting.NONCE_BYTES
-        if is_near or stranger.called:
-            wanted = self._claim_bytes + (0 if is_near else greeting.PROOF_BYTES)
-        data = connection.recv(wanted - len(stranger.heard))
+        if is_local or pending.caller_nonce:
+            wanted = self._claim_bytes + (0 if is_local else greeting.PROOF_BYTES)
+        data = connection.recv(wanted - len(pending.received))
         if not data:
             raise ConnectionError
-        stranger.heard += data
-        if len(stranger.heard) < wanted:
+        pending.received += data
+        if len(pending.received) < wanted:
             return None
-        if is_near:
-            return Guest(connection, stranger.heard, stranger.pid)
-        if not stranger.called:
-            stranger.called, stranger.heard = stranger.heard, b""
-            stranger.nonce = os.urandom(greeting.NONCE_BYTES)
-            connection.send(greeting.answer(self._secret, stranger.called, stranger.nonce))
+        if is_local:
+            return Guest(connection, pending.received, pending.pid)
+        if not pending.caller_nonce:
+            pending.caller_nonce, pending.received = pending.received, b""
+            pending.nonce = os.urandom(greeting.NONCE_BYTES)
+            connection.send(greeting.answer(self._secret, pending.caller_nonce, pending.nonce))
             return None
-        claim = greeting.claim_of(self._secret, stranger.called, stranger.nonce, stranger.heard)
+        proven = pending.received
+        claim = greeting.claim_of(self._secret, pending.caller_nonce, pending.nonce, proven)
         connection.send(greeting.LET_IN)
         return Guest(connection, claim, 0)
 
-    def _turn_away(self, stranger: _Stranger) -> None:
-        del self._strangers[stranger.connection.fileno()]
-        stranger.connection.close()
+    def _reject(self, pending: _Pending) -> None:
+        del self._pending[pending.connection.fileno()]
+        pending.connection.close()
         if self._tell is not None:
             tell, self._tell = self._tell, None
-            tell(refusal(stranger.source))
+            tell(refusal(pending.source))
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end of a Unix socket, as the kernel says."""
+    """Return the ids of the process and the user at the other end of a Unix socket."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, user, _ = _PEER.unpack(peer)
     return pid, user
 
 
 def refusal(source: str) -> str:
-    """Return a sentence about who was turned away."""
+    """Return a message about a rejected caller."""
     return (
-        f"{source} has connected and is not of this job: it was turned away; others like it are "
-        "not told of"
+        f"{source} has connected and is not of this job: its connection was closed; further "
+        "rejected connections are not reported"
     )

@@ -1,32 +1,20 @@
-"""The greeting: each end of a connection shows the other that it knows the secret of the job.
+"""The greeting, a handshake in which both ends prove that they know the secret of the job.
 
     caller -> listener   a nonce
     listener -> caller   a nonce, and the listener's proof
-    caller -> listener   the caller's proof, and its claim: what it says of itself
-    listener -> caller   that it is let in
+    caller -> listener   the caller's proof, and its claim, which identifies the caller
+    listener -> caller   the acceptance
 
-A proof is an HMAC over both nonces. So who does not know the secret learns nothing from either end,
-and what somebody has recorded proves nothing another time. The wrapper of an instance has a
-caller's half of its own (``poprun_py/instance/launcher_channel.py``).
+A proof is an HMAC over both nonces. A process without the secret learns nothing from either end,
+and a recorded proof is not valid for another connection. The wrapper of an instance has its own
+copy of the caller's half (``poprun_py/instance/launcher_channel.py``).
 
-Pure functions of bytes: nothing here reads or writes a connection.
+All functions convert bytes to bytes. They do not use a connection.
 """
 
 from __future__ import annotations
 
 import hmac
-
-__all__ = [
-    "ANSWER_BYTES",
-    "LET_IN",
-    "NONCE_BYTES",
-    "PROOF_BYTES",
-    "RefusedError",
-    "answer",
-    "claim_of",
-    "joined",
-    "proof",
-]
 
 NONCE_BYTES = 16
 PROOF_BYTES = 32
@@ -36,56 +24,62 @@ _HASH = "sha256"
 
 
 class RefusedError(Exception):
-    """The other end has not shown that it knows the secret."""
+    """The other end did not prove that it knows the secret."""
 
 
 def joined(secret: bytes, other: bytes) -> bytes:
-    """Return a secret that only those know who know both; ``other`` may be empty."""
+    """Return a secret that requires both secrets; ``other`` may be empty."""
     return hmac.digest(other, secret, _HASH) if other else secret
 
 
-def answer(secret: bytes, called: bytes, nonce: bytes) -> bytes:
-    """Return what a listener says to a caller.
+def answer(secret: bytes, caller_nonce: bytes, nonce: bytes) -> bytes:
+    """Return the listener's answer to the caller's nonce.
 
     Args:
-        secret: of the job.
-        called: the caller's nonce.
-        nonce: the listener's, never used before.
+        secret: The secret of the job.
+        caller_nonce: The nonce from the caller.
+        nonce: A new nonce of the listener, which must not be used again.
     """
-    return nonce + _mac(secret, b"listener", called, nonce)
+    return nonce + _mac(secret, b"listener", caller_nonce, nonce)
 
 
-def proof(secret: bytes, called: bytes, answered: bytes, claim: bytes) -> bytes:
-    """Return what a caller says to the listener's answer.
+def proof(secret: bytes, caller_nonce: bytes, answered: bytes, claim: bytes) -> bytes:
+    """Return the caller's proof and claim.
+
+    Args:
+        secret: The secret of the job.
+        caller_nonce: The nonce that the caller sent.
+        answered: The listener's answer.
+        claim: The bytes that identify the caller.
 
     Raises:
-        RefusedError: the listener does not know the secret.
+        RefusedError: The listener does not know the secret.
     """
     nonce = answered[:NONCE_BYTES]
-    if not hmac.compare_digest(answered, answer(secret, called, nonce)):
+    if not hmac.compare_digest(answered, answer(secret, caller_nonce, nonce)):
         raise RefusedError
-    return _mac(secret, b"caller", called, nonce, claim) + claim
+    return _mac(secret, b"caller", caller_nonce, nonce, claim) + claim
 
 
-def claim_of(secret: bytes, called: bytes, nonce: bytes, shown: bytes) -> bytes:
-    """Return what a caller says of itself, once it has shown that it knows the secret.
+def claim_of(secret: bytes, caller_nonce: bytes, nonce: bytes, proven: bytes) -> bytes:
+    """Return the claim of a caller after checking its proof.
 
     Args:
-        secret: of the job.
-        called: the caller's nonce.
-        nonce: the listener's.
-        shown: what the caller says to the listener's answer.
+        secret: The secret of the job.
+        caller_nonce: The nonce from the caller.
+        nonce: The nonce that the listener sent.
+        proven: The caller's proof and claim.
 
     Raises:
-        RefusedError: the caller does not know the secret.
+        RefusedError: The caller does not know the secret.
     """
-    claim = shown[PROOF_BYTES:]
-    expected = _mac(secret, b"caller", called, nonce, claim)
-    if not hmac.compare_digest(shown[:PROOF_BYTES], expected):
+    claim = proven[PROOF_BYTES:]
+    expected = _mac(secret, b"caller", caller_nonce, nonce, claim)
+    if not hmac.compare_digest(proven[:PROOF_BYTES], expected):
         raise RefusedError
     return claim
 
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
-    # Nonces have one length, so that the parts cannot be cut in another way.
+    # All nonces have the same length, so two different lists of parts never join to the same bytes.
     return hmac.digest(secret, b" ".join(parts), _HASH)

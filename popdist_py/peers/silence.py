@@ -1,8 +1,8 @@
-"""Whether the host at the other end of a connection still answers, as this host's kernel tells.
+"""Detection of a host that no longer answers, from the TCP state in this host's kernel.
 
-A program that is late has a host that answers. The kernel's own limits (TCP_USER_TIMEOUT, the count
-of keep-alives) begin anew with each packet that is sent, and end connections to programs that are
-late to read. Nothing here closes a connection.
+The host of a slow program still answers. The kernel's own limits are not used: TCP_USER_TIMEOUT and
+the number of keep-alive probes restart with each packet that is sent, and they also end connections
+to programs that read slowly.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import socket
 import sys
 
-__all__ = ["is_silent"]
-
-# struct tcp_info of Linux: packets that were sent again and probes, each in a row without an
-# answer, and the milliseconds since the last answer.
+# Offsets in Linux's struct tcp_info. Retransmissions and probes are counted since the last answer.
+# The last field is the number of milliseconds since the last answer.
 _SIZE, _RETRANSMITS, _PROBES, _LAST_ANSWER = 60, 2, 3, slice(56, 60)
-# The answer to a single one may just be on its way.
+# After a single retransmission or probe, the answer may still be on its way.
 _MANY_RETRANSMITS, _MANY_PROBES = 3, 2
 
 
 def is_silent(connection: socket.socket, seconds: float) -> bool:
-    """Return whether nothing was answered for ``seconds`` although something should have been.
+    """Return whether the other host has not answered repeated packets for ``seconds``.
 
-    A connection on which nothing is sent needs SO_KEEPALIVE, with a shorter time than ``seconds``.
+    An idle connection needs SO_KEEPALIVE, with an interval that is shorter than ``seconds``.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
     is_asking = info[_RETRANSMITS] >= _MANY_RETRANSMITS or info[_PROBES] >= _MANY_PROBES

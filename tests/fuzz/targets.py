@@ -122,7 +122,7 @@ def gate(data: bytes) -> None:
             with contextlib.suppress(OSError):
                 stranger.sendall(part)
             assert door.serve() == []
-            assert all(len(each.heard) < 100 for each in door._strangers.values())
+            assert all(len(each.received) < 100 for each in door._pending.values())
         assert len(told) <= 1
 
 

@@ -119,9 +119,9 @@ class Endpoint:
         return self._gate.fileno(), self._calls.fileno()
 
     @property
-    def has_strangers(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether somebody has connected who has not said who it is."""
-        return self._gate.has_strangers
+        return self._gate.has_pending
 
     @property
     def is_calling(self) -> bool:
@@ -220,7 +220,7 @@ class Endpoint:
             farewell: for those of this host who have connected and were not welcomed.
         """
         if farewell:
-            self._gate.say_to_neighbours(farewell)
+            self._gate.send_to_local_pending(farewell)
         self._gate.close()
         self._calls.close()
 

@@ -198,7 +198,7 @@ class Traffic:
                 self._handle(descriptor, event)
             if is_searching and time.monotonic() - self._looked_at > _LOOK_SECONDS:
                 self._look_around()
-            if self._endpoint.has_strangers:
+            if self._endpoint.has_pending:
                 self._welcome()
 
     def _do_jobs(self) -> None:

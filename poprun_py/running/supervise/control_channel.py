@@ -200,7 +200,7 @@ class ControlChannel:
 
     def on_time(self, now: float) -> None:
         """Close a connection if its client sends no token or reads nothing, or its host is down."""
-        if self._gate is not None and self._gate.has_strangers:
+        if self._gate is not None and self._gate.has_pending:
             self._serve_gate(self._gate, 0)
         if now < self._check_at:
             return

@@ -110,7 +110,7 @@ def test_a_caller_and_a_guest_talk_at_once():
             wait_until(lambda: select.select([theirs], [], [], 0)[0])
             assert theirs.recv(100) == b"hello"
         assert not gate.told
-        assert not gate.has_strangers
+        assert not gate.has_pending
 
 
 def test_words_that_follow_the_greeting_are_left_for_who_reads_them():
@@ -132,8 +132,8 @@ def test_random_bytes_are_turned_away(parts):
         if sum(map(len, parts)) >= 16 + greeting.PROOF_BYTES + len(CLAIM):
             assert len(served(gate, connection)) in (0, greeting.ANSWER_BYTES)
             assert gate.told == [
-                "127.0.0.1 has connected and is not of this job: it was turned away; others "
-                "like it are not told of"
+                "127.0.0.1 has connected and is not of this job: its connection was closed; "
+                "further rejected connections are not reported"
             ]
         let_in_and_closed(gate)
     assert descriptors() == before
@@ -155,7 +155,7 @@ def test_who_says_nothing_or_little_delays_nobody_and_is_let_go():
             gate.clock.now += 2
             assert served(gate, silent) == b""
             assert served(gate, slow) == b""
-            assert gate.has_strangers
+            assert gate.has_pending
             assert len(gate.told) == 1
             gate.clock.now += gate_module.GREETING_SECONDS
             served(gate, later)
@@ -166,7 +166,7 @@ def test_a_crowd_has_no_more_descriptors_than_it_may_and_keeps_nobody_out():
         before = descriptors()
         strangers = [crowd.enter_context(stranger(gate)) for _ in range(120)]
         wait_until(lambda: gate.serve() or not select.select([gate], [], [], 0)[0])
-        assert descriptors() - before - len(strangers) <= 1 + gate_module._MOST_STRANGERS
+        assert descriptors() - before - len(strangers) <= 1 + gate_module._EXTRA_PENDING
         let_in_and_closed(gate)
         assert len(gate.told) == 1
         assert _is_open(strangers[-1])
@@ -244,7 +244,7 @@ def test_a_listener_that_is_not_ours_is_told_nothing():
         ended = []
         wait_until(lambda: gate.serve() or ended.extend(calls.serve()) or ended)
         assert ended == [("me", None)]
-        wait_until(lambda: gate.serve() or not gate.has_strangers)
+        wait_until(lambda: gate.serve() or not gate.has_pending)
 
 
 def test_a_recorded_caller_is_turned_away():
@@ -331,4 +331,4 @@ def test_who_leaves_with_a_reset_is_forgotten():
         gate.serve()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
-        wait_until(lambda: gate.serve() or not gate.has_strangers)
+        wait_until(lambda: gate.serve() or not gate.has_pending)
