@@ -1,6 +1,8 @@
-"""Files that are unpickled, which runs the code that they name: this user's own, and undamaged.
+"""Checks of files before they are unpickled, because a pickle names code that unpickling runs.
 
-Here live the check of whose a file is, and the seal that tells whether it is as it was written.
-Nothing here pickles, or knows what a file holds. Standard library only.
-May call: nothing.
+owner           checks that only this user or root can have written the file
+seal            checks that the content of the file is undamaged
+
+No module of this package pickles or unpickles. The package uses the standard library only.
+May call: none.
 """

@@ -1,7 +1,7 @@
-"""Whose a file is: loading a pickle runs code, so nobody else may have written it.
+"""Checks that only this user or root can have written a file.
 
-All is asked of opened descriptors: what a path names can change between the question and the
-reading. Nothing here reads a file.
+Loading a pickle runs code, so no other user may have written it. The checks use open descriptors,
+because a path can name another file when it is opened later.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["NotOwnFileError", "check_own", "check_own_folder", "open_own"]
-
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _ROOT = 0
 
 
 class NotOwnFileError(Exception):
-    """Somebody else may have written the file; the message says who, and what to do."""
+    """Another user may have written the file. The message names the reason and a remedy."""
 
 
 def open_own(path: Path) -> int:
     """Open a file that only this user or root can have written, and return its descriptor.
 
-    Links are followed; what counts is the file that they lead to, and the folder that it lies in.
+    Links are followed. The target file and its folder are checked.
 
     Raises:
-        NotOwnFileError: the file or its folder is another user's, or others can write to it.
-        OSError: it cannot be opened, or is no regular file.
+        NotOwnFileError: The file or its folder belongs to another user, or other users can write to
+            it.
+        OSError: The file cannot be opened, or is not a regular file.
     """
-    path = Path(os.path.realpath(path))  # Path.resolve() has other errors for circles of links
+    path = Path(os.path.realpath(path))  # Path.resolve() raises other errors for loops of links
     folder = os.open(path.parent, _READ | os.O_DIRECTORY)
     try:
         _check_folder(folder, path.parent, path)
@@ -49,33 +48,35 @@ def open_own(path: Path) -> int:
 
 
 def check_own(descriptor: int, path: Path) -> None:
-    """Refuse an opened file that somebody else than this user or root can have written.
+    """Check that only this user or root can have written an open file.
 
     Args:
-        descriptor: of the file.
-        path: how messages name it.
+        descriptor: The descriptor of the file.
+        path: The path of the file for messages.
 
     Raises:
-        NotOwnFileError: it is another user's, or others can write to it.
-        OSError: it is no regular file.
+        NotOwnFileError: The file belongs to another user, or other users can write to it.
+        OSError: The file is not a regular file.
     """
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    if _is_strangers(found):
-        raise _refusal(path, f"it belongs to {_user(found)}", "copy it, if you trust them: cp")
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if _has_other_owner(found):
+        raise _refusal(
+            path, f"it belongs to {_user(found)}", "if you trust this user, make a copy with cp"
+        )
     if _others_write(found):
         raise _refusal(path, f"others can write to it ({_mode(found)})", f"chmod go-w {path}")
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder in which others can put files in the place of this user's.
+    """Check that other users cannot replace the files of this user in a folder.
 
-    A sticky folder, such as /tmp, lets nobody replace another one's.
+    In a sticky folder, such as /tmp, users can replace only their own files.
 
     Raises:
-        NotOwnFileError: it is another user's, or others can write to it.
-        OSError: it cannot be opened.
+        NotOwnFileError: The folder belongs to another user, or other users can replace files in it.
+        OSError: The folder cannot be opened.
     """
     descriptor = os.open(path, _READ | os.O_DIRECTORY)
     try:
@@ -87,8 +88,8 @@ def check_own_folder(path: Path) -> None:
 def _check_folder(descriptor: int, folder: Path, path: Path) -> None:
     found = os.fstat(descriptor)
     name = "it" if folder == path else f"its folder {folder}"
-    if _is_strangers(found):
-        raise _refusal(path, f"{name} belongs to {_user(found)}", "take a folder of your own")
+    if _has_other_owner(found):
+        raise _refusal(path, f"{name} belongs to {_user(found)}", "use a folder of your own")
     if _others_write(found) and not found.st_mode & stat.S_ISVTX:
         raise _refusal(
             path, f"others can replace files in {name} ({_mode(found)})", f"chmod go-w {folder}"
@@ -97,12 +98,12 @@ def _check_folder(descriptor: int, folder: Path, path: Path) -> None:
 
 def _refusal(path: Path, problem: str, advice: str) -> NotOwnFileError:
     return NotOwnFileError(
-        f"{path}: {problem}, and loading runs code that it names: expected what this user or root "
-        f"has written, and nobody else can change; {advice}"
+        f"{path}: {problem}, and loading it runs code that it names: expected a file that only "
+        f"this user or root can have written; {advice}"
     )
 
 
-def _is_strangers(found: os.stat_result) -> bool:
+def _has_other_owner(found: os.stat_result) -> bool:
     return found.st_uid not in (os.geteuid(), _ROOT)
 
 
@@ -113,7 +114,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(found: os.stat_result) -> bool:
-    """Tell whether a group has nobody but the owner in it: many systems give each user one."""
+    """Return whether the file's group has the owner as its only member, as on many systems."""
     with suppress(KeyError):
         owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
         is_owners = group.gr_name == owner.pw_name and group.gr_gid == owner.pw_gid

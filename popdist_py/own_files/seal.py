@@ -1,8 +1,8 @@
-"""A seal in front of a file's content: whether it is as it was written, to the last byte.
+"""A seal, which is a digest in front of a file's content that detects damage.
 
-    mark | BLAKE2b of all that follows, 32 bytes | content
+    mark | BLAKE2b digest of the content, 32 bytes | content
 
-A seal tells of damage, not of forgery: who may have written a file is owner.py's.
+A seal does not detect forgery. ``owner.py`` checks which users can have written a file.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
-__all__ = ["is_sealed", "sealed"]
-
 _MARK = b"popdist sealed 1\n"
 _DIGEST_BYTES = 32
 _CHUNK_BYTES = 1 << 20
 
 
 class _Content:
-    """What is written through this, from its beginning to its end, is under the seal."""
+    """A file for writing that computes the digest of the written data."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -29,7 +27,7 @@ class _Content:
         self._problem: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write more; returns how many bytes that was."""
+        """Write data, and return the number of written bytes."""
         self._digest.update(data)
         try:
             return self._file.write(data)
@@ -38,7 +36,7 @@ class _Content:
             raise
 
     def flush(self) -> None:
-        """Let the file's buffer go."""
+        """Flush the buffer of the file."""
         self._file.flush()
 
     def _seal(self) -> None:
@@ -48,20 +46,20 @@ class _Content:
 
 @contextmanager
 def sealed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield what to write the content through; the seal is whole when the block has ended.
+    """Yield a file for the content, and write the seal at the end of the block.
 
     Args:
-        file: open for writing, and empty.
+        file: An empty file that is open for writing.
 
     Raises:
-        OSError: it cannot be written, whatever the writer in the block made of that.
+        OSError: The file cannot be written, even if the block raised another error because of this.
     """
     file.write(_MARK + bytes(_DIGEST_BYTES))
     content = _Content(file)
     try:
-        yield cast("IO[bytes]", content)  # of which torch.save() writes and flushes
+        yield cast("IO[bytes]", content)  # torch.save() only writes and flushes
     except Exception:
-        # torch.save() speaks of an unexpected position where the disk is full.
+        # On a full disk, torch.save() raises an error about an unexpected position.
         if content._problem is not None:
             raise content._problem from None
         raise
@@ -69,13 +67,13 @@ def sealed(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def is_sealed(file: IO[bytes]) -> bool | None:
-    """Tell whether a file is as it was written, and go to the beginning of its content.
+    """Return whether a file is undamaged, and seek to the beginning of its content.
 
     Args:
-        file: open for reading, at its beginning.
+        file: A file that is open for reading, at its beginning.
 
     Returns:
-        None if it has no seal; then it is at its beginning again.
+        None if the file does not have a seal. The content then begins at the beginning of the file.
     """
     if file.read(len(_MARK)) != _MARK:
         file.seek(0)

@@ -1,6 +1,9 @@
-"""What a program leaves in the folder of its run (--output-dir), for the pages about the run.
+"""Files that a program writes into the folder of its run (--output-dir), for the run's pages.
 
-Here live the place that the launcher gave, the values that were logged, and what the model of the
-device says. Nothing here communicates, and no failure here ends or slows a program.
+place           the paths of the files, which only one process of the program writes
+logged_values   the values that the program logged at its steps
+device_file     the device model's documents about the compiled models
+
+No module of this package communicates. An error of a file does not end a program.
 May call: environment, atomic_file.
 """

@@ -1,8 +1,8 @@
-"""What the model of the device says of the models that a program compiled: ``.device.json``.
+"""The file ``.device.json`` with the device model's documents about the compiled models.
 
     {"version": 1, "models": [{"name": ..., "mode": ..., ...}, ...]}
 
-What stands in a model's part is the caller's matter.
+The caller decides the other keys of a document.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Any, Final
 from popdist_py.atomic_file import write_whole
 from popdist_py.run_files.place import run_file
 
-__all__ = ["NAME", "VERSION", "is_wanted", "keep_model"]
-
 NAME: Final = "device.json"
-# A larger one where a key went or changed its meaning.
+# The version increases when a key is removed or changes its meaning.
 VERSION: Final = 1
 
 _models: dict[tuple[str, str], Mapping[str, Any]] = {}
 
 
 def is_wanted() -> bool:
-    """Tell whether this program has such a file."""
+    """Return whether this process writes the file."""
     return run_file(NAME) is not None
 
 
 def keep_model(model: Mapping[str, Any]) -> None:
-    """Write the file anew with one more model; the last one of a ``name`` and ``mode`` counts.
+    """Add the document of a model to the file, which is written again.
+
+    The document replaces an earlier one with the same ``name`` and ``mode``. After an error, the
+    file is unchanged.
 
     Raises:
-        OSError: it cannot be written; the file is as it was.
-        TypeError, ValueError: it is no JSON; the same.
+        OSError: The file cannot be written.
+        TypeError, ValueError: ``model`` cannot be written as JSON.
     """
     path = run_file(NAME)
     if path is None:

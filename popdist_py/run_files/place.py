@@ -1,9 +1,8 @@
-"""Where the files of this program lie; they are no other process's.
+"""The paths of this program's files, which only one process of the program writes.
 
-The first process of a program that asks, at ``init()`` at the latest, has them for itself: it marks
-the variable with its process id, so that what it starts or forks afterwards does not write a second
-time.
-Nothing here writes.
+The first process that asks for a path, or that calls ``init()``, claims the files. It adds its
+process id to the environment variable. The processes that it starts or forks later find another
+process id in the variable, and write no files.
 """
 
 from __future__ import annotations
@@ -14,30 +13,28 @@ from pathlib import Path
 
 from popdist_py.environment import RUN_FILES
 
-__all__ = ["begin", "claim", "run_file"]
-
-# Who asked first in this process or the one that it was forked from, and what the paths begin with.
+# The id of the process that called ``claim``, here or before a fork, and the prefix of its paths.
 _owner: tuple[int, str] | None = None
 
 
 def claim(environ: MutableMapping[str, str], process: int) -> str:
-    """Return what the paths of a process's files begin with; empty if it has none.
+    """Return the prefix of the paths of a process; empty if the process writes no files.
 
     Args:
-        environ: its environment, which is marked for those that it starts.
-        process: its id.
+        environ: The environment of the process, in which a successful claim is marked.
+        process: The id of the process.
     """
     given = environ.get(RUN_FILES, "")
     if given.startswith("/"):
         environ[RUN_FILES] = f"{process}:{given}"
         return given
     owner, _, prefix = given.partition(":")
-    # A program that replaces itself by another one (exec) stays the same process.
+    # A program that replaces itself with exec keeps its process id.
     return prefix if owner == str(process) else ""
 
 
 def begin() -> None:
-    """Have the files for this process, unless another one of the program has them."""
+    """Claim the files for this process, unless another process of the program has claimed them."""
     global _owner
     if _owner is None:
         process = os.getpid()
@@ -45,7 +42,7 @@ def begin() -> None:
 
 
 def run_file(name: str) -> Path | None:
-    """Return the path of a file that this program leaves; None where none is wanted."""
+    """Return the path of a file of this process; None if this process does not write files."""
     begin()
     process, prefix = _owner or (0, "")
     return Path(f"{prefix}.{name}") if prefix and os.getpid() == process else None

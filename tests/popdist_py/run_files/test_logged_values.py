@@ -62,13 +62,16 @@ def test_a_failure_is_one_warning(path, caplog):
         log_values(1, {"loss": 1.0})
         log_values(2, {"loss": 1.0})
     (warning,) = caplog.messages
-    assert warning == f"{path} gets no more values: No space left on device; training goes on"
+    assert (
+        warning
+        == f"no more values are written to {path}: No space left on device; training continues"
+    )
 
 
 def test_a_file_has_an_upper_size(path):
     append_line(path, "x" * 9, 20)
     append_line(path, "y" * 9, 20)
-    with pytest.raises(OSError, match="the most that is kept"):
+    with pytest.raises(OSError, match="the file would exceed 0 MiB"):
         append_line(path, "z", 20)
     assert path.read_text() == f"{'x' * 9}\n{'y' * 9}\n"
 
