@@ -1,6 +1,7 @@
-"""Metrics of a whole job: gathered step by step on every instance, written down by one.
+"""Metrics of a job, which all instances reduce together and the first instance writes to sinks.
 
-Here live the numbers of an instance, their meeting, and the sinks that write them.
-Nothing here imports torch or NumPy, and no sink opens anything before its first write.
+``Metrics`` collects the numbers. The sinks write a CSV file, an event file of TensorBoard, or a run
+of Weights & Biases. No module of this package imports torch or NumPy, and a sink does not open
+anything before its first write.
 May call: context, errors, activities, atomic_file, run_files.
 """

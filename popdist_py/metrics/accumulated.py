@@ -1,4 +1,4 @@
-"""What was given under one name so far, and how two of them become one. Pure values."""
+"""The accumulated value of one metric, and its combination with other values."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-__all__ = ["Accumulated", "Reduction", "merged", "one_number"]
-
 Reduction: TypeAlias = Literal["mean", "sum", "min", "max", "last"]
 
 
 class Accumulated(NamedTuple):
-    """All that was given under one name.
+    """The accumulated value of all numbers with one name.
 
     Attributes:
-        reduction: what the numbers become.
-        value: for ``mean`` the sum of value x weight, else the result so far.
-        weight: the sum of the weights, above 0; only ``mean`` needs it.
+        reduction: The reduction of the numbers, such as ``mean``.
+        value: The sum of value x weight for ``mean``, otherwise the result so far.
+        weight: The sum of the weights, above 0, which only ``mean`` uses.
     """
 
     reduction: str
@@ -27,11 +25,11 @@ class Accumulated(NamedTuple):
 
     @classmethod
     def of(cls, reduction: str, value: float, weight: float) -> Accumulated:
-        """Return what one number amounts to."""
+        """Return the accumulated value of a single number."""
         return cls(reduction, value * weight if reduction == "mean" else value, weight)
 
     def followed_by(self, later: Accumulated) -> Accumulated:
-        """Return both in one; a NaN in either stays."""
+        """Return the combination with a later value. If one of them is NaN, so is the result."""
         return Accumulated(
             self.reduction,
             _COMBINE[self.reduction](self.value, later.value),
@@ -40,14 +38,14 @@ class Accumulated(NamedTuple):
 
     @property
     def result(self) -> float:
-        """The number that is logged."""
+        """The number to log."""
         return self.value / self.weight if self.reduction == "mean" else self.value
 
 
 _COMBINE: dict[str, Callable[[float, float], float]] = {
     "mean": lambda a, b: a + b,
     "sum": lambda a, b: a + b,
-    # Python's min() keeps or drops a NaN, depending on where it stands.
+    # The result of Python's min() depends on the position of a NaN.
     "min": lambda a, b: a if a < b or math.isnan(a) else b,
     "max": lambda a, b: a if a > b or math.isnan(a) else b,
     "last": lambda _, b: b,
@@ -55,9 +53,10 @@ _COMBINE: dict[str, Callable[[float, float], float]] = {
 
 
 def merged(parts: Iterable[Accumulated]) -> Accumulated:
-    """Return the whole of several instances' parts, in instance order: the first has the last word.
+    """Return the combination of the instances' values, which are given in instance order.
 
-    Sums are added in the order of the parts, so that all instances get the same bits.
+    ``last`` takes the number of the first instance. The order of the additions is fixed, so all
+    instances get the same bits.
     """
     return reduce(Accumulated.followed_by, reversed(list(parts)))
 
@@ -65,13 +64,13 @@ def merged(parts: Iterable[Accumulated]) -> Accumulated:
 def one_number(value: Any, reduction: str) -> Any:
     """Return ``value`` as a float; None if it is an array or tensor without elements.
 
-    Elements of an array or tensor are reduced to their sum, minimum, maximum, or else their mean. A
-    tensor on another device than the CPU stays there, as a tensor of one element: reading it would
-    wait for the device.
+    The elements of an array or tensor are reduced to their sum, minimum or maximum, or by default
+    to their mean. For a tensor on another device than the CPU, the result is a tensor of one
+    element on that device, because reading it would wait for the device.
 
     Raises:
-        TypeError: it is no number, array or tensor, or holds something else than real numbers.
-        ValueError: it is a whole number that no float holds.
+        TypeError: ``value`` is not a number, array or tensor, or its elements are not real numbers.
+        ValueError: ``value`` is a whole number that is too large for a float.
     """
     if type(value) in (float, int, bool):
         return _as_float(value)
@@ -83,7 +82,7 @@ def one_number(value: Any, reduction: str) -> Any:
     if 0 in shape:
         return None
     dtype = getattr(value, "dtype", None)
-    # Converted to floats, the first would lose its imaginary part, and None would become a NaN.
+    # A conversion to floats would drop imaginary parts, and would turn None into NaN.
     if getattr(dtype, "is_complex", False) or getattr(dtype, "kind", "") in ("c", "O"):
         raise TypeError(f"expected real numbers, not {dtype}")
     is_remote = False
@@ -103,4 +102,4 @@ def _as_float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError("it is too large for a float") from None
+        raise ValueError("the number is too large for a float") from None

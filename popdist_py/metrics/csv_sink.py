@@ -1,7 +1,4 @@
-"""Metrics as a table in a text file: a row for each step, a column for each name.
-
-Nothing here knows which instance writes. Standard library only.
-"""
+"""The sink that writes metrics to a CSV file."""
 
 from __future__ import annotations
 
@@ -14,25 +11,22 @@ from pathlib import Path
 
 from popdist_py.atomic_file import replaced_at_end
 from popdist_py.errors import are, counted
-from popdist_py.metrics.sink import AppendedFile
-
-__all__ = ["CsvSink"]
-
-_STEP = "step"
+from popdist_py.metrics.sink import STEP_COLUMN, AppendedFile
 
 
 class CsvSink:
-    """Writes metrics to a CSV file: ``step``, then a column for each name.
+    """Writes metrics to a CSV file, with a row for each step and a column for each name.
 
-    A row is on the disk's cache when ``write`` returns. A name that appears later becomes a new
-    column: the file is then replaced by one whose earlier rows are empty there.
+    The first column is ``step``. When ``write`` returns, the row is in the file but may not be on
+    the disk yet. For a name that appears later, the file is replaced by a file with a new column,
+    which is empty in the earlier rows.
 
-    A file that exists is continued: rows of the first step that is written, and of later ones, are
-    replaced. So a training that goes on from a checkpoint has each step once. Give each run a file
-    of its own, and several ``Metrics`` one sink.
+    An existing file is continued. Its rows from the first written step on are removed, so that a
+    training that continues from a checkpoint has each step once. Give each run its own file. Use
+    one sink for several ``Metrics``.
 
     Args:
-        path: of the file; its folder is made.
+        path: The path of the file, whose folder is made.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,11 +39,11 @@ class CsvSink:
         return f"CsvSink({str(self.path)!r})"
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append a row; values of the same step as the last one join its row.
+        """Append a row. Values of the last written step are added to the last row.
 
         Raises:
-            OSError: the file cannot be written.
-            ValueError: the file is there and holds something else.
+            OSError: The file cannot be written.
+            ValueError: The existing file does not contain metrics.
         """
         is_same_step = self._last is not None and self._last[0] == step
         if is_same_step and self._last is not None:
@@ -67,29 +61,29 @@ class CsvSink:
         self._last = step, values
 
     def close(self) -> None:
-        """Do nothing: every row is written at once."""
+        """Do nothing, because ``write`` writes each row immediately."""
 
     def _rows_before(self, step: int) -> tuple[list[str], list[list[str]]]:
         """Return the columns of the file, and its rows of steps before ``step``."""
         if self.path.exists() and not self.path.is_file():
-            # Reading one such as /dev/stdout would wait for ever, or never end.
-            raise ValueError(f"{self.path} is no regular file: give another path")
+            # Reading a file such as /dev/stdout would never end.
+            raise ValueError(f"{self.path} is not a regular file: give another path")
         try:
             rows = _rows(self.path)
         except FileNotFoundError:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = []
         if not rows:
-            # The first line is written whole: without an end, it is not a sink's.
+            # A sink writes its first line at once, so an unfinished line is from another program.
             if self.path.exists() and self.path.stat().st_size:
                 raise self._not_ours()
-            return [_STEP], []
+            return [STEP_COLUMN], []
         columns = rows[0]
         try:
             steps = [int(row[0]) for row in rows[1:]]
         except (ValueError, IndexError):
             steps = None
-        if columns[:1] != [_STEP] or steps is None:
+        if columns[:1] != [STEP_COLUMN] or steps is None:
             raise self._not_ours()
         kept = [row for row, its_step in zip(rows[1:], steps, strict=True) if its_step < step]
         if lost := len(steps) - len(kept):
@@ -100,10 +94,10 @@ class CsvSink:
         return columns, kept
 
     def _not_ours(self) -> ValueError:
-        return ValueError(f"{self.path} holds something else than metrics: give another path")
+        return ValueError(f"{self.path} does not contain metrics: give another path")
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
-        """Write the file anew, whole or not at all."""
+        """Replace the file in one step."""
         padded = ([*row, *[""] * (len(columns) - len(row))] for row in rows)
         data = _text([columns, *padded])
         with replaced_at_end(self.path) as partial:
@@ -117,7 +111,7 @@ def _new(values: Mapping[str, float], columns: Sequence[str]) -> list[str]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    """Return the rows of a file, without a last line that a killed writer did not end."""
+    """Return the complete rows of a file. A killed writer may leave an incomplete last line."""
     text = path.read_bytes().decode(errors="replace")
     return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
 

@@ -1,6 +1,6 @@
-"""``Metrics``: numbers of all instances, reduced together and written down by the first one.
+"""``Metrics``, which reduces numbers of all instances and writes the results to sinks.
 
-Only ``compute``, ``log`` and ``state_dict`` communicate. Nothing here knows what a sink does.
+Only ``compute``, ``log`` and ``state_dict`` communicate.
 """
 
 from __future__ import annotations
@@ -16,34 +16,30 @@ from typing import Any, get_args
 from popdist_py import activities, context
 from popdist_py.errors import CollectiveMismatchError
 from popdist_py.metrics.accumulated import Accumulated, Reduction, merged, one_number
-from popdist_py.metrics.sink import MetricsSink
+from popdist_py.metrics.sink import STEP_COLUMN, MetricsSink
 from popdist_py.run_files.logged_values import log_values
 
-__all__ = ["Metrics"]
-
 _REDUCTIONS = get_args(Reduction)
-# The name of a column in files.
-_STEP = "step"
-# How many numbers may wait to be added up: those on a device are read together.
+# Tensors on a device are collected up to this number, and then read together.
 _MAX_WAITING = 1000
 
 
 class Metrics:
     """Weighted means over the steps and instances of a job, written to sinks by one instance.
 
-    ``update`` is local and cheap; ``compute`` and ``log`` are collective: all instances call them.
-    An instance that never gave a name, for example because its shard is empty, does not count in
-    it. A NaN makes the result NaN.
+    ``update`` does not communicate. ``compute`` and ``log`` are collective, so all instances must
+    call them. An instance without numbers for a name, for example with an empty shard, does not
+    affect the result for that name. If a number is NaN, the result is NaN.
 
     Args:
-        sinks: what ``log`` writes to, such as ``CsvSink("metrics.csv")``; one or several.
-        reductions: what becomes of the numbers of a name: ``mean`` (the default), ``sum``, ``min``,
-            ``max``, or ``last``, which takes the last one of the first instance that gave any.
-            Equal on all instances.
+        sinks: One or several sinks for ``log``, such as ``CsvSink("metrics.csv")``.
+        reductions: The reduction of each name: ``mean`` (the default), ``sum``, ``min``, ``max`` or
+            ``last``, which takes the last number of the first instance with a number. All instances
+            must give the same reductions.
 
     Raises:
-        TypeError: something else than a sink.
-        ValueError: an unknown reduction.
+        TypeError: ``sinks`` contains an object that is not a sink.
+        ValueError: A reduction is unknown.
     """
 
     def __init__(
@@ -56,10 +52,10 @@ class Metrics:
         for sink in self._sinks:
             if isinstance(sink, type) or not (hasattr(sink, "write") and hasattr(sink, "close")):
                 raise TypeError(
-                    f"Metrics(sinks=...): {sink!r} is no sink: expected objects with write() and "
-                    "close(), such as CsvSink('metrics.csv')"
+                    f"Metrics(sinks=...): {sink!r} is not a sink: expected objects with write() "
+                    "and close(), such as CsvSink('metrics.csv')"
                 )
-        self._failed: set[int] = set()  # by id: a sink need not be hashable
+        self._failed: set[int] = set()  # ids, because a sink may be unhashable
         self._reductions = dict(reductions or {})
         for name, reduction in self._reductions.items():
             _check_name(name)
@@ -74,17 +70,18 @@ class Metrics:
     def update(
         self, values: Mapping[str, Any] | None = None, /, *, weight: float = 1.0, **named: Any
     ) -> None:
-        """Add numbers to those of this instance; nothing is communicated.
+        """Add numbers of this instance, without communication.
 
         Args:
-            values: numbers by name, where a name is no Python identifier: ``{"train/loss": loss}``.
-            weight: of these numbers in their means, such as the samples of the batch; with 0 they
-                do not count.
-            named: numbers by name. Of an array or tensor, the mean of its elements counts, or their
-                sum, minimum or maximum. A tensor on a device is not waited for.
+            values: Numbers by name, for names that are not Python identifiers, such as
+                ``{"train/loss": loss}``.
+            weight: The weight of these numbers in means, such as the number of samples in the
+                batch. Numbers with the weight 0 are ignored.
+            named: Numbers by name. The elements of an array or tensor are reduced to their mean, or
+                to their sum, minimum or maximum. The call does not wait for a tensor on a device.
 
         Raises:
-            TypeError: one of them is no number, array or tensor; none is added.
+            TypeError: A value is not a number, array or tensor. No number is added.
             ValueError: ``weight`` is negative or not finite, or a name is empty, "step" or given
                 twice.
         """
@@ -94,7 +91,7 @@ class Metrics:
             _check_name(name)
             try:
                 number = one_number(value, self._reductions.get(name, "mean"))
-            except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's
+            except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
                 text, reason = " ".join(repr(value).split()), str(error).partition("\n")[0]
                 raise TypeError(
                     f"update: {name!r} is a {type(value).__name__}, {text:.40}: {reason:.200}"
@@ -106,28 +103,28 @@ class Metrics:
             self._add_up()
 
     def compute(self) -> dict[str, float]:
-        """Return the reduced numbers of all instances by name: equal on all of them; collective.
+        """Return the reduced numbers of all instances by name.
 
-        What was given so far stays.
+        All instances must make this call, and all get the same result. The numbers are kept.
 
         Raises:
-            CollectiveMismatchError: the instances reduce a name in different ways.
+            CollectiveMismatchError: The instances give different reductions for a name.
         """
         return self._results("metrics")
 
     def log(self, step: int) -> dict[str, float]:
-        """Write what ``compute`` returns to the sinks, begin anew, and return it; collective.
+        """Write the result of ``compute`` to the sinks, forget the numbers, and return the result.
 
-        The first instance writes, with --output-dir also into the folder of the run. A sink that
-        fails is a warning, once; training goes on.
+        All instances must make this call. The first instance writes. With --output-dir, it also
+        writes to the folder of the run. The first error of a sink is logged as a warning.
 
         Args:
-            step: number of training steps done.
+            step: The number of training steps done.
 
         Raises:
-            TypeError: ``step`` is no whole number.
-            CollectiveMismatchError: the instances are at different steps, or reduce a name in
-                different ways.
+            TypeError: ``step`` is not a whole number.
+            CollectiveMismatchError: The instances are at different steps, or give different
+                reductions for a name.
         """
         try:
             step = operator.index(step)
@@ -142,25 +139,25 @@ class Metrics:
         return values
 
     def reset(self) -> None:
-        """Forget what this instance was given; nothing is communicated."""
+        """Forget the numbers of this instance, without communication."""
         self._so_far.clear()
         self._waiting.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what all instances were given since the last ``log``; collective.
+        """Return the numbers of all instances since the last ``log``.
 
-        It is equal on all instances, so that one of them can save it.
+        All instances must make this call. All get the same state, so one of them can save it.
         """
         whole = self._of_all_instances("state of metrics")
         return {"so_far": {name: list(accumulated) for name, accumulated in whole.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, with any number of instances.
+        """Restore a state that ``state_dict`` returned, with any number of instances.
 
-        All instances make the call; the first one takes over the numbers of all.
+        All instances must make this call. The first instance takes the numbers of all instances.
 
         Raises:
-            ValueError: ``state`` is something else.
+            ValueError: ``state`` is not a state of ``Metrics``.
         """
         try:
             so_far = {name: Accumulated(*parts) for name, parts in state["so_far"].items()}
@@ -173,7 +170,7 @@ class Metrics:
             self._so_far = so_far
 
     def close(self) -> None:
-        """Close the sinks; calling it again does nothing."""
+        """Close the sinks. A second call does nothing."""
         for sink in self._sinks:
             self._guard(sink, "close", sink.close)
 
@@ -199,10 +196,10 @@ class Metrics:
         return {name: whole.result for name, whole in self._of_all_instances(call).items()}
 
     def _of_all_instances(self, call: str) -> dict[str, Accumulated]:
-        """Return what all instances were given, by name; ``call`` is compared between them.
+        """Return the accumulated values of all instances by name.
 
-        Names travel along, since an instance may lack some. So one call is enough, and no instance
-        has to know beforehand what the others have.
+        The instances send names and values in a single call, because an instance may not have all
+        names. The call fails if ``call`` differs between instances.
         """
         self._add_up()
         communicator = context.communicator()
@@ -220,11 +217,12 @@ class Metrics:
     def _guard(self, sink: MetricsSink, what: str, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # whatever a sink raises, it must not end a training
+        except Exception as error:  # an error of a sink must not end a training
             if id(sink) not in self._failed:
                 self._failed.add(id(sink))
                 logging.getLogger("popdist").warning(
-                    "metrics: %r did not %s: %s: %s; training goes on, and this is said once",
+                    "metrics: %r did not %s: %s: %s; training continues, and further errors of "
+                    "this sink are not reported",
                     sink, what, type(error).__name__, error,
                 )  # fmt: skip
 
@@ -253,8 +251,8 @@ def _checked_weight(weight: Any) -> float:
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name or name == _STEP:
-        raise ValueError(f"a metric named {name!r}: expected a text other than {_STEP!r}")
+    if not isinstance(name, str) or not name or name == STEP_COLUMN:
+        raise ValueError(f"a metric named {name!r}: expected a text other than {STEP_COLUMN!r}")
 
 
 def _check_reductions(name: str, by_instance: Mapping[int, Accumulated]) -> None:

@@ -1,12 +1,13 @@
-"""The process that writes a run's numbers to sinks: JSON documents on standard input, one a line.
+"""The process that writes the numbers of a run to TensorBoard and Weights & Biases.
 
-The launcher starts it: what is slow or large, such as Weights & Biases, never holds up a job. It
-ends with its input, also when the launcher is killed, and writes then which sinks failed, one
-sentence a line, to the standard output that it was given. Nothing here computes a number.
+The launcher starts the process, so that a slow or large package does not delay the job. The process
+ends when its standard input ends, even if the launcher is killed. It then writes a line about each
+failed sink to standard output.
 
-The first document: ``{"sinks": [...]}``, each ``{"name": ..., "tensorboard": folder}`` or
-``{"name": ..., "wandb": arguments of wandb.init}``. Then
-``{"begins": true}`` for each attempt, and ``{"step": 7, "values": {name: number}}``.
+Each line of standard input is a JSON document. The first document is ``{"sinks": [...]}``, with
+``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of wandb.init}`` for
+each sink. The following documents are ``{"begins": true}`` for each attempt, and
+``{"step": 7, "values": {name: number}}``.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ from popdist_py.metrics.sink import MetricsSink
 from popdist_py.metrics.tensorboard_sink import TensorBoardSink
 from popdist_py.metrics.wandb_sink import WandbSink
 
-__all__ = ["feed", "main"]
-
-# Closing may wait for a network; nobody waits that long for us.
+# The longest time for closing the sinks, which may wait for a network.
 _END_SECONDS: Final = 60
 
 
 class _Guarded:
-    """A sink whose first failure is kept for the end."""
+    """A sink whose first error is stored in ``trouble``."""
 
     def __init__(self, place: Mapping[str, Any]) -> None:
         self._place = place
@@ -43,8 +42,8 @@ class _Guarded:
         return WandbSink(**self._place["wandb"])
 
     def begin(self) -> None:
-        """Begin an attempt: in a folder, its steps replace the same ones of attempts before."""
-        if "tensorboard" in self._place:  # a run of Weights & Biases goes on
+        """Begin an attempt. In TensorBoard, its steps replace those of earlier attempts."""
+        if "tensorboard" in self._place:  # a run of Weights & Biases continues
             self._sink = self._make()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -56,16 +55,16 @@ class _Guarded:
     def _guard(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # whatever a sink raises, the others go on
+        except Exception as error:  # an error of a sink must not stop the other sinks
             if not self.trouble:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 self.trouble = f"metrics for {self._place['name']} are incomplete: {reason:.300}"
 
 
 def feed(lines: Iterable[bytes]) -> list[str]:
-    """Write what the lines say; returns which sinks failed, and why.
+    """Write the numbers in the lines, and return a message about each failed sink.
 
-    A last line without an end is that of a launcher that was killed: it is left out.
+    A last line without an end is ignored, because a killed launcher may leave it incomplete.
     """
     documents = (json.loads(line) for line in lines if line.endswith(b"\n"))
     sinks = [_Guarded(place) for place in next(documents, {"sinks": []})["sinks"]]
@@ -83,8 +82,9 @@ def feed(lines: Iterable[bytes]) -> list[str]:
 
 
 def main() -> None:
-    """Feed the sinks from standard input, and say on standard output which failed."""
-    # What the services say is no sentence of ours, and what they start must not hold the pipe.
+    """Feed the sinks from standard input, and write messages about failed sinks."""
+    # Output of the packages must not mix with the messages. Their child processes must not inherit
+    # the pipe.
     said = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

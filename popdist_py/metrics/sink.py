@@ -1,34 +1,35 @@
-"""What a sink is, and the file that two of them append to. Nothing here communicates."""
+"""The interface of sinks, and the append-only file that two of the sinks use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["AppendedFile", "MetricsSink"]
+# The name of the column of steps, which is not a name for metrics.
+STEP_COLUMN: Final = "step"
 
 
 class MetricsSink(Protocol):
-    """Where ``Metrics.log`` writes; any object with these two methods will do.
+    """The interface of a sink for ``Metrics.log``. Any object with these methods is a sink.
 
-    Every instance of the job makes one, but only the first writes: nothing is opened before the
-    first ``write``. What ``write`` raises becomes a warning, once, and training goes on.
+    All instances of the job make a sink, but only the first instance writes. A sink must therefore
+    not open anything before its first ``write``. The first error of a sink is logged as a warning.
     """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values of one step."""
 
     def close(self) -> None:
-        """Release what is open; calling it again does nothing."""
+        """Close open files and connections. A second call does nothing."""
 
 
 class AppendedFile:
-    """A file that grows by whole pieces: the next one overwrites a piece that failed half-way.
+    """A file for appending. The next piece overwrites an incomplete piece.
 
     Args:
-        path: of the file, which is there.
-        size: its bytes up to now; what comes after them is given up.
+        path: The path of the file, which must exist.
+        size: The size of the valid content. The bytes after it are overwritten.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -37,10 +38,10 @@ class AppendedFile:
         self._start_of_last = size
 
     def append(self, piece: bytes, *, instead_of_last: bool = False) -> None:
-        """Write ``piece``, after the last one or in its place.
+        """Write ``piece`` after the last piece, or instead of it.
 
         Raises:
-            OSError: it cannot be written, or not all of it.
+            OSError: The piece was not written, or not completely.
         """
         if instead_of_last:
             self._size = self._start_of_last

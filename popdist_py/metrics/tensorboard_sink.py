@@ -1,8 +1,8 @@
-"""Metrics as an event file of TensorBoard, which needs no package to be written.
+"""The sink that writes an event file of TensorBoard. It does not need TensorBoard.
 
-An event file is a series of records: length, checksum, an ``Event`` message of Protocol Buffers,
-checksum. Source: tensorflow/core/util/event.proto, framework/summary.proto, lib/io/record_writer.h.
-Nothing here knows which instance writes. Standard library only.
+An event file is a series of records. A record has a length, a checksum, an ``Event`` message of
+Protocol Buffers, and another checksum. The format is defined in tensorflow/core/util/event.proto,
+framework/summary.proto and lib/io/record_writer.h.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from pathlib import Path
 
 from popdist_py.metrics.sink import AppendedFile
 
-__all__ = ["TensorBoardSink"]
-
 
 class TensorBoardSink:
-    """Writes metrics for TensorBoard: one event file for each start of the program.
+    """Writes metrics for TensorBoard, with one event file for each start of the program.
 
-    The first step that is written, and later ones, replace those of earlier files of the folder. So
-    a training that goes on from a checkpoint has each step once. Give each run a folder of its own,
-    and several ``Metrics`` one sink. Values are rounded to 32 bits, as TensorBoard keeps them.
+    TensorBoard ignores the steps of earlier files in the folder from the first written step on, so
+    that a training that continues from a checkpoint has each step once. Give each run its own
+    folder. Use one sink for several ``Metrics``. Values are rounded to 32 bits, as in TensorBoard.
 
     Args:
-        folder: where the file is made, with the folder.
+        folder: The folder of the file, which is made.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -39,20 +37,20 @@ class TensorBoardSink:
         return f"TensorBoardSink({str(self.folder)!r})"
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append an event that holds all values.
+        """Append an event with all values.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         if self._file is None:
             self._file = self._begin(step)
         self._file.append(_record(_event(step, _message(5, _summary(values)))))
 
     def close(self) -> None:
-        """Do nothing: every event is written at once."""
+        """Do nothing, because ``write`` writes each event immediately."""
 
     def _begin(self, step: int) -> AppendedFile:
-        """Make the file; its first events say what it is, and where it takes over."""
+        """Make the file, with events for the format version and the first step of this session."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names.
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
@@ -69,12 +67,16 @@ class TensorBoardSink:
 
 
 def _event(step: int, content: bytes) -> bytes:
-    """Return an Event: 1 wall_time, 2 step, and one of 3 file_version, 5 summary, 7 session_log."""
+    """Return an ``Event`` message.
+
+    Its fields are wall_time (1), step (2), and one of file_version (3), summary (5) and
+    session_log (7).
+    """
     return b"\x09" + struct.pack("<d", time.time()) + _number(2, step) + content
 
 
 def _summary(values: Mapping[str, float]) -> bytes:
-    """Return a Summary: repeated 1 value, each with 1 tag and 2 simple_value."""
+    """Return a ``Summary`` message whose values (1) each have a tag (1) and a simple_value (2)."""
     return b"".join(
         _message(1, _message(1, name.encode()) + b"\x15" + _float32(value))
         for name, value in values.items()
@@ -113,7 +115,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C of ``data``, masked: a CRC of data that holds CRCs is a weak one."""
+    """Return the masked CRC-32C of ``data``. A CRC of data that contains CRCs must be masked."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

@@ -1,4 +1,4 @@
-"""Metrics in a run of Weights & Biases. Nothing here knows which instance writes."""
+"""The sink that writes metrics to a run of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["WandbSink"]
-
 
 class WandbSink:
     """Writes metrics to a run of Weights & Biases, which begins with the first write.
 
     Args:
-        arguments: of ``wandb.init``: ``project``, ``name``, ``config``, and so on.
-            ``mode="offline"`` needs no network and no account: ``wandb sync`` sends the run later.
+        arguments: The arguments of ``wandb.init``, such as ``project``, ``name`` and ``config``.
+            ``mode="offline"`` works without a network or an account. ``wandb sync`` sends the run
+            later.
 
     Raises:
         ModuleNotFoundError: wandb is not installed.
@@ -23,7 +22,7 @@ class WandbSink:
 
     def __init__(self, **arguments: Any) -> None:
         spec = find_spec("wandb")
-        # Without an origin, it is the folder that wandb itself makes for runs, and no package.
+        # A module without an origin is the folder that wandb makes for runs, not the package.
         if spec is None or spec.origin is None:
             raise ModuleNotFoundError(
                 "WandbSink needs the package wandb, which is not installed: pip install wandb"
@@ -40,10 +39,10 @@ class WandbSink:
         """Log the values of one step.
 
         Raises:
-            wandb.Error: the run cannot begin, for example without an account.
+            wandb.Error: The run cannot begin, for example without an account.
         """
         if self._start_error is not None:
-            raise self._start_error  # a second attempt would wait as long as the first
+            raise self._start_error  # a second attempt would wait again
         if self._run is None:
             try:
                 self._run = import_module("wandb").init(**self._arguments)
@@ -53,7 +52,7 @@ class WandbSink:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """End the run, once everything is sent or on the disk."""
+        """End the run after all values are sent or written to the disk."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()

@@ -1,4 +1,4 @@
-"""The part of the PopART API that PopTorch programs use: enumerations and devices.
+"""PopART's enumerations and devices, which PopTorch programs use.
 
 No module of this package builds graphs or runs sessions.
 May call: devices, pods, pods.model, device_numbers, context, ipu.

@@ -33,7 +33,7 @@ _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
-    """PopART's exception: a device does not exist or is held, or the pod cannot be used."""
+    """PopART's exception, for a device that does not exist or is held, and for errors of the pod."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +44,7 @@ class DeviceInfo:
         id: Poplar's number of the device; -1 for a model, the CPU and an offline device.
         numIpus: The number of IPUs of the device.
         type: The kind of the device.
-        connectionType: The time at which the program attaches to the device.
+        connectionType: The time of the attachment to the device.
     """
 
     id: int
@@ -143,7 +143,7 @@ class DeviceManager:
     ) -> list[DeviceInfo]:
         """Return all devices of ``numIpus`` IPUs, free or held.
 
-        ``pattern`` and ``tilesPerIPU`` have no effect.
+        ``pattern`` and ``tilesPerIPU`` are ignored.
 
         Raises:
             popart_exception: The pod does not answer.
@@ -185,7 +185,7 @@ class DeviceManager:
     ) -> DeviceInfo:
         """Return a device of ``numIpus`` IPUs; with the connection Always, attach to it first.
 
-        ``pattern`` and ``tilesPerIPU`` have no effect.
+        ``pattern`` and ``tilesPerIPU`` are ignored.
 
         Raises:
             popart_exception: No device of this size is available, or the pod does not answer.
@@ -243,11 +243,11 @@ class DeviceManager:
         return DeviceInfo(-1, 0, DeviceType.Cpu)
 
     def createIpuModelDevice(self, options: object = None) -> DeviceInfo:
-        """Return the software model of one IPU. ``options`` has no effect."""
+        """Return the software model of one IPU. ``options`` is ignored."""
         return DeviceInfo(-1, 1, DeviceType.IpuModel)
 
     def createOfflineIPUDevice(self, options: object = None) -> DeviceInfo:
-        """Return a device for compilation without attaching. ``options`` has no effect."""
+        """Return a device for compilation without attaching. ``options`` is ignored."""
         return DeviceInfo(-1, 1, DeviceType.OfflineIpu, DeviceConnectionType.Never)
 
     def _info(

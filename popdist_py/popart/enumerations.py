@@ -36,7 +36,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The pattern in which IPUs synchronise."""
+    """The pattern of the synchronisation of IPUs."""
 
     Full = 0
     SinglePipeline = 1
@@ -81,7 +81,7 @@ class VirtualGraphMode(IntEnum):
 
 
 class SubgraphCopyingStrategy(IntEnum):
-    """The time at which tensors are copied into and out of subgraphs."""
+    """The time of the copies of tensors into and out of subgraphs."""
 
     OnEnterAndExit = 0
     JustInTime = 1
@@ -97,7 +97,7 @@ class MergeVarUpdateType(IntEnum):
 
 
 class BatchSerializationTransformContext(IntEnum):
-    """The pass in which batches are serialised: forward or backward."""
+    """The forward or backward pass, whose batches are serialised."""
 
     Fwd = 0
     Bwd = 1
@@ -130,7 +130,7 @@ class AccumulateOuterFragmentSchedule(IntEnum):
 
 
 class ExecutionPhaseIOSchedule(IntEnum):
-    """The time at which the tensors of a phase are loaded."""
+    """The time of loading the tensors of a phase."""
 
     Preload = 0
     OnDemand = 1
@@ -188,7 +188,7 @@ class DeviceType(IntEnum):
 
 
 class DeviceConnectionType(IntEnum):
-    """The time at which a program attaches to its device."""
+    """The time of a program's attachment to its device."""
 
     Always = 0
     OnDemand = 1

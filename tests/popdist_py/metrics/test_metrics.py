@@ -149,7 +149,7 @@ def test_a_sink_that_fails_is_told_once_and_harms_nobody(caplog):
     assert kept.closed == 1
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 2
-    assert all("did not write step 0: OSError: disk full; training goes on" in t for t in told)
+    assert all("did not write step 0: OSError: disk full; training continues" in t for t in told)
 
 
 def test_state_is_carried_over():
@@ -202,8 +202,8 @@ def test_a_checkpoint_takes_the_state(tmp_path):
             lambda _: popdist_py.Metrics(reductions={"x": "median"}), ValueError,
             r"reductions=\{'x': 'median'\}\): expected one of mean, sum, min, max, last",
         ),
-        (lambda _: popdist_py.Metrics("metrics.csv"), TypeError, "'m' is no sink: expected"),
-        (lambda _: popdist_py.Metrics([popdist_py.CsvSink]), TypeError, "is no sink"),
+        (lambda _: popdist_py.Metrics("metrics.csv"), TypeError, "'m' is not a sink: expected"),
+        (lambda _: popdist_py.Metrics([popdist_py.CsvSink]), TypeError, "is not a sink"),
         (lambda _: popdist_py.Metrics(Endless()), TypeError, r"with write\(\) and close\(\)"),
     ],
 )  # fmt: skip

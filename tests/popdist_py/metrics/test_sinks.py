@@ -86,7 +86,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path, caplog):
 def test_a_file_of_something_else_is_left_alone(tmp_path, text):
     path = tmp_path / "people.csv"
     path.write_text(text)
-    with pytest.raises(ValueError, match="holds something else than metrics: give another path"):
+    with pytest.raises(ValueError, match="does not contain metrics: give another path"):
         popdist_py.CsvSink(path).write(1, {"loss": 1.0})
     assert path.read_text() == text
 
@@ -94,7 +94,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, text):
 def test_what_is_no_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(ValueError, match="is no regular file: give another path"):
+        with pytest.raises(ValueError, match="is not a regular file: give another path"):
             popdist_py.CsvSink(path).write(1, {"loss": 1.0})
 
 
