@@ -33,7 +33,7 @@ _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
-    """PopART's exception, for a device that does not exist or is held, and for errors of the pod."""
+    """PopART's exception, for a device that is missing or held, and for errors of the pod."""
 
 
 @dataclass(eq=False, slots=True)
