@@ -1,8 +1,8 @@
-"""The timeline of a job: what its instances did when, as spans of time in one trace.
+"""The timeline of a job, which is one trace with the spans of time of all instances.
 
-Each process writes spans into a file of bounded size (``recorder``, ``span_file``); the files of
-all become one trace (``merging``, ``trace_events``) on one clock (``clocks``). The launcher reads
-the files with the same modules: standard library only. What is a span, the program says and the
-instrumented library (``spans``). Nothing here shows a trace: Perfetto does. May call: activities,
-atomic_file, environment, errors, heartbeat.
+Each process writes its spans into a file of limited size (``recorder``, ``span_file``). The files
+of all processes are merged into one trace on one clock (``merging``, ``trace_events``, ``clocks``).
+The launcher imports these modules too, so they import only the standard library. The program and
+the library create the spans (``spans``). Nothing here displays a trace, because Perfetto does. May
+call: activities, atomic_file, environment, errors, heartbeat.
 """

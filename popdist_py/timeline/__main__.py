@@ -1,6 +1,6 @@
-"""``python -m popdist_py.timeline FOLDER... [-o FILE]``: the trace of a job whose launcher is gone.
+"""The command ``python -m popdist_py.timeline FOLDER... [-o FILE]``, which merges files of spans.
 
-Nothing here but the command line.
+The command makes the trace of a job whose launcher has ended without making it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from popdist_py.timeline.merging import merge_files, recorded_instances
     help="Where the trace goes; compressed if its name ends with .gz.",
 )
 def main(folders: tuple[Path, ...], output: Path) -> None:
-    """Make one trace of the spans that a job's attempts left in runs/NAME/attempt-N/spans."""
+    """Merge the spans that the attempts of a job have left in runs/NAME/attempt-N/spans."""
     try:
         merged = merge_files(recorded_instances(folders), output)
     except OSError as error:

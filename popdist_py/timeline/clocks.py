@@ -1,8 +1,8 @@
-"""The clocks of hosts: how far one is from another, and how well that is known.
+"""Conversion of times between the clocks of different hosts, with an estimate of the error.
 
-Each host counts its own nanoseconds since it started. One asks another for its time: the answer was
-given between the question and its arrival, as in NTP (RFC 5905, section 8). Pure arithmetic:
-nothing here asks.
+Each host counts its own nanoseconds since it started. One host asks another host for its time. The
+other host answers between the question and the arrival of the answer, as in NTP (RFC 5905, section
+8). This module contains only the arithmetic. Its callers ask the hosts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["LOCAL", "ClockLine", "ClockSample", "clock_line"]
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One question for the time of another host, all in nanoseconds.
+    """One question for the time of another host, with all times in nanoseconds.
 
     Attributes:
-        sent: our clock when we asked.
-        answer: its clock when it answered.
-        received: our clock when the answer came.
+        sent: The time of the question on this host's clock.
+        answer: The time of the answer on the other host's clock.
+        received: The time on this host's clock when the answer arrived.
     """
 
     sent: int
@@ -29,25 +29,34 @@ class ClockSample:
 
     @property
     def offset(self) -> int:
-        """What is added to its clock to get ours; wrong by ``error`` at most."""
+        """The nanoseconds to add to the other host's time to get this host's time.
+
+        The offset is wrong by at most ``error``.
+        """
         return (self.sent + self.received) // 2 - self.answer
 
     @property
     def error(self) -> int:
-        """Half of the time that question and answer took: either may have taken all of it."""
+        """Half of the time between question and arrival.
+
+        Either the question or the answer may have taken all of this time.
+        """
         return (self.received - self.sent + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class ClockLine:
-    """How another host's clock becomes ours: by two offsets, and a straight line between them.
+    """A conversion of another host's time to this host's time.
+
+    The conversion is a straight line between two offsets.
 
     Attributes:
-        begin: a moment of its clock.
-        begin_offset: what is added there.
-        end: a later moment of its clock; ``begin`` if only one is known.
-        end_offset: what is added there.
-        error: by how much a moment may be wrong, if its clock runs steadily between the two.
+        begin: An earlier time on the other host's clock.
+        begin_offset: The nanoseconds to add at ``begin``.
+        end: A later time on the other host's clock, or ``begin`` if only one offset is known.
+        end_offset: The nanoseconds to add at ``end``.
+        error: The largest error of a converted time, if the other clock runs steadily between the
+            two.
     """
 
     begin: int = 0
@@ -57,7 +66,10 @@ class ClockLine:
     error: int = 0
 
     def ours(self, moment: int) -> int:
-        """Return a moment of its clock on ours; before and after the two offsets the nearer's."""
+        """Return a time of the other host on this host's clock.
+
+        Before ``begin``, ``begin_offset`` applies. After ``end``, ``end_offset`` applies.
+        """
         if moment <= self.begin or self.end <= self.begin:
             return moment + self.begin_offset
         if moment >= self.end:
@@ -74,14 +86,14 @@ def clock_line(samples: Sequence[ClockSample]) -> ClockLine | None:
     """Return the line through the best sample of the first half and the best of the second.
 
     Args:
-        samples: by time; those of the job's start and of its end.
+        samples: Samples of the start and of the end of a job, sorted by time.
 
     Returns:
-        None without samples: the clock is not known.
+        The line, or None if there are no samples.
     """
     if not samples:
         return None
-    # The middle of the job: a job that was lost has samples of its start only.
+    # All samples of a lost job are from the job's start. They are divided in the same way.
     middle = (samples[0].sent + samples[-1].received) // 2
     early = [sample for sample in samples if sample.sent <= middle]
     late = [sample for sample in samples if sample.sent > middle] or early

@@ -1,11 +1,11 @@
-"""The folder in which the instances of one attempt at a job record: what its files are called.
+"""Names of the files that the instances of one attempt write into the folder of spans.
 
-    instance-3.0.spans              the program's spans; .1.spans and so on of what it starts
+    instance-3.0.spans              spans of the program; .1.spans and so on of its child processes
     instance-3.torch-4711-0.json    a trace of torch.profiler
-    instance-3.ended                when the program ended, in nanoseconds of its host's clock
-    instance-3.clock                how the host's clock is compared with that of the trace
+    instance-3.ended                the time when the program ended, in nanoseconds of its host
+    instance-3.clock                samples that compare the host's clock with the trace's clock
 
-Nothing here reads spans.
+The module ``span_file`` reads and writes the spans.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _PROGRAM_FILE: Final = re.compile(r"instance-(\d+)\..*")
 
 
 def instance_prefix(folder: Path, instance: int) -> Path:
-    """Return what the paths of an instance's files begin with."""
+    """Return the common beginning of the paths of an instance's files."""
     return folder / f"instance-{instance}"
 
 
 def instances_in(folder: Path) -> list[int]:
-    """Return the instances that have files in a folder, in order."""
+    """Return the sorted indices of the instances that have files in a folder."""
     matches = (_PROGRAM_FILE.fullmatch(path.name) for path in folder.glob("instance-*"))
     return sorted({int(match[1]) for match in matches if match})
 
 
 def clock_path(prefix: Path) -> Path:
-    """Return where the samples of an instance's clock are."""
+    """Return the path of the file with the samples of an instance's clock."""
     return prefix.with_name(f"{prefix.name}.clock")
 
 
 def end_path(prefix: Path) -> Path:
-    """Return where the launcher's wrapper notes when an instance's program has ended."""
+    """Return the path of the file with the time of the program's end, which the wrapper writes."""
     return prefix.with_name(f"{prefix.name}.ended")
 
 
 def read_end(path: Path) -> int | None:
-    """Return when a program ended, on its host's monotonic clock; None if nobody knows."""
+    """Return the time when a program ended, on its host's monotonic clock, or None if unknown."""
     try:
         return int(path.read_bytes())
     except (OSError, ValueError):
@@ -65,19 +65,19 @@ def read_end(path: Path) -> int | None:
 
 
 def save_clock(path: Path, samples: Sequence[ClockSample]) -> None:
-    """Write what is known of another host's clock.
+    """Write the samples of another host's clock.
 
     Raises:
-        OSError: that is not possible.
+        OSError: The file cannot be written.
     """
     path.write_text(json.dumps([[s.sent, s.answer, s.received] for s in samples]), "utf-8")
 
 
 def read_clock(path: Path) -> ClockLine | None:
-    """Return how an instance's clock becomes that of the trace.
+    """Return the conversion of an instance's clock to the trace's clock.
 
     Returns:
-        The trace's own where there is no file; None for a file that tells nothing.
+        ``LOCAL`` if the file does not exist, and None if the file does not contain valid samples.
     """
     try:
         found = json.loads(path.read_text("utf-8"))

@@ -1,7 +1,7 @@
-"""Makes one trace of the files of all instances: the part that reads files and writes one.
+"""Merging of the files of all instances into one trace file.
 
-The files of one process at a time are in memory. Nothing here talks to a host: who calls knows the
-clocks.
+The files of only one process at a time are in memory. This module does not communicate with hosts.
+Its callers pass the conversions of the hosts' clocks.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from popdist_py.timeline.trace_events import (
 
 __all__ = ["Instance", "Merged", "merge_files", "recorded_instances"]
 
-# Smaller files take many times as long to write.
+# Higher levels make smaller files but take many times longer.
 _COMPRESSION: Final = 4
-# A row whose number is that of its process would be taken for its main thread.
+# Viewers treat a row with the number of its process as the main thread of the process.
 _FIRST_ROW: Final = 100_000
-# As json.dumps, which makes another encoder for each call.
+# The same as json.dumps, which makes a new encoder for each call.
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -56,10 +56,11 @@ class Instance:
     """The files of one instance.
 
     Attributes:
-        label: what the trace calls it.
-        prefix: what the paths of its files begin with.
-        clock: how its host's clock becomes that of the trace; None if that is not known.
-        attempt: the attempt at the job; the calls of one are not those of another.
+        label: The name of the instance in the trace.
+        prefix: The common beginning of the paths of the instance's files.
+        clock: The conversion of the host's clock to the trace's clock, or None if it is unknown.
+        attempt: The number of the attempt at the job. Calls of different attempts are different
+            calls.
     """
 
     label: str
@@ -68,11 +69,11 @@ class Instance:
     attempt: int = 1
 
     def files(self, suffix: str) -> list[Path]:
-        """Return its files that end so, the program's first."""
+        """Return the instance's files that end with ``suffix``, the program's file first."""
         return sorted(self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*{suffix}"))
 
     def remove_files(self) -> None:
-        """Remove what was merged."""
+        """Remove the files that were merged, and lock files."""
         for path in self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*"):
             if path.suffix in (SPANS_SUFFIX, ".lock") or ".torch-" in path.name:
                 with contextlib.suppress(OSError):
@@ -81,18 +82,18 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """What became of the files.
+    """The result of merging.
 
     Attributes:
-        path: the trace.
-        num_spans: how many are in it.
-        num_dropped: how many were recorded, and not kept in files of bounded size.
-        clock_error: nanoseconds by which moments of different hosts may be wrong.
-        spans_hosts: whether there were several clocks.
-        troubles: what could not be read, in words.
-        waited_for: the instance that the others waited for longer than for all else; empty if
-            there is none.
-        waited: nanoseconds for which others waited for it.
+        path: The path of the trace.
+        num_spans: The number of spans in the trace.
+        num_dropped: The number of spans that were recorded but did not fit into the files.
+        clock_error: The largest error of the times of different hosts, in nanoseconds.
+        spans_hosts: Whether the instances had different clocks.
+        troubles: Sentences that describe the files which could not be read.
+        waited_for: The instance that caused more than half of all waiting time. Empty if no
+            instance did.
+        waited: The nanoseconds that other instances waited for this instance.
     """
 
     path: Path
@@ -107,7 +108,7 @@ class Merged:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is found on the way."""
+    """Results that are collected while the events are made."""
 
     spans: int = 0
     dropped: int = 0
@@ -117,14 +118,15 @@ class _Counts:
 
 
 def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
-    """Write the trace of all instances, for its owner alone.
+    """Write the trace of all instances to a file that only its owner can read.
 
     Args:
-        instances: in the order in which they are shown.
-        path: the trace, compressed if its name ends with ``.gz``; replaced in one step.
+        instances: The instances in the order in which the trace displays them.
+        path: The path of the trace, which is compressed if the name ends with ``.gz``. The file is
+            replaced in one step.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     counts = _Counts()
     errors = [instance.clock.error for instance in instances if instance.clock is not None]
@@ -148,11 +150,11 @@ def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
 
 
 def recorded_instances(folders: Sequence[Path], first: int = 1) -> list[Instance]:
-    """Return the instances whose files are in the folders of a job's attempts.
+    """Return the instances that have files in the folders of a job's attempts.
 
     Args:
-        folders: of the attempts, in order.
-        first: the number of the first of them.
+        folders: The folders of the attempts, in order.
+        first: The number of the first of these attempts.
     """
     is_named = len(folders) > 1 or first > 1
     return [
@@ -168,7 +170,7 @@ def recorded_instances(folders: Sequence[Path], first: int = 1) -> list[Instance
 
 
 def _events(instances: Sequence[Instance], counts: _Counts) -> Iterator[Event]:
-    """Yield all events, process by process."""
+    """Yield the events of all processes, one process after another."""
     origin = _origin(instances)
     calls: list[Call] = []
     numbers = itertools.count(_FIRST_ROW)
@@ -208,7 +210,7 @@ def _instance_events(
         counts.spans += len(spans)
         counts.dropped += recorded.dropped
         label = recorded.label
-        if label in labels:  # a row of two processes would show spans that overlap
+        if label in labels:  # in a common row, the spans of two processes would overlap
             label = f"{label} (process {recorded.header.pid})"
         labels.add(label)
         yield from span_events(
@@ -226,12 +228,15 @@ def _instance_events(
 
 
 def _until(span: Span, ended: int | None) -> Span:
-    """Return an open span up to when its process ended, if that is known."""
+    """Return an open span with the time when its process ended as its end, if that is known."""
     return span if ended is None else replace(span, end=max(span.end, ended))
 
 
 def _origin(instances: Iterable[Instance]) -> int:
-    """Return the moment from which the trace counts: small numbers keep their nanoseconds."""
+    """Return the time when the trace begins.
+
+    Times in the trace are floating-point microseconds. Small numbers keep their nanoseconds.
+    """
     return min(
         (
             (instance.clock or LOCAL).ours(header.monotonic_ns)
@@ -247,7 +252,7 @@ def _read_header(path: Path) -> Header | None:
     try:
         return read_header(path)
     except OSError:
-        return None  # reading it for its spans says so
+        return None  # _read reports the error
 
 
 def _read(path: Path, counts: _Counts) -> Recorded | None:
@@ -278,10 +283,10 @@ def _read_torch(path: Path, ahead: int, counts: _Counts) -> list[Span]:
 
 
 def _write_trace(path: Path, events: Iterable[Event], about: dict[str, Any]) -> None:
-    """Write a trace beside its place, then move it there.
+    """Write a trace to a temporary file, then move the file to its path.
 
     Raises:
-        OSError: that is not possible.
+        OSError: The file cannot be written.
     """
     with contextlib.ExitStack() as files:
         partial = files.enter_context(replaced_at_end(path, private=True))

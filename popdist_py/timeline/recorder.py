@@ -1,8 +1,8 @@
-"""The recorder of this process: which file it writes, and what it adds to every span.
+"""The recorder of this process, which chooses the file and counts the calls of each name.
 
-The program of an instance writes the first file, which has most of the instance's bytes; processes
-that it starts, such as a loader's workers, write one of a few others each. Nothing here knows what
-a span is for.
+The program of an instance writes the first file, which has most of the instance's bytes. Processes
+that the program starts, such as workers of a data loader, write one of a few smaller files each.
+This module does not know the meaning of a span.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, 
 
 __all__ = ["Opened", "Recorder"]
 
-# The program's file has three quarters of the bytes, the others share the rest.
+# The program's file has three quarters of the bytes. The other files share the rest.
 _NUM_OTHERS: Final = 8
-# A program may start threads for ever; no reader looks at more rows.
+# A program may start threads without end, but a reader cannot use more rows than this.
 _MOST_ROWS: Final = 200
 # Larger than any process id of Linux.
 _PIDS_END: Final = 1 << 31
@@ -37,10 +37,11 @@ class Opened(NamedTuple):
     """A span that has begun.
 
     Attributes:
-        writer: of the process in which it has.
-        row: of the thread in which it has.
-        place: among the open spans of its file; None if there are too many.
-        number: which of the calls of its name it is; NO_NUMBER without.
+        writer: The writer of the span's process.
+        row: The row of the span's thread.
+        place: The index of the span in the file's table of open spans, or None if the table is
+            full.
+        number: The number of this call among the calls of its name, or NO_NUMBER.
     """
 
     writer: SpanWriter
@@ -50,11 +51,11 @@ class Opened(NamedTuple):
 
 
 class Recorder:
-    """Records spans of this process and of those that it forks, each into a file of its own.
+    """Records the spans of this process and of its forked child processes, with a file for each.
 
     Args:
-        prefix: what the paths of the instance's files begin with.
-        size: the bytes of all files of the instance together.
+        prefix: The common beginning of the paths of the instance's files.
+        size: The total size of all files of the instance, in bytes.
     """
 
     def __init__(self, prefix: str, size: int) -> None:
@@ -62,30 +63,31 @@ class Recorder:
         self._size = size
         self._forget()
         if not Path(f"{prefix}.0{SPANS_SUFFIX}").exists():
-            self._open()  # at once: the program's file is none of the processes that it starts
+            self._open()  # at once, so that no child process takes the program's file
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begin anew, as a process that has just been forked."""
+        """Reset the state for a new recorder or for a process that was just forked."""
         self._moment = time.time_ns(), time.monotonic_ns()
         self._writer: SpanWriter | None = None
         self._is_broken = False
-        self._opening = RLock()  # several threads may record first
+        self._opening = RLock()  # several threads may record at the same time
         self._rows: dict[tuple[str, str], int] = {}
         self._calls: dict[str, itertools.count[int]] = {}
         self._torch_files = itertools.count()
 
     def begin(self, name: str, track: str, begin: int, *, is_call: bool = False) -> Opened | None:
-        """Note that a span of this thread has begun, in case that it never ends.
+        """Write the begin of a span of this thread, in case that the span never ends.
 
         Args:
-            name: what goes on.
-            track: as of ``record``.
-            begin: nanoseconds of the monotonic clock.
-            is_call: as of ``record``.
+            name: The name of the span.
+            track: The same as for ``record``.
+            begin: The time in nanoseconds of the monotonic clock.
+            is_call: The same as for ``record``.
 
         Returns:
-            What ``record`` is told at its end; None if nothing is recorded.
+            The open span, which the caller passes to ``record``, or None if this process cannot
+            record.
         """
         writer = self._writer or self._open()
         if writer is None:
@@ -109,18 +111,19 @@ class Recorder:
         """Record one span of this thread.
 
         Args:
-            name: what went on.
-            track: the row in which it is shown; each thread but the main one has rows of its own.
-            begin: nanoseconds of the monotonic clock.
-            end: the same.
-            arguments: a JSON object, or empty.
-            is_call: whether every instance makes this call: the calls of a name are counted.
-            opened: what ``begin`` returned.
+            name: The name of the span.
+            track: The row of the span. Every thread except the main thread has rows of its own.
+            begin: The begin in nanoseconds of the monotonic clock.
+            end: The end in nanoseconds of the monotonic clock.
+            arguments: A JSON object, or an empty string.
+            is_call: Whether every instance makes this call. The calls of each name are counted.
+            opened: The result of ``begin``.
         """
         writer = self._writer or self._open()
         if writer is None:
             return
-        if opened is None or opened.writer is not writer:  # of the process that forked this one
+        # A span of another writer was opened by the parent process before the fork.
+        if opened is None or opened.writer is not writer:
             opened = None
             row = self._row(writer, track)
             number = self._next_call(name) if is_call else NO_NUMBER
@@ -134,20 +137,18 @@ class Recorder:
             writer.close(opened.place)
 
     def torch_trace_path(self) -> Path:
-        """Return the path for one more trace that torch.profiler writes of this process."""
+        """Return a new path for a trace of this process that torch.profiler writes."""
         number = next(self._torch_files)
         return Path(f"{self._prefix}.torch-{os.getpid()}-{number}{TORCH_SUFFIX}")
 
     def _next_call(self, name: str) -> int:
-        """Count the calls of a name."""
         counter = self._calls.get(name)
         if counter is None:
             counter = self._calls.setdefault(name, itertools.count())
         return next(counter)
 
     def _row(self, writer: SpanWriter, track: str) -> int:
-        """Return the number of this thread's row."""
-        # By name: the number of a thread that has ended is given to another one.
+        # The key is the thread's name, because thread ids are reused after a thread has ended.
         thread = current_thread()
         found = self._rows.get((track, thread.name))
         if found is not None:
@@ -162,7 +163,7 @@ class Recorder:
         return found
 
     def _open(self) -> SpanWriter | None:
-        """Make the file of this process; None if that is not possible, which is said once."""
+        """Make and return the file of this process. At the first failure, log a warning."""
         with self._opening:
             if self._is_broken or self._writer is not None:
                 return self._writer
@@ -177,10 +178,10 @@ class Recorder:
             return self._writer
 
     def _claim(self) -> SpanWriter | None:
-        """Take the first file that is free, else the oldest of a process that has ended.
+        """Take the first unused file, or else the oldest file of a process that has ended.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: The file cannot be made.
         """
         paths = [Path(f"{self._prefix}.{n}{SPANS_SUFFIX}") for n in range(1 + _NUM_OTHERS)]
         if not paths[0].exists():
@@ -194,14 +195,14 @@ class Recorder:
 
 
 def _process_name() -> str:
-    """Return what this process calls itself."""
+    """Return the multiprocessing name of this process, or a text with its process id."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     name = multiprocessing.current_process().name if multiprocessing is not None else ""
     return name if name not in ("", "MainProcess") else f"process {os.getpid()}"
 
 
 def _is_written(path: Path) -> bool:
-    """Tell whether the process that writes a file is running."""
+    """Tell whether the process that writes the file at ``path`` is running."""
     header = read_header(path)
     if header is None:  # another process is writing it
         return True
@@ -212,7 +213,7 @@ def _is_written(path: Path) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # of another user now
+        pass  # the process now belongs to another user
     return True
 
 
@@ -223,7 +224,7 @@ def _begin_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Keep the instance's other processes out meanwhile."""
+    """Hold the lock that the processes of the instance share."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):  # a file system without locks

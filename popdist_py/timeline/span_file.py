@@ -1,13 +1,14 @@
-"""The file into which one process writes its spans: its layout, a writer and a reader.
+"""The file of one process's spans, with its layout, a writer and a reader.
 
-A file has a fixed size and keeps what a long run needs, in bounded space: the first spans (the head
-of the file), the latest of all steps, and, the further back, the fewer steps: of steps that 8, 64,
-512, ... divide, the latest. Every instance keeps the same steps, so that they can be compared.
+A file has a fixed size, so it cannot keep all spans of a long run. It keeps the first spans (the
+head of the file) and the latest spans of all steps. It also keeps the latest spans of the steps
+that 8 divides, that 64 divides, that 512 divides and so on, which reach further back. Every
+instance keeps the same steps, so the instances can be compared.
 
-What was written is in the file also when the process is killed: the kernel holds its memory. A
-record carries its number at both ends; one that was cut short, or overwritten, shows two numbers.
-Spans that are open stand in a table of their own, so that the one in which a process died is known.
-Nothing here knows where files are, or what the spans mean.
+If the process is killed, the file contains the spans that were written, because the kernel owns the
+memory. Each record contains its number at the begin and at the end. If the two numbers differ, the
+record was not written completely. Open spans are in a table of their own, so a reader finds the
+span that a dying process was in.
 """
 
 from __future__ import annotations
@@ -38,27 +39,30 @@ MIN_FILE_BYTES: Final = 1 << 14
 NO_NUMBER: Final = -1
 
 _MAGIC: Final = b"popspan2"
-# Magic, process id, bytes of the file, and a moment on both clocks: of the day, monotonic.
+# The fields are the magic bytes, the process id, the size of the file, and one time on two clocks:
+# the time of day and the monotonic clock.
 _HEADER: Final = struct.Struct("<8sQQqq")
 _HEADER_BYTES: Final = 256
-# Number (from 1), begin, end, name, track, the span's own number, where its arguments are (begin
-# and length), number.
+# The fields are the record's number (from 1), begin, end, name, track, the call's number, position
+# and length of the arguments, and the record's number again.
 _RECORD: Final = struct.Struct("<QqqIIqQIQ")
-# The words behind the header, each of 8 bytes: bytes used of the names and of the texts.
+# The header is followed by words of 8 bytes: the used bytes of the names, the used bytes of the
+# texts, and the number of records written to each region.
 _WORDS_AT: Final = 64
 _NAMES_USED, _TEXTS_USED, _FIRST_COUNT = range(3)
-# The table of open spans, behind the words: begin (0: free), the span's own number, name, track,
-# begin.
+# The table of open spans follows the words. The fields are begin (0 for a free entry), the call's
+# number, name, track, and begin again.
 _OPEN: Final = struct.Struct("<qqIIq")
 _NUM_OPEN: Final = 64
 _FREE: Final = bytes(8)
 _BODY_AT: Final = _HEADER_BYTES + _NUM_OPEN * _OPEN.size
-# Of every 32 parts of a file: names, texts, head, and then the ring of each level of steps.
+# The shares of the file in 32nds: names, texts, and the regions, which are the head and a ring
+# buffer for each level of steps.
 _NAME_PARTS, _TEXT_PARTS = 2, 5
 _REGION_PARTS: Final = (3, 10, 2, 2, 2, 2, 2, 2)
 _PARTS: Final = 32
 _NUM_LEVELS: Final = len(_REGION_PARTS) - 1
-# A step of level L is one of 8**L.
+# A step of level L is divisible by 8**L.
 _STEP_BITS: Final = 3
 _MAX_NAME_BYTES: Final = 200
 _MAX_TEXT_BYTES: Final = 2_000
@@ -67,16 +71,18 @@ _OVERFLOW_NAME: Final = "(more names than fit)"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of time of one process.
+    """A period of time in one process.
 
     Attributes:
-        name: what went on.
-        track: the row in which it is shown.
-        begin: nanoseconds of the host's monotonic clock.
-        end: the same; not before ``begin``.
-        number: which of the calls of this name it is, counted in every instance; None without.
-        arguments: a JSON object, or empty.
-        is_open: whether it has not ended, as far as is known: ``end`` is what is known.
+        name: The name of the span.
+        track: The row in which the span is displayed.
+        begin: The begin in nanoseconds of the host's monotonic clock.
+        end: The end in nanoseconds of the same clock, which is not less than ``begin``.
+        number: The number of this call among the calls of its name, which are counted in every
+            instance. None for a span that is not a call.
+        arguments: A JSON object, or an empty string.
+        is_open: Whether the file does not contain the end of the span. Then ``end`` is the last
+            known time.
     """
 
     name: str
@@ -90,13 +96,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself.
+    """The header of a file.
 
     Attributes:
-        pid: the process that writes it.
-        size: its bytes.
-        wall_ns: the time of day, in nanoseconds, at ``monotonic_ns``.
-        monotonic_ns: a moment on the clock of the spans, before the first.
+        pid: The id of the process that writes the file.
+        size: The size of the file in bytes.
+        wall_ns: The time of day at ``monotonic_ns``, in nanoseconds.
+        monotonic_ns: A time before the first span, in nanoseconds of the monotonic clock.
     """
 
     pid: int
@@ -107,14 +113,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the file of one process holds.
+    """The contents of the file of one process.
 
     Attributes:
-        header: of the file.
-        label: what the process calls itself; empty for the program.
-        spans: in no order.
-        open: those that had not ended, up to the last moment that the file tells of.
-        dropped: how many spans the file had no room for.
+        header: The header of the file.
+        label: The name of the process, which is empty for the program.
+        spans: The complete spans, in any order.
+        open: The spans without an end, which get the last known time as their end.
+        dropped: The number of spans that did not fit into the file.
     """
 
     header: Header
@@ -126,23 +132,26 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the parts of a file of ``size`` bytes begin, and how many records a region holds."""
+    """The positions of the parts of a file of ``size`` bytes."""
 
     size: int
 
     @property
     def names(self) -> tuple[int, int]:
-        """Begin and size of the names."""
+        """The position and the size of the names, in bytes."""
         return _BODY_AT, self._part(_NAME_PARTS)
 
     @property
     def texts(self) -> tuple[int, int]:
-        """Begin and size of the texts of arguments."""
+        """The position and the size of the arguments' texts, in bytes."""
         return _BODY_AT + self._part(_NAME_PARTS), self._part(_TEXT_PARTS)
 
     @property
     def regions(self) -> tuple[tuple[int, int], ...]:
-        """Begin of each region of records, and how many it holds: the head, then each level's."""
+        """The position of each region of records, and the number of records that fit into it.
+
+        The first region is the head. One region for each level of steps follows.
+        """
         begin, size = self.texts
         begin += size
         found = []
@@ -157,7 +166,10 @@ class _Layout:
 
 
 def level_of_step(step: int) -> int:
-    """Return how often 8 divides a step, at most as often as there are levels; of step 0: 0."""
+    """Return how many times 8 divides ``step``, limited to the highest level.
+
+    The level of step 0 is 0.
+    """
     if step <= 0:
         return 0
     zeros = (step & -step).bit_length() - 1
@@ -165,23 +177,24 @@ def level_of_step(step: int) -> int:
 
 
 class SpanWriter:
-    """Writes the spans of this process; any thread may.
+    """Writes the spans of this process. All threads may call its methods.
 
     Args:
-        path: the file, which is made.
-        size: its bytes; at least ``MIN_FILE_BYTES``.
-        label: what the process calls itself; empty for the program.
-        moment: before the first span: nanoseconds of the day, and of the monotonic clock.
+        path: The path of the new file.
+        size: The size of the file in bytes, which is at least ``MIN_FILE_BYTES``.
+        label: The name of the process, which is empty for the program.
+        moment: A time before the first span: nanoseconds of the day, and of the monotonic clock.
 
     Raises:
-        OSError: the file cannot be made, or the disk has no room for it.
+        OSError: The file cannot be made, or the disk is full.
     """
 
     def __init__(self, path: Path, size: int, label: str, moment: tuple[int, int]) -> None:
         layout = _Layout(max(size, MIN_FILE_BYTES))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # A full disk is an error here; later it would end the process (SIGBUS).
+            # Allocating the file now makes a full disk an error. Without it, writing to the memory
+            # could end the process by SIGBUS.
             os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, layout.size)
             self._memory = mmap.mmap(descriptor, layout.size)
@@ -193,17 +206,18 @@ class SpanWriter:
         self._counters = [itertools.count() for _ in self._regions]
         self._has_head = True
         self._free_places = list(range(_NUM_OPEN - 1, -1, -1))
-        # Taken again by the same thread where a signal's handler records in between.
+        # The lock is reentrant, because a signal handler may record in a thread that holds the
+        # lock.
         self._lock = threading.RLock()
         self._ids: dict[str, int] = {}
         self._names_full = False
         self.intern(_OVERFLOW_NAME)
         self.intern(label)
-        # The header comes last: a file without it is not read.
+        # The header is written last, because a file without a header is not read.
         _HEADER.pack_into(self._memory, 0, _MAGIC, os.getpid(), layout.size, *moment)
 
     def intern(self, name: str) -> int:
-        """Return the number of a name in this file."""
+        """Return the number of a name in this file, and write a new name into the file."""
         found = self._ids.get(name)
         if found is not None or self._names_full:
             return found or 0
@@ -221,10 +235,11 @@ class SpanWriter:
         return used
 
     def open(self, name: int, track: int, begin: int, number: int = NO_NUMBER) -> int | None:
-        """Note a span that has begun.
+        """Write the begin of a span into the table of open spans.
 
         Returns:
-            Its place, for ``close``; None if too many are open.
+            The index in the table, which the caller passes to ``close``, or None if the table is
+            full.
         """
         try:
             place = self._free_places.pop()
@@ -235,7 +250,7 @@ class SpanWriter:
         return place
 
     def close(self, place: int) -> None:
-        """Forget a span that was open, once it is written."""
+        """Remove a span from the table of open spans, after the span was written."""
         at = _HEADER_BYTES + place * _OPEN.size
         self._memory[at : at + 8] = _FREE
         self._free_places.append(place)
@@ -254,17 +269,17 @@ class SpanWriter:
         """Write one span.
 
         Args:
-            name: its number, of ``intern``.
-            track: the number of its track, of ``intern``.
-            begin: nanoseconds of the monotonic clock.
-            end: the same.
-            level: of the step in which it ends, of ``level_of_step``.
-            number: which of the calls of this name it is.
-            arguments: a JSON object, or empty.
+            name: The number of the name, which ``intern`` returned.
+            track: The number of the track, which ``intern`` returned.
+            begin: The begin in nanoseconds of the monotonic clock.
+            end: The end in nanoseconds of the monotonic clock.
+            level: The level of the current step, which ``level_of_step`` returned.
+            number: The number of this call among the calls of its name.
+            arguments: A JSON object, or an empty string.
         """
         text_begin, text_length = self._text(arguments) if arguments else (0, 0)
         region = level + 1
-        # next() of a counter cannot be interrupted: no two threads get the same place.
+        # next() of a counter is atomic, so two threads never get the same place.
         if self._has_head:
             count = next(self._counters[0])
             if count < self._regions[0][1]:
@@ -283,7 +298,12 @@ class SpanWriter:
         self._words[_FIRST_COUNT + region] = count
 
     def _text(self, text: str) -> tuple[int, int]:
-        """Write arguments over the oldest; returns where they begin in all that was written."""
+        """Write arguments over the oldest arguments.
+
+        Returns:
+            The position in all arguments that were ever written, and the length, in bytes.
+            Arguments that are too long are not written, and their length is 0.
+        """
         encoded = text.encode(errors="replace")
         place, size = self._layout.texts
         if len(encoded) > min(_MAX_TEXT_BYTES, size):
@@ -291,19 +311,20 @@ class SpanWriter:
         with self._lock:
             begin = self._words[_TEXTS_USED]
             if begin % size + len(encoded) > size:
-                begin += size - begin % size  # no text goes over the end
+                begin += size - begin % size  # a text does not wrap around
             at = place + begin % size
-            # Before the bytes: whoever reads meanwhile takes what is overwritten for lost.
+            # The word is written before the bytes, so that a reader treats overwritten texts as
+            # lost.
             self._words[_TEXTS_USED] = begin + len(encoded)
             self._memory[at : at + len(encoded)] = encoded
         return begin, len(encoded)
 
 
 def read_spans(data: bytes) -> Recorded | None:
-    """Return what a file holds; None if it is no such file, or one that was just begun.
+    """Return the contents of a file, or None if the data are not a complete file of spans.
 
     Args:
-        data: the whole file, perhaps of a process that was killed or still writes.
+        data: The whole file. Its process may have been killed, or may still write.
     """
     header = _header(data)
     if header is None or header.size != len(data) or header.size < MIN_FILE_BYTES:
@@ -329,10 +350,10 @@ def read_spans(data: bytes) -> Recorded | None:
 
 
 def read_header(path: Path) -> Header | None:
-    """Return what a file says of itself; None if it is no such file.
+    """Return the header of a file, or None if the file is not a file of spans.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         return _header(file.read(_HEADER.size))
@@ -345,7 +366,7 @@ def _header(data: bytes) -> Header | None:
 
 
 def _names(data: bytes, layout: _Layout, used: int) -> Iterator[tuple[int, str]]:
-    """Yield each name with its number."""
+    """Yield the number of each name together with the name."""
     begin, size = layout.names
     at, end = begin, begin + min(max(used, 0), size)
     while at < end:
@@ -355,7 +376,7 @@ def _names(data: bytes, layout: _Layout, used: int) -> Iterator[tuple[int, str]]
 
 
 def _open_spans(data: bytes, names: dict[int, str], last: int) -> list[Span]:
-    """Return the spans that are open, up to the last moment that the file tells of."""
+    """Return the open spans, with the last known time as their end."""
     found = [
         (begin, number, name, track)
         for begin, number, name, track, again in _OPEN.iter_unpack(data[_HEADER_BYTES:_BODY_AT])
@@ -378,7 +399,7 @@ def _open_spans(data: bytes, names: dict[int, str], last: int) -> list[Span]:
 def _region(
     data: bytes, layout: _Layout, place: tuple[int, int], names: dict[int, str], texts_used: int
 ) -> Iterator[Span]:
-    """Yield the spans of one region, the oldest first; what was cut short is left out."""
+    """Yield the spans of one region, starting with the oldest, without incomplete records."""
     begin, capacity = place
     records = _RECORD.iter_unpack(data[begin : begin + capacity * _RECORD.size])
     texts, size = layout.texts

@@ -1,7 +1,9 @@
-"""Spans of a program for the job's timeline: ``popdist_py.span``, and the library's own activities.
+"""Spans of the job's timeline, from the public class ``span`` and from the library's own
+activities.
 
-Recording begins with the launcher's ``--timeline``, with ``PVTI_OPTIONS``, or with ``record()``,
-and costs next to nothing before. Nothing here knows what is in a file.
+The launcher's option ``--timeline``, the variable ``PVTI_OPTIONS`` or the function ``record``
+starts recording. Before that, a span costs almost no time. This module does not know the layout of
+the files.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ __all__ = [
     "torch_trace_path",
 ]
 
-# As json.dumps, which makes another encoder for each call.
+# The same as json.dumps, which makes a new encoder for each call.
 _to_json: Final = json.JSONEncoder(default=str).encode
 
 _Parameters = ParamSpec("_Parameters")
@@ -47,7 +49,7 @@ DEVICE: Final = "device"
 DATA_LOADER: Final = "data loader"
 _COLLECTIVES: Final = "collectives"
 _STEPS: Final = "steps"
-# The row and the name of what the library does, by activity.
+# The row and the name of each activity of the library.
 _LIBRARY: Final = {
     activities.OTHER: (_PROGRAM, activities.NAMES[activities.OTHER]),
     activities.COMPILING: (DEVICE, "compile"),
@@ -62,20 +64,21 @@ _LIBRARY: Final = {
 }
 
 _recorder: Recorder | None = None
-# Which instances make the calls of this thread now, where not all do.
+# The subset of instances that makes this thread's calls. Empty for all instances.
 _group = ""
 
 
 class span:
-    """The time of a block, or of each call of a function, in the job's timeline.
+    """Records the time of a block, or of each call of a function, in the job's timeline.
 
-    ``with popdist_py.span("augment", images=64):`` or ``@popdist_py.span("augment")``. Costs a few
-    microseconds while a timeline is recorded; a fraction of one else. In a coroutine take ``with``:
-    its time counts while it waits, too.
+    Write ``with popdist_py.span("augment", images=64):`` or ``@popdist_py.span("augment")``. A span
+    takes a few microseconds while a timeline is recorded, and less than one microsecond otherwise.
+    In a coroutine, use ``with``, which also counts the time when the coroutine waits.
 
     Args:
-        name: what goes on; few different ones, with what varies in ``arguments``.
-        arguments: what else is shown; texts and numbers.
+        name: The name of the span. Use few different names, and put varying values into
+            ``arguments``.
+        arguments: Texts and numbers that the timeline displays with the span.
     """
 
     __slots__ = ("_arguments", "_begun", "_name")
@@ -85,7 +88,7 @@ class span:
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self._name = name
         self._arguments = arguments
-        # Begin, what the recorder knows of it, and the same of the block around.
+        # The begin, the recorder's open span, and the same tuple of the enclosing block.
         self._begun: tuple[int, Opened | None, Any] | None = None
 
     def __enter__(self) -> span:
@@ -103,19 +106,20 @@ class span:
     ) -> None:
         if _recorder is not None:
             end = time.monotonic_ns()
-            # Recording may have begun inside the block.
+            # Without a begin, the recording has begun inside the block.
             begin, opened, self._begun = self._begun or (end, None, None)
             arguments = _shown(self._arguments) if self._arguments else ""
             _recorder.record(str(self._name), self._track, begin, end, arguments, opened=opened)
 
     def __call__(self, function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-        """Return ``function``, each call of which is a span."""
+        """Return a function that calls ``function`` and records each call as a span."""
 
         @functools.wraps(function)
         def timed(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
             if _recorder is None:
                 return function(*args, **kwargs)
-            # A span of its own: calls may be nested, or run in several threads.
+            # Each call needs a span of its own, because calls may be nested or run in several
+            # threads.
             with copy.copy(self):
                 return function(*args, **kwargs)
 
@@ -123,11 +127,11 @@ class span:
 
 
 class row_span(span):
-    """A span of the library's own, in a row of its kind.
+    """Records a span of the library in the row ``row``.
 
     Args:
-        row: such as ``DEVICE``.
-        name: what goes on.
+        row: The name of the row, such as ``DEVICE``.
+        name: The name of the span.
     """
 
     __slots__ = ("_track",)
@@ -138,7 +142,10 @@ class row_span(span):
 
 
 def _shown(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as JSON; no program ends because of what cannot be shown."""
+    """Return arguments as JSON, or an empty string if they cannot be encoded.
+
+    A span must not end the program because of its arguments.
+    """
     try:
         return _to_json(arguments)
     except (TypeError, ValueError, RecursionError):
@@ -146,19 +153,19 @@ def _shown(arguments: Mapping[str, Any]) -> str:
 
 
 def record(folder: str | Path) -> Path | None:
-    """Record this process from now on; the trace is written when it ends.
+    """Record this process from now on, and write the trace when the process ends.
 
-    Without the launcher's ``--timeline``, which records all instances into one trace: where it is
-    given, this does nothing.
+    This function is for programs without the launcher's option ``--timeline``, which records all
+    instances into one trace. With this option, the function does nothing.
 
     Args:
-        folder: where the trace is put; made if missing.
+        folder: The folder for the trace. It is made if it does not exist.
 
     Returns:
-        The trace's path; None if a timeline is recorded already.
+        The path of the trace, or None if a timeline is recorded already.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: The folder cannot be made.
     """
     if _recorder is not None:
         return None
@@ -174,10 +181,10 @@ def record(folder: str | Path) -> Path | None:
 
 @contextlib.contextmanager
 def among(instances: str) -> Iterator[None]:
-    """Mark calls that only some instances make: they are counted apart.
+    """Count the calls of a subset of the instances separately, in this block.
 
     Args:
-        instances: which ones; empty for all.
+        instances: A text that names the subset, or an empty string for all instances.
     """
     global _group
     before, _group = _group, instances
@@ -188,19 +195,19 @@ def among(instances: str) -> Iterator[None]:
 
 
 def call_name(name: str) -> str:
-    """Return what a call is called by those that make it."""
+    """Return the name of a call, with the subset of instances that make the call."""
     return f"{name} of {_group}" if _group else name
 
 
 def add(row: str, name: str, begin: int, end: int, arguments: str = "") -> None:
-    """Add a span that nobody had to time here, such as one of an emulated IPU's schedule.
+    """Add a span whose times are already known, such as a span of an emulated IPU's schedule.
 
     Args:
-        row: in which it is shown, such as ``IPU 0``.
-        name: what went on.
-        begin: nanoseconds of ``time.monotonic_ns()``.
-        end: the same.
-        arguments: what else is shown: a JSON object, or empty.
+        row: The row that displays the span, such as ``IPU 0``.
+        name: The name of the span.
+        begin: The begin in nanoseconds of ``time.monotonic_ns()``.
+        end: The end in nanoseconds of ``time.monotonic_ns()``.
+        arguments: A JSON object that the timeline displays with the span, or an empty string.
     """
     if _recorder is not None:
         _recorder.record(name, row, begin, end, arguments)
@@ -212,10 +219,10 @@ def is_recording() -> bool:
 
 
 def torch_trace_path() -> Path | None:
-    """Return where torch.profiler's trace of this process becomes part of the timeline.
+    """Return a path for a trace of torch.profiler that becomes part of the timeline.
 
     Returns:
-        A new path for each call; None while no timeline is recorded.
+        A new path at each call, or None while no timeline is recorded.
     """
     return None if _recorder is None else _recorder.torch_trace_path()
 
@@ -227,48 +234,48 @@ def _begin(prefix: str, size: int) -> None:
 
 
 def _listen() -> None:
-    """Hear of the library's activities, also in a process that was forked."""
+    """Record the library's activities, also in a process that was just forked."""
     if _recorder is not None:
         activities.listen(_Activities(_recorder))
 
 
 class _Activities:
-    """Records what the library does."""
+    """Records the library's activities as spans."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def begun(self, activity: int, name: str, begin: int) -> Opened | None:
-        """Note that an activity goes on."""
+        """Write the begin of an activity."""
         track, shown, is_call = _shown_activity(activity, name)
         return self._recorder.begin(shown, track, begin, is_call=is_call)
 
     def ended(self, activity: int, name: str, begin: int, end: int, begun: Opened | None) -> None:
-        """Record an activity."""
+        """Record an activity that has ended."""
         track, shown, is_call = _shown_activity(activity, name)
         self._recorder.record(shown, track, begin, end, is_call=is_call, opened=begun)
 
     def step(self, begin: int, end: int) -> None:
-        """Record a step of a program that counts its steps itself."""
+        """Record a step of a program that counts its steps itself, without a wrapped model."""
         self._recorder.record("step", _STEPS, begin, end)
 
 
 def _shown_activity(activity: int, name: str) -> tuple[str, str, bool]:
-    """Return the row and the name of what the library does, and whether all instances do it."""
+    """Return the row and the name of an activity, and whether it is a call of all instances."""
     track, shown = _LIBRARY[activity]
     if not name:
         return track, shown, False
     if activity != activities.REDUCING:
         return track, f"{shown} {name}", False
-    # Every instance makes the named calls, in the same order. What runs beside the program got its
-    # name when it was submitted.
+    # Every instance makes the named calls in the same order. A call in the background got its
+    # complete name when the program submitted it.
     whole = call_name(name) if get_ident() == main_thread().ident else name
     return track, f"{shown} {whole}", True
 
 
 def _write_own(prefix: Path, path: Path, pid: int) -> None:
-    """Make the trace of a program that the launcher does not record."""
-    if os.getpid() != pid:  # forked
+    """Write the trace of a program that the launcher does not record."""
+    if os.getpid() != pid:  # this is a forked child process
         return
     from popdist_py.timeline.merging import Instance, merge_files
 
@@ -281,7 +288,7 @@ def _write_own(prefix: Path, path: Path, pid: int) -> None:
 
 
 def _begin_as_asked(environ: Mapping[str, str]) -> None:
-    """Record if the launcher or PVTI_OPTIONS asks for it."""
+    """Start recording if the launcher or ``PVTI_OPTIONS`` requests it."""
     size, _, prefix = environ.get(environment.TIMELINE, "").partition(":")
     if prefix and size.isdigit():
         _begin(prefix, int(size))

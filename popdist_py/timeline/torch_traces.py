@@ -1,6 +1,7 @@
-"""Traces that torch.profiler wrote, on the clock and in the rows of a job's timeline.
+"""Reading of traces that torch.profiler has written, as spans of a job's timeline.
 
-Only complete events are taken: what ran, in which thread. Nothing here runs the profiler.
+Only complete events are read, which have a begin, a duration and a thread. This module does not run
+the profiler.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from popdist_py.timeline.span_file import Span
 
 __all__ = ["MAX_TORCH_BYTES", "MAX_TORCH_SPANS", "torch_spans"]
 
-# Of one file: to read it takes ten times the memory.
+# The largest file that is read. Reading a file takes ten times its size in memory.
 MAX_TORCH_BYTES: Final = 1 << 28
 
-# Of one trace: more would be hundreds of megabytes.
+# The largest number of spans from one trace. More spans would take hundreds of megabytes.
 MAX_TORCH_SPANS: Final = 200_000
 
 
 def torch_spans(text: str, wall_minus_monotonic: int) -> tuple[list[Span], int]:
-    """Return the spans of a trace, and how many more it has.
+    """Return the spans of a trace, and the number of spans that were left out.
 
     Args:
-        text: what ``torch.profiler.profile.export_chrome_trace`` wrote.
-        wall_minus_monotonic: nanoseconds; what the time of day is ahead of the monotonic clock on
-            the host of the trace, whose times are of the day.
+        text: The text that ``torch.profiler.profile.export_chrome_trace`` wrote.
+        wall_minus_monotonic: The difference between the time of day and the monotonic clock on the
+            host of the trace, in nanoseconds. The trace contains times of day.
 
     Raises:
-        ValueError: it is no such trace.
+        ValueError: The text is not a trace of torch.profiler.
     """
     try:
         document = json.loads(text)
         events = document["traceEvents"]
-        # Without a base (before torch 2.4) times count from 1970.
+        # Traces of torch before 2.4 do not have a base. Their times count from 1970.
         base = int(document.get("baseTimeNanoseconds", 0)) - wall_minus_monotonic
         found = list(_complete(events, base))
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -1,8 +1,9 @@
-"""Spans as events of a trace: the JSON that Perfetto and chrome://tracing read.
+"""Conversion of spans into events of a trace, in the JSON format of Perfetto and chrome://tracing.
 
-The format is that of the "Trace Event Format": complete events ('X'), metadata ('M'), counters
-('C') and flows ('s', 't', 'f'), with times in microseconds. A row shows spans that lie inside one
-another or apart; what would overlap half gets a row of its own. Pure: nothing here reads or writes.
+The format is the "Trace Event Format". It has complete events ('X'), metadata ('M'), counters ('C')
+and flows ('s', 't', 'f'), with times in microseconds. Two spans of one row must be nested or apart.
+A span that partly overlaps another span is put into a second row. These functions do not read or
+write files.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ __all__ = [
 
 Event = dict[str, Any]
 
-# The rows of a process, from the top; others follow by name.
+# The order of the rows of a process, from the top. Other rows follow, sorted by name.
 _ORDER: Final = ("program", "steps", "device", "IPU ", "collectives", "data loader", "checkpoints")
 _STEP: Final = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that every instance makes, as one of them made it.
+    """One instance's part of a call that every instance makes.
 
     Attributes:
-        key: the same for the same call of all instances.
-        begin: nanoseconds on the trace's clock.
-        process: the instance's process in the trace.
-        row: its row there.
+        key: The identity of the call, which is equal on all instances.
+        begin: The begin in nanoseconds of the trace's clock.
+        process: The number of the instance's process in the trace.
+        row: The number of the call's row.
     """
 
     key: tuple[Any, ...]
@@ -53,11 +54,12 @@ class Call:
 
 
 class Rows:
-    """The rows of one process of the trace, numbered as they come.
+    """The rows of one process of the trace, numbered in the order of their first use.
 
     Args:
-        process: the number of the process, from 1.
-        numbers: gives the numbers, each once in a trace: they are its thread ids.
+        process: The number of the process, from 1.
+        numbers: An iterator that gives each row its number, which is a thread id and unique in the
+            trace.
     """
 
     def __init__(self, process: int, numbers: Iterator[int]) -> None:
@@ -66,14 +68,14 @@ class Rows:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of the row of this name, which no other process has."""
+        """Return the number of the row ``name``, which is unique in the trace."""
         found = self._numbers.get(name)
         if found is None:
             found = self._numbers[name] = next(self._free)
         return found
 
     def events(self) -> Iterator[Event]:
-        """Yield the names of the rows, and their order."""
+        """Yield events with the names of the rows and with their order."""
         for name, number in self._numbers.items():
             place = next((i for i, first in enumerate(_ORDER) if name.startswith(first)), 9)
             yield _metadata("thread_name", self._process, number, name=name)
@@ -81,7 +83,7 @@ class Rows:
 
 
 def process_events(process: int, name: str) -> Iterator[Event]:
-    """Yield the name of a process of the trace, and its place among the others."""
+    """Yield events with the name of a process of the trace and with its position."""
     yield _metadata("process_name", process, 0, name=name)
     yield _metadata("process_sort_index", process, 0, sort_index=process)
 
@@ -91,14 +93,14 @@ def _metadata(kind: str, process: int, row: int, **arguments: Any) -> Event:
 
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Divide the spans of one row so that in each lane any two are nested or apart.
+    """Divide the spans of one row into lanes, so that any two spans of a lane are nested or apart.
 
     Returns:
-        Lanes, each in the order of a trace: by begin, the longer first. What nests by itself is
-        one lane.
+        The lanes. Each lane is sorted by begin, and for equal begins the longer span comes first.
+        Spans that are nested or apart already become one lane.
     """
     found: list[list[Span]] = []
-    open_ends: list[list[int]] = []  # of each lane: of the spans that are open, the inner last
+    open_ends: list[list[int]] = []  # the ends of each lane's open spans, innermost last
     for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
         for place, ends in enumerate(open_ends):  # noqa: B007 (used after the loop)
             while ends and ends[-1] <= span.begin:
@@ -127,13 +129,13 @@ def span_events(
     """Yield the events of one process's spans.
 
     Args:
-        spans: in any order.
-        process: the number of the process in the trace.
-        rows: gives the rows their numbers.
-        clock: turns nanoseconds of the spans' clock into those of the trace.
-        suffix: what the names of these rows end with, such as the name of a worker.
-        calls: gets the calls that every instance makes.
-        job: what the keys of these calls begin with, such as the attempt at a job.
+        spans: The spans, in any order.
+        process: The number of the process in the trace.
+        rows: The rows of the process.
+        clock: A function that converts a time of the spans into nanoseconds of the trace's clock.
+        suffix: A text at the end of the names of the rows, such as the name of a worker.
+        calls: A list to which the calls that every instance makes are appended.
+        job: The first part of the keys of these calls, such as the attempt at a job.
     """
     by_track: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
@@ -154,7 +156,7 @@ def span_events(
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a key to sort names with: IPU 10 comes after IPU 9."""
+    """Return a sort key for names with numbers: IPU 10 comes after IPU 9."""
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
@@ -180,18 +182,20 @@ def _complete(span: Span, begin: int, end: int, process: int, row: int) -> Event
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """Return nanoseconds so that they are the same to a reader who does not round.
+    """Return microseconds that a reader can convert back to the same nanoseconds without rounding.
 
-    Else one would be missing here and there, and spans that nest would overlap by it.
+    Without this correction, some times would lose a nanosecond, and nested spans would overlap by
+    it.
     """
     found = nanoseconds / 1000
     return found if int(found * 1000) == nanoseconds else math.nextafter(found, math.inf)
 
 
 def _arguments(text: str) -> Mapping[str, Any]:
-    """Return the arguments of a span; nothing of what was overwritten meanwhile."""
+    """Return the arguments of a span, or an empty mapping if the text was overwritten."""
     try:
-        # NaN and Infinity, which Python writes, are no JSON: readers would refuse all of the trace.
+        # Python writes NaN and Infinity, which are not valid JSON. A viewer would refuse the whole
+        # trace.
         found = json.loads(text or "{}", parse_constant=str)
     except (ValueError, RecursionError):
         return {}
@@ -199,9 +203,10 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 
 def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
-    """Yield an arrow through each call that several instances made, in the order of arrival.
+    """Yield the arrows of each call that several instances made, in the order of arrival.
 
-    It begins where the first one arrived and ends at the one for which all the others waited.
+    An arrow begins at the instance that arrived first. It ends at the instance that arrived last,
+    for which all other instances waited.
     """
     for identity, members in enumerate(_by_arrival(calls), start=1):
         last = len(members) - 1
@@ -216,23 +221,23 @@ def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
                 "ts": _microseconds(call.begin),
             }
             if place == last:
-                event["bp"] = "e"  # to the span that is open then, not to the next
+                event["bp"] = "e"  # the arrow ends at the open span, not at the next span
             yield event
 
 
 def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
-    """Return the process that the others waited for most of the time, and for how long.
+    """Return the process that caused most of the waiting time of the others, with this time.
 
-    The first call of each name is left out: instances do not start at the same time.
+    The first call of each name is left out, because instances do not start at the same time.
 
     Returns:
-        The process and the nanoseconds from the first arrival to its own, over all calls; None if
-        none was waited for longer than all others together.
+        The process, and the nanoseconds from the first arrival to the arrival of this process,
+        added over all calls. None if no process caused more than half of all waiting time.
     """
     waits: dict[int, int] = defaultdict(int)
     seen: set[tuple[Any, ...]] = set()
     for members in sorted(_by_arrival(calls), key=lambda members: members[-1].begin):
-        name = members[0].key[:2]  # with the attempt
+        name = members[0].key[:2]  # the attempt and the name of the call
         if name in seen:
             waits[members[-1].process] += members[-1].begin - members[0].begin
         seen.add(name)
@@ -243,7 +248,7 @@ def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
 
 
 def _by_arrival(calls: Iterable[Call]) -> list[list[Call]]:
-    """Return each call as the instances made it, the first to arrive first."""
+    """Return the parts of each call, sorted by the times when the instances arrived."""
     groups: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
     for call in calls:
         groups[call.key].append(call)
