@@ -1,8 +1,9 @@
-"""PopDist in Python: what the instances of a poprun-py job know about one another.
+"""PopDist in Python, for programs that run as instances of a poprun-py job.
 
-Importing this package imports neither torch, NumPy nor mpi4py; ``init()`` joins the job.
-PopDist's own names keep their spelling. ``__init__.pyi`` is the only list of the public names. A
-module is imported at the first use of one of its names: the launcher needs only ``environment``.
+Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` joins the job. PopDist's
+own functions keep PopDist's spelling. ``__init__.pyi`` is the only list of the public names. A
+module is imported at the first use of one of its names, because the launcher needs only
+``environment``.
 """
 
 from functools import cache

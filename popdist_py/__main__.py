@@ -1,8 +1,8 @@
-"""``python -m popdist_py PROGRAM``: runs ``python PROGRAM`` where the SDK's names are found.
+"""The command ``python -m popdist_py PROGRAM``, which runs a program with the SDK's module names.
 
-Python itself is started again, with the hook that gives it the names: the program sees what
-``python PROGRAM`` would show it. The launcher does the same for the instances of a job. Nothing but
-this command, and that which gives the names to a whole environment, lives here.
+The command starts Python again with the folder ``start_hook`` on PYTHONPATH. So the program behaves
+as with ``python PROGRAM``, but also finds the names. The launcher does the same for the instances
+of a job. The options ``--install-names`` and ``--remove-names`` change a whole environment instead.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _OPTIONS = {
     "--ipu-model": (IPU_MODEL, ("mk1", "mk2", "bow")),
 }
 _HOOK = str(Path(__file__).resolve().parent / "start_hook")
-# A .pth file of one line, which Python runs when it starts: the finder asks where else a package
-# is, also in the base of a virtual environment, which would stand behind a folder named here. Files
-# are read in the order of their names, and this one after those that add folders.
+# A .pth file with one line of code, which Python runs when it starts. The code installs a finder
+# instead of adding a folder to sys.path. The finder prefers installed packages, also packages in
+# the base of a virtual environment, which come after added folders. Python reads .pth files in
+# alphabetical order, so this file is read after the files that add folders.
 _PTH = "zz_popdist_py_sdk_names.pth"
 _START = f"""\
 sys.path.insert(0, {_HOOK!r})
@@ -58,7 +59,7 @@ finally:
 
 
 def main() -> int:
-    """Do what the command line asks for, and return an exit code unless a program was started."""
+    """Run the command line. Return an exit code, unless this process became the program."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
         _say(_USAGE, sys.stdout)
@@ -88,22 +89,22 @@ def main() -> int:
 
 
 def _variables(given: dict[str, str]) -> dict[str, str]:
-    """Return the variables for the Pythons of a program: where the names are, and ``given``."""
+    """Return the environment variables for a program: ``given``, and the folder of the names."""
     mode = os.environ.get(SDK_NAMES, "")
     names = mode if mode in _OPTIONS["--sdk-names"][1] else "auto"
-    # In an instance of a job, the launcher has decided whether the program is the SDK's.
+    # In an instance of a job, the launcher has already decided whether this is an SDK program.
     command = {} if is_popdist_environment(os.environ) else {SDK_COMMAND: "1"}
     path = os.environ.get("PYTHONPATH", "")
-    # First, once: Python runs the sitecustomize that it finds first.
+    # The folder must be first, because Python runs only the first sitecustomize.
     rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
     hooked = os.pathsep.join([_HOOK, *rest])
     return {SDK_NAMES: names, "PYTHONPATH": hooked, **command, **given}
 
 
 def _options_of_python() -> list[str]:
-    """Return the words between ``python`` and ``-m popdist_py``."""
+    """Return the command-line words between ``python`` and ``-m popdist_py``."""
     words = ["", "", *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]]
-    # The last of them are -m popdist_py, -mpopdist_py, or with other letters: -um popdist_py.
+    # The last words are -m popdist_py or -mpopdist_py, or contain other letters: -um popdist_py.
     last = words.pop()
     letters = last.removesuffix("popdist_py") or words.pop()
     if not (last.endswith("popdist_py") and letters.startswith("-") and letters.endswith("m")):
@@ -113,7 +114,7 @@ def _options_of_python() -> list[str]:
 
 
 def _change_environment(*, install: bool) -> int:
-    """Write or remove the .pth file by which every Python of this environment finds the names."""
+    """Write or remove the .pth file that makes Pythons of this environment find the names."""
     file = Path(sysconfig.get_path("purelib"), _PTH)
     if install and not _is_installed():
         return _refuse("not installed in this environment; first run: pip install poprun-py")
@@ -129,7 +130,7 @@ def _change_environment(*, install: bool) -> int:
 
 
 def _is_installed() -> bool:
-    """Tell whether a Python of this environment finds this package without any variable."""
+    """Tell whether a Python of this environment finds this package without PYTHONPATH."""
     code = "import importlib.util as u, sys; sys.exit(u.find_spec('popdist_py') is None)"
     return subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
 
@@ -142,7 +143,7 @@ def _refuse(message: str) -> int:
 def _say(text: str, stream: TextIO | None) -> None:
     """Write ``text`` to ``stream``, unless the stream was closed before Python started."""
     if stream is not None:
-        # A path may hold characters that the encoding of the stream lacks.
+        # A path may contain characters that the encoding of the stream does not support.
         stream.write(text.encode(errors="backslashreplace").decode())
 
 

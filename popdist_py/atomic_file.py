@@ -1,7 +1,8 @@
-"""Files that other processes see complete or not at all, and files that only their owner can read.
+"""Writing of files that other processes see either complete or not at all.
 
-A file is written beside its place and then renamed. It is not synchronised to the disk. The
-launcher uses these functions too. Standard library only.
+A file is written under a temporary name and then renamed. The file is not synchronised to the disk.
+Another function opens files that only their owner can read. The launcher uses this module too, so
+it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import BinaryIO, Literal
 
 __all__ = ["PARTIAL_SUFFIX", "beside", "open_private", "replaced_at_end", "write_whole"]
 
-# A writer that is killed leaves a file ``.NAME.*.partial`` behind.
+# The suffix of temporary files. A killed writer leaves a file ``.NAME.*.partial`` behind.
 PARTIAL_SUFFIX = ".partial"
 
 
 @contextmanager
 def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield the path of a file beside ``path`` that no other process uses; it is gone afterwards.
+    """Yield a temporary path in the folder of ``path``, and finally remove the temporary file.
 
     Args:
-        path: in whose folder, which must exist.
-        private: make the file at once, so that only its owner can read it.
+        path: A path in an existing folder.
+        private: Whether to make the file at once, so that only its owner can read it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The file cannot be made.
     """
     # Processes on several hosts may share the folder, so the process id alone is not unique.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
@@ -37,7 +38,8 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
             partial.touch(0o600, exist_ok=False)
         yield partial
     except BaseException:
-        # A file system that has become read-only refuses this as well: the first error counts.
+        # If the file system has become read-only, unlink() raises a second error. The caller needs
+        # the first error.
         with suppress(OSError):
             partial.unlink()
         raise
@@ -46,13 +48,13 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield a path to write to; the file takes the place of ``path`` if the block raises nothing.
+    """Yield a temporary path, and rename its file to ``path`` if the block does not raise an error.
 
-    Several processes may write the same file; the last one wins. The arguments are those of
-    ``beside``.
+    If several processes write the same file, the last process wins. The arguments are the same as
+    for ``beside``.
 
     Raises:
-        OSError: the file cannot be made or renamed; ``path`` is as it was.
+        OSError: The file cannot be made or renamed. In this case, ``path`` has not changed.
     """
     with beside(path, private=private) as partial:
         yield partial
@@ -60,26 +62,27 @@ def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` in one step, into a folder that is there.
+    """Write ``text`` to ``path`` in one step. The folder must exist.
 
-    Only the owner of the file can read it. Bytes that are not UTF-8 are written as escapes,
-    in the way of stderr.
+    Only the owner of the file can read it. Characters that UTF-8 cannot encode are written as
+    backslash escapes.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        OSError: it cannot be written; ``path`` is as it was, and nothing lies beside it.
+        FileNotFoundError: The folder does not exist.
+        OSError: The file cannot be written. In this case, ``path`` has not changed, and no
+            temporary file remains.
     """
     if not path.parent.exists():
-        # The name of the file beside it would tell nobody anything.
+        # Otherwise, the error would name the temporary file, which the user does not know.
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
     with replaced_at_end(path, private=True) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"], *, buffering: int = -1) -> BinaryIO:
-    """Open a file to write it or to append to it. If it is new, only its owner can read it.
+    """Open a file for writing or appending. Only the owner can read a new file.
 
-    The arguments are those of ``open``.
+    The arguments are the same as for ``open``.
 
     Raises:
         OSError: The file cannot be opened.

@@ -1,7 +1,7 @@
-"""Checkpoint files that are whole or not there: bytes in, bytes out.
+"""Checkpoint files that are either complete or absent, with bytes as their contents.
 
-What the bytes mean is the caller's matter (``popdist_py.poptorch.checkpoint`` puts a training in
-them). Standard library only.
+The caller defines the meaning of the bytes. ``popdist_py.poptorch.checkpoint`` stores the state of
+a training in them. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was saved after a number of steps."""
+    """The bytes that were saved after a number of steps."""
 
     step: int
     data: bytes
 
 
 class Checkpoints:
-    """The checkpoints in one folder, the last ``keep`` of them.
+    """The last ``keep`` checkpoints in one folder.
 
-    A file appears under its name only when all of it is on the disk, and carries a checksum: one
-    that was cut short or damaged is never loaded. One process writes; any number may read.
+    A file gets its name only after its contents are on the disk. It contains a checksum, so an
+    incomplete or damaged file is never loaded. One process may write while several processes read.
 
     Args:
-        folder: where the files are; made when the first one is saved.
-        keep: how many are kept, at least 1.
+        folder: The folder of the files, which is made when the first checkpoint is saved.
+        keep: The number of checkpoints to keep, at least 1.
 
     Raises:
-        TypeError: ``keep`` is no whole number.
-        ValueError: ``keep`` is below 1.
+        TypeError: ``keep`` is not an integer.
+        ValueError: ``keep`` is less than 1.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
@@ -56,17 +56,19 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, step: int, data: bytes) -> Path:
-        """Write the checkpoint of ``step``, then remove older ones, so that ``keep`` are left.
+        """Write the checkpoint of ``step``, then remove the oldest checkpoints.
 
-        A checkpoint of the same step is replaced. Those of later steps, such as damaged ones that
-        ``latest()`` skipped, are neither counted nor removed.
+        ``keep`` checkpoints are left. A checkpoint of the same step is replaced. Checkpoints of
+        later steps, such as damaged ones that ``latest()`` skipped, are not counted and not
+        removed.
 
         Raises:
-            TypeError: ``step`` is no whole number.
+            TypeError: ``step`` is not an integer.
             ValueError: ``step`` is negative.
-            OSError: the folder or file cannot be written; older checkpoints are as they were.
+            OSError: The folder or the file cannot be written. In this case, older checkpoints have
+                not changed.
         """
-        # The file name of 1.0 or True would not match the pattern that latest() looks for.
+        # The file name of a float would not match _NAME.
         step = _whole_number("step", step)
         if step < 0:
             raise ValueError(f"step={step}: the number of steps done is expected")
@@ -88,7 +90,7 @@ class Checkpoints:
                 "give each job a folder of its own"
             ) from None
         except OSError as error:
-            if error.filename is None:  # a full disk is noticed where there is no name
+            if error.filename is None:  # the error of a full disk does not contain a path
                 error.filename = str(path)
             raise
         self._sync_folder()
@@ -98,29 +100,31 @@ class Checkpoints:
         return path
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, or None if there is none.
+        """Return the newest complete checkpoint, or None if the folder does not contain one.
 
         Raises:
-            PermissionError: there is one that this user must not read.
+            PermissionError: The user may not read a checkpoint in the folder.
         """
         with activities.doing(activities.SAVING, "load"):
             return next(self.newest_first(), None)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, newest first, whether they are whole or not."""
+        """Return the steps of all checkpoints, newest first, including damaged checkpoints."""
         return [step for step, _ in self._files()]
 
     def newest_first(self) -> Iterator[Checkpoint]:
-        """Return the checkpoints that are whole, each read when it is asked for.
+        """Yield the complete checkpoints, newest first.
+
+        Each file is read when the iterator reaches it.
 
         Raises:
-            PermissionError: there is one that this user must not read.
+            PermissionError: The user may not read a checkpoint in the folder.
         """
         for step, path in self._files():
             try:
                 content = path.read_bytes()
             except PermissionError:
-                raise  # the file may be whole: training must not silently begin again
+                raise  # the file may be valid, and training must not silently restart at step 0
             except OSError:
                 continue
             header_bytes = len(_MAGIC) + _DIGEST_BYTES
@@ -129,19 +133,19 @@ class Checkpoints:
                 yield Checkpoint(step, data)
 
     def _files(self) -> list[tuple[int, Path]]:
-        """Return step and path of every checkpoint, newest first."""
+        """Return the step and the path of every checkpoint, newest first."""
         if not self.folder.is_dir():
             return []
         matches = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
         return sorted(((int(m[1]), path) for m, path in matches if m), reverse=True)
 
     def _remove_partial(self) -> None:
-        """Remove the partial files of writers that were killed."""
+        """Remove the temporary files of writers that were killed."""
         for path in self.folder.glob(f".step-*{PARTIAL_SUFFIX}"):
             _remove(path)
 
     def _sync_folder(self) -> None:
-        """Write the folder to the disk: the new name must survive a power failure too."""
+        """Write the folder to the disk, so that the new name survives a power failure."""
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -157,13 +161,13 @@ def _whole_number(name: str, value: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file if possible: a file that stays is no reason to end a training."""
+    """Remove a file if possible. A file that cannot be removed does not end a training."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def _digest(step: int, data: bytes) -> bytes:
-    """Return the checksum of a checkpoint, with its step: a renamed file must not pass."""
+    """Return the checksum of a checkpoint and its step, which detects renamed files."""
     digest = hashlib.blake2b(f"{step}:".encode(), digest_size=_DIGEST_BYTES)
     digest.update(data)
     return digest.digest()

@@ -1,8 +1,8 @@
-"""``breakpoint()``: pdb in one instance, with the keyboard of the launcher, while the others wait.
+"""The function ``breakpoint``, which opens pdb in one instance while the other instances wait.
 
-The launcher's wrapper is asked for a terminal through a pipe, and answers in the memory that it
-shares with this process. Without the launcher, pdb as it is. Nothing here communicates between
-instances.
+pdb uses the keyboard of the launcher. This module requests a terminal from the launcher's wrapper
+through a pipe. The wrapper answers in the memory that it shares with this process. Without the
+launcher, pdb runs as usual. The instances do not communicate with each other.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _num_calls = 0
 
 
 def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
-    """Open pdb in the caller's frame in one instance, while all others wait until it is left.
+    """Open pdb in the caller's frame in one instance, while all other instances wait.
 
-    Every instance has to call this. ``continue`` leaves the debugger. Neither the launcher's hang
-    timeout nor its time limit counts meanwhile. Where the launcher has no terminal this says so and
-    goes on.
+    Every instance has to call this function. The command ``continue`` leaves the debugger. The
+    launcher's hang timeout and time limit do not count this time. If the launcher does not have a
+    terminal, the function prints a message and returns.
 
     Args:
-        instance: index of the instance to look into.
-        header: a line to show before the first prompt.
+        instance: The index of the instance to debug.
+        header: A line to print before the first prompt.
 
     Raises:
-        ValueError: there is no such instance.
-        WireError: the launcher's variables are incomplete.
+        ValueError: ``instance`` is not the index of an instance.
+        WireError: The launcher's environment variables are incomplete.
     """
     global _num_calls
     job = context.environment()
@@ -81,16 +81,16 @@ def _tell(sentence: str) -> None:
 
 
 def _wait_for(call: int) -> None:
-    """Return once the debugger of this call was left."""
+    """Return when the debugger of the call number ``call`` was left."""
     while heartbeat.calls_debugged() < call:
         time.sleep(_WAIT_SECONDS)
 
 
 class _Debugger(pdb.Pdb):
-    """pdb that has the launcher's keyboard from its first prompt until the program goes on.
+    """A pdb that uses the launcher's keyboard from its first prompt until the program continues.
 
     Args:
-        call: the number of the breakpoint() call.
+        call: The number of the breakpoint() call.
     """
 
     def __init__(self, call: int) -> None:
@@ -99,12 +99,12 @@ class _Debugger(pdb.Pdb):
         super().__init__()
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
-        """Ask for commands; at a later breakpoint the keyboard is asked for again."""
+        """Read commands. At a later breakpoint, request the keyboard again."""
         self.open()
         super().interaction(*args, **kwargs)
 
     def set_continue(self) -> None:
-        """Let the program go on, and the other instances with it."""
+        """Continue the program, and release the other instances."""
         super().set_continue()
         self._leave()
 
@@ -114,10 +114,10 @@ class _Debugger(pdb.Pdb):
         self._leave()
 
     def open(self) -> None:
-        """Wait for the keyboard.
+        """Wait until the keyboard is available.
 
         Raises:
-            OSError: there is no terminal.
+            OSError: A terminal is not available.
         """
         if self._terminal is None:
             self._terminal = _Terminal(self._call)
@@ -131,10 +131,10 @@ class _Debugger(pdb.Pdb):
 
 
 class _Terminal:
-    """The launcher's keyboard as standard input, and the screen as standard output.
+    """Connects the standard input and output to the launcher's keyboard and screen.
 
     Args:
-        call: the number of the breakpoint() call.
+        call: The number of the breakpoint() call.
     """
 
     def __init__(self, call: int) -> None:
@@ -148,7 +148,7 @@ class _Terminal:
         path = f"/dev/pts/{number - 1}"
         if _is_terminal(0, path) and _is_terminal(1, path):
             return
-        # input() edits lines with readline only if the descriptors 0 and 1 are the terminal.
+        # input() supports line editing only if the file descriptors 0 and 1 are a terminal.
         sys.stdout.flush()
         self._saved = (os.dup(0), os.dup(1), sys.stdin, sys.stdout)
         terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
@@ -159,7 +159,7 @@ class _Terminal:
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
 
     def give_back(self) -> None:
-        """Let the program read and write what it did before."""
+        """Restore the standard input and output of the program."""
         if self._saved is not None:
             sys.stdout.flush()
             stdin, stdout, sys.stdin, sys.stdout = self._saved
@@ -167,7 +167,7 @@ class _Terminal:
                 os.dup2(saved, descriptor)
                 os.close(saved)
         _ask("leave", self._call)
-        # Or the next debugger would take what is still lent for an answer to itself.
+        # The next debugger must not mistake the old answer for an answer to its own request.
         while heartbeat.lent_terminal():
             time.sleep(_WAIT_SECONDS / 10)
 
@@ -180,6 +180,6 @@ def _is_terminal(descriptor: int, path: str) -> bool:
 
 
 def _ask(what: str, *numbers: int) -> None:
-    """Tell the wrapper what this program wants: the call comes first."""
+    """Send a request with the number of the call to the wrapper."""
     with Path(os.environ[DEBUGGER]).open("w") as pipe:
         pipe.write(" ".join([what, *map(str, numbers)]) + "\n")

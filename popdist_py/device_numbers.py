@@ -1,4 +1,4 @@
-"""The numbers of IPUs in a machine and in a rack, and Poplar's numbers of devices.
+"""The numbers of IPUs in a machine and in a rack, and Poplar's numbering of devices.
 
 The module is small because each launch imports it.
 """
@@ -16,11 +16,12 @@ def next_power_of_two(number: int) -> int:
 
 
 def device_id(num_ipus: int, device_size: int, position: int) -> int:
-    """Return Poplar's id of the ``position``-th device of ``device_size`` IPUs.
+    """Return Poplar's id of the device at index ``position`` among devices of ``device_size`` IPUs.
 
-    A system of N IPUs numbers its single IPUs first (0 to N - 1), then the pairs, then the fours,
-    and so on: devices of s IPUs start at 2N - 2N/s. Counts are rounded up to powers of two.
-    Source: the ids in PopRun's logs (16 IPUs in fours: 24 to 27; the parent of 64 IPUs: 126).
+    A system of N IPUs first numbers its single IPUs from 0 to N - 1. The pairs follow, then the
+    groups of four, and so on. The ids of devices with s IPUs start at 2N - 2N/s. N and s are
+    rounded up to powers of two. The source of this rule is the ids in PopRun's logs. With 16 IPUs
+    in groups of four, the ids are 24 to 27. The parent device of 64 IPUs has the id 126.
     """
     total = next_power_of_two(num_ipus)
     size = next_power_of_two(device_size)

@@ -1,7 +1,7 @@
-"""The variables by which the launcher tells an instance its place: text <-> InstanceEnvironment.
+"""Environment variables that describe an instance, and their conversion from and to values.
 
-``poprun_py`` writes these variables and ``popdist_py`` reads them. The module needs the standard
-library alone. It never reads ``os.environ`` by itself, so that tests can pass both sides as values.
+``poprun_py`` writes these variables and ``popdist_py`` reads them. This module imports only the
+standard library. It never reads ``os.environ``, so tests can pass both sides as values.
 """
 
 from __future__ import annotations
@@ -34,80 +34,82 @@ EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
 REPLICA_INDEX_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 LOCAL_INSTANCE_INDEX = "POPDIST_LOCAL_INSTANCE_INDEX"
 
-# Beyond PopRun: the number of instances on the host, for LOCAL_WORLD_SIZE and the collectives in
-# shared memory.
+# PopRun does not have the variables that follow.
+
+# The number of instances on the host, for LOCAL_WORLD_SIZE and the collectives in shared memory.
 NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
 
-# Beyond PopRun: the name of the run, the same in every instance and after a restart.
+# The name of the run, which is the same in every instance and after a restart.
 RUN_ID = "POPRUN_RUN_ID"
 
-# Beyond PopRun: where an instance records its timeline, and the bytes of its files together
-# ("BYTES:PREFIX").
+# The total bytes and the paths' prefix of an instance's timeline files, as "BYTES:PREFIX".
 TIMELINE = "POPDIST_TIMELINE"
-# The bytes of all files of a job's timeline, in MiB, where the user does not say.
+# The default total size of the files of a job's timeline, in MiB.
 TIMELINE_MIB = 64
 
-# Beyond PopRun: what the paths begin with of files that a program leaves in the folder of its run;
-# "PID:PREFIX" once a process has them for itself. The most MiB of one of them.
+# The paths' prefix of files that a program writes into the folder of its run. The value is
+# "PID:PREFIX" after a process has claimed the files. A file has at most RUN_FILE_MIB MiB.
 RUN_FILES = "POPDIST_RUN_FILES"
 RUN_FILE_MIB = 64
 
-# Beyond PopRun: the file with the call of a function that the instance is to make, and what the
-# paths begin with of the files that it leaves its result in.
+# The file with a function call for the instance, and the paths' prefix of the files for the result.
 CALL = "POPDIST_CALL"
 CALL_FILES = "POPDIST_CALL_FILES"
 
-# Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
-# and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"), and to which
-# the signal before that one makes Python write a NUL as soon as it runs; and the number of restarts
-# of the job.
+# The path of the memory that is shared with the instance's wrapper.
 HEARTBEAT = "POPDIST_HEARTBEAT"
+
+# A signal number and a file, as "NUMBER:PATH". The signal writes the stacks of all threads to the
+# file. The signal NUMBER - 1 makes Python write a NUL to the file when it runs Python code.
 STACKS = "POPDIST_STACKS"
+
+# The number of restarts of the job.
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
-# Beyond PopRun, from the wrapper: the job's folder on this host, for files that must not outlive
-# the job. Read by start_hook/sitecustomize.py.
+# The job's folder on this host, for files that must not outlive the job. The wrapper sets it, and
+# start_hook/sitecustomize.py reads it.
 JOB_FOLDER = "POPDIST_JOB_FOLDER"
 
-# Beyond PopRun: the wrapper's pipe by which a program asks for a terminal for its debugger; set
-# where the launcher has a keyboard.
+# The wrapper's pipe for a program's requests for a debugger's terminal. It is set if the launcher
+# has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
 
-# Beyond PopRun, from the wrapper: what only the instances of a job of several hosts know, by which
-# their connections know one another.
+# A secret of the instances of a job with several hosts, which authenticates their connections. The
+# wrapper sets it.
 SECRET = "POPDIST_SECRET"
 
-# Beyond PopRun: the network that all hosts are on, by interface or CIDR.
+# The interface or CIDR of the network that connects all hosts.
 NETWORK = "POPDIST_NETWORK"
 
-# Beyond PopRun: where MPI may listen in an instance of a job of one host, as an interface. Read by
-# start_hook/sitecustomize.py, as NETWORK is with several hosts.
+# The interface for MPI's sockets in a job with one host. start_hook/sitecustomize.py reads
+# it, and reads NETWORK in a job with several hosts.
 MPI_NETWORK = "POPDIST_MPI_NETWORK"
 LOOPBACK = "lo"
 
-# Beyond PopRun: whether a Python finds the SDK's packages (poptorch, popdist, ...) here: "auto"
-# where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
+# Whether Python finds our packages for the SDK's names (poptorch, popdist, ...). The value "auto"
+# replaces packages that are not installed. The value "yes" replaces installed packages too. Other
+# values replace no package. start_hook/sitecustomize.py reads it.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
-# Beyond PopRun: "1" if poprun or python -m popdist_py started the program. If the program imports
-# poptorch, its models then have the memory of an IPU, as on hardware.
+# The value is "1" if poprun or python -m popdist_py started the program. Then the models of a
+# program that imports poptorch have the memory of an IPU, as on hardware.
 SDK_COMMAND = "POPDIST_SDK_COMMAND"
 
-# Beyond PopRun: the back end that a program of torch.distributed gets for CPU tensors: "auto" the
-# one that it names, else this one where it names gloo, popdist or nothing.
+# The back end for CPU tensors in programs of torch.distributed. The value "auto" keeps the back end
+# that the program names. Other values replace gloo, popdist or an unnamed back end.
 TORCH_BACKEND = "POPDIST_TORCH_BACKEND"
 TORCH_BACKENDS = ("auto", "gloo", "popdist")
 
-# Beyond PopRun: the IPU whose memory and time models have, by name (the launcher's --ipu-model),
-# and what happens to a model that is too large for it.
+# The name of the IPU that defines the memory and the times of models (the launcher's --ipu-model),
+# and the treatment of a model that is too large for this IPU.
 IPU_MODEL = "POPDIST_IPU"
 IPU_MEMORY = "POPDIST_IPU_MEMORY"
 
-# The launcher's option --pod: where the pod is that the job's IPUs are of; "none" for no pod.
+# The location of the pod with the job's IPUs (the launcher's --pod), or "none" for no pod.
 POD = "POPRUN_POD"
 
-# What describes one instance of a job, or the job itself: another job must not inherit it. A path
-# to a cache may be a user's own setting.
+# The variables that describe one instance or one job. Another job must not inherit them. The path
+# of the cache is not among them, because it may be a user's own setting.
 INSTANCE_VARIABLES = frozenset(
     {
         NUM_TOTAL_REPLICAS,
@@ -136,19 +138,19 @@ INSTANCE_VARIABLES = frozenset(
     }
 )
 
-# Set by a user, for the collectives.
+# The user's settings of the collectives.
 HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
 SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
 
-# sysexits.h EX_TEMPFAIL: a program that was asked to stop and has saved a checkpoint ends with it;
-# the launcher takes it for "run me again".
+# A program that was asked to stop ends with this exit code after it has saved a checkpoint. The
+# launcher then runs the program again. The value is EX_TEMPFAIL of sysexits.h.
 RESUME_EXIT_CODE = 75
 
-# What an instance does now, as the heartbeat tells the launcher.
+# The values of an instance's current activity in the heartbeat.
 BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
-# The calls that all instances make, as the memory shared with the wrapper numbers them; 0 is none.
+# The collectives, whose indices are written to the memory shared with the wrapper. 0 means none.
 COLLECTIVES = (
     *("", "all_reduce", "broadcast", "broadcast_object", "all_gather", "all_gather_object"),
     *("gather", "gather_object", "reduce_scatter", "barrier", "reduce", "scatter", "all_to_all"),
@@ -156,20 +158,24 @@ COLLECTIVES = (
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
-    """Tell whether the launcher made ``environ`` (PopDist too tests for the replica total)."""
+    """Tell whether the launcher made ``environ``. PopDist tests for the same variable."""
     return NUM_TOTAL_REPLICAS in environ
 
 
 def job_secret(environ: Mapping[str, str]) -> bytes:
-    """Return what only the instances of this job know; nothing on one host, or without launcher."""
+    """Return the secret that only the instances of this job know.
+
+    Returns:
+        Empty bytes if the job has only one host, or if the launcher did not start the program.
+    """
     return environ.get(SECRET, "").encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceEnvironment:
-    """One instance's view of the job: R replicas, I instances, L = R/I replicas in this one.
+    """One instance's view of a job with R replicas, I instances and L = R/I replicas per instance.
 
-    The defaults describe a program that runs without the launcher: one instance, one replica.
+    The default values describe a program without the launcher, with one instance and one replica.
     """
 
     num_total_replicas: int = 1
@@ -184,20 +190,20 @@ class InstanceEnvironment:
 
     @property
     def num_instances(self) -> int:
-        """Number of instances I = R / L.
+        """The number of instances I = R / L.
 
         Raises:
-            WireError: the replicas are not spread uniformly, so that I is not known.
+            WireError: The instances do not have equal numbers of replicas, so I is unknown.
         """
         self._require_uniform()
         return self.num_total_replicas // self.num_local_replicas
 
     @property
     def instance_index(self) -> int:
-        """Index of this instance in [0, I): its replica offset divided by L.
+        """The index of this instance in [0, I), which is its replica offset divided by L.
 
         Raises:
-            WireError: the replicas are not spread uniformly, so that the index is not known.
+            WireError: The instances do not have equal numbers of replicas, so the index is unknown.
         """
         self._require_uniform()
         return self.replica_index_offset // self.num_local_replicas
@@ -210,7 +216,7 @@ class InstanceEnvironment:
             )
 
     def to_environ(self) -> dict[str, str]:
-        """Return the variables of this instance, in the order in which PopRun sets them."""
+        """Return the variables of this instance, in PopRun's order."""
         variables = {
             NUM_TOTAL_REPLICAS: str(self.num_total_replicas),
             NUM_IPUS_PER_REPLICA: str(self.num_ipus_per_replica),
@@ -229,10 +235,12 @@ class InstanceEnvironment:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> InstanceEnvironment:
-        """Read the instance from ``environ``; without the launcher's variables, the defaults.
+        """Return the instance that ``environ`` describes.
+
+        Without the launcher's variables, the result has the default values.
 
         Raises:
-            WireError: a variable is missing, is no integer, or the numbers contradict.
+            WireError: A variable is missing, is not an integer, or contradicts other variables.
         """
         if not is_popdist_environment(environ):
             return cls()
@@ -263,15 +271,16 @@ class InstanceEnvironment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveSettings:
-    """How the instances of a job communicate.
+    """Settings of the communication between the instances of a job.
 
     Attributes:
-        hang_timeout: seconds after which a wait for another instance is an error; inf: never.
-        shared_memory: whether instances of a host may exchange data through shared memory.
-        gradient_overlap: whether gradients are reduced while backward runs; None: the faster
-            one, by measurement.
-        shared_weights: whether instances of a host may share one copy of the weights.
-        network: interface or CIDR of the network between the hosts; None if it is not known.
+        hang_timeout: The longest wait for another instance, in seconds. A longer wait is an error.
+            The value inf means no limit.
+        shared_memory: Whether the instances of a host may exchange data through shared memory.
+        gradient_overlap: Whether gradients are reduced during backward. None chooses the faster way
+            by measurement.
+        shared_weights: Whether the instances of a host may share one copy of the weights.
+        network: The interface or CIDR of the network between the hosts, or None if unknown.
     """
 
     hang_timeout: float = 300.0
@@ -282,10 +291,10 @@ class CollectiveSettings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> CollectiveSettings:
-        """Read the settings from ``environ``.
+        """Return the settings that ``environ`` contains.
 
         Raises:
-            WireError: a value is not accepted.
+            WireError: A value is not valid.
         """
         text = environ.get(HANG_TIMEOUT, "300")
         try:
@@ -304,7 +313,7 @@ class CollectiveSettings:
 
 
 def _switch(environ: Mapping[str, str], name: str, *, default: bool | None) -> bool | None:
-    """Read a variable that is 0 or 1, or ``default`` when it is absent or empty."""
+    """Return a variable that is 0 or 1 as a bool, or ``default`` if it is absent or empty."""
     text = environ.get(name, "")
     if text not in ("", "0", "1"):
         raise WireError(f"{name}={text!r}: 0 or 1 is expected")
@@ -314,7 +323,7 @@ def _switch(environ: Mapping[str, str], name: str, *, default: bool | None) -> b
 def _integer(
     environ: Mapping[str, str], name: str, *, minimum: int, default: int | None = None
 ) -> int:
-    """Read one whole number, or ``default`` when the variable is absent."""
+    """Return a variable as an integer, or ``default`` if it is absent."""
     text = environ.get(name)
     if text is None:
         if default is not None:

@@ -1,11 +1,11 @@
-"""The tree of exceptions of popdist_py, and singular and plural forms for messages.
+"""The exceptions of popdist_py, and singular and plural forms for messages.
 
 PopdistError                    any error that this library reports
-|-- WireError                   the variables set by the launcher are incomplete or contradict
+|-- WireError                   the launcher's variables are incomplete or inconsistent
 |-- NotInitialisedError         a collective was called before popdist_py.init()
 |-- ForkedProcessError          a forked child of an instance made a collective call
-|-- CollectiveMismatchError     instances disagree on shape, dtype, operation or name
-|-- ForgedObjectError           an object came that no instance of the job has sent
+|-- CollectiveMismatchError     the instances' shapes, dtypes, operations or names differ
+|-- ForgedObjectError           an object was received that no instance of the job has sent
 `-- InstanceLostError           another instance ended inside a collective
 """
 
@@ -30,7 +30,7 @@ class PopdistError(Exception):
 
 
 class WireError(PopdistError):
-    """The environment variables set by the launcher are incomplete or contradict one another."""
+    """The environment variables set by the launcher are incomplete or inconsistent."""
 
 
 class NotInitialisedError(PopdistError):
@@ -38,7 +38,7 @@ class NotInitialisedError(PopdistError):
 
 
 class ForkedProcessError(PopdistError):
-    """A forked child of an instance, such as a loader's worker, made a collective call."""
+    """A forked child process of an instance, such as a loader's worker, called a collective."""
 
 
 class CollectiveMismatchError(PopdistError):
@@ -46,7 +46,7 @@ class CollectiveMismatchError(PopdistError):
 
 
 class ForgedObjectError(PopdistError):
-    """What came in the place of an object of another instance was not sent by this job."""
+    """The bytes that were received in place of an object were not sent by this job."""
 
 
 class InstanceLostError(PopdistError):
@@ -66,5 +66,5 @@ def counted(count: float, noun: str, form: str = "") -> str:
 
 
 def are(count: float) -> str:
-    """Return ``is`` for 1, else ``are``."""
+    """Return ``is`` for 1, and ``are`` for other counts."""
     return "is" if count == 1 else "are"

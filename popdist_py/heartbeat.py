@@ -1,8 +1,8 @@
-"""The heartbeat of this instance, and whether the launcher asks it to stop.
+"""The heartbeat of this instance, which the launcher reads, and requests of the launcher to stop.
 
-A few numbers in memory that is shared with the launcher's wrapper on this host: a step costs an
-addition and two stores. Without the launcher the same calls count in private memory. Standard
-library only; nothing here saves or ends a training.
+The heartbeat is a few integers in memory that the launcher's wrapper on this host shares. A step
+takes one addition and a few stores. Without the launcher, the memory is private. This module
+imports only the standard library. It does not save checkpoints and does not end the program.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
     "stopRequested",
 ]
 
-# The words of the shared memory, each of 8 bytes; the same as in
-# poprun_py/instance/progress_memory.py. The program alone writes _STEP, _POLLS and those from
-# _BEGUN on, the wrapper the others.
+# The indices of the integers in the shared memory. poprun_py/instance/progress_memory.py contains
+# the same indices. The wrapper writes _PROPOSED, _AGREED, _DEBUGGED and _TERMINAL. The program
+# writes the other integers.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# Of _BEGUN.
+# The values of _BEGUN.
 _JOINED, _WILL_STEP = 1, 2
 _WAIT_SECONDS = 0.0005
 
@@ -48,7 +48,7 @@ _has_stepped = False
 
 
 def begin() -> None:
-    """Tell the launcher that steps may be counted from now on; ``init()`` calls this."""
+    """Tell the launcher that steps may be counted from now on. ``init()`` calls this function."""
     words = _words or _open()
     words[_BEGUN] = max(_JOINED, words[_BEGUN])
     activities.begin()
@@ -56,27 +56,27 @@ def begin() -> None:
 
 
 def expect() -> None:
-    """Tell the launcher that steps or calls will follow, from now on; a model calls this."""
+    """Tell the launcher that steps or calls will follow. A wrapped model calls this function."""
     (_words or _open())[_BEGUN] = _WILL_STEP
 
 
 def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
-    """Tell the launcher that one more training step is done; takes about two microseconds.
+    """Count one more training step for the launcher, which takes about two microseconds.
 
-    ``popdist_py.poptorch`` calls this itself, once for each call of a training model.
+    ``popdist_py.poptorch`` calls this function once for each call of a training model.
 
     Args:
-        samples: that this instance trained on in the step, for the samples per second that the
-            launcher shows.
-        loss: of the step on this instance: a number, or a tensor or array of one element. It may
-            be NaN or infinite.
+        samples: The number of samples that this instance has trained on in the step. The launcher
+            shows samples per second.
+        loss: The loss of the step on this instance: a number, or a tensor or array of one element.
+            It may be NaN or infinite.
 
     Raises:
-        TypeError: ``loss`` is not one number; nothing was counted.
+        TypeError: ``loss`` is not one number. The step is not counted.
     """
     number = None if loss is None else _one_number(loss)
     words = _words or _open()
-    # In this order: whoever reads in between sees the calls of no step but the last.
+    # The calls are set to 0 first, so that a reader never sees the new step with old calls.
     words[_CALLS] = 0
     words[_STEP] = done = words[_STEP] + 1
     words[_DOING] = BETWEEN_CALLS
@@ -89,13 +89,13 @@ def _one_number(loss: SupportsFloat) -> float:
     """Return a loss as a number.
 
     Raises:
-        TypeError: it is not one.
+        TypeError: The loss is not one number.
     """
     if type(loss) is float:
         return loss
     try:
         if not isinstance(loss, str | bytes | bytearray):
-            # float() of a tensor with a graph warns.
+            # float() of a tensor that requires a gradient issues a warning, but item() does not.
             return float(loss.item() if hasattr(loss, "item") else loss)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
@@ -107,9 +107,9 @@ def _one_number(loss: SupportsFloat) -> float:
 
 
 def call() -> None:
-    """Tell the launcher that one more call is done that trains nothing, such as of a validation.
+    """Count one more call that does not train, such as a call of a validation.
 
-    ``popdist_py.poptorch`` calls this itself, once for each call of an inference model.
+    ``popdist_py.poptorch`` calls this function once for each call of an inference model.
     """
     words = _words or _open()
     words[_CALLS] += 1
@@ -117,7 +117,7 @@ def call() -> None:
 
 
 def enter(activity: int) -> None:
-    """Tell the launcher what begins now: a call ends it, and so does ``BETWEEN_CALLS``.
+    """Tell the launcher which activity begins now. The end of a call or ``BETWEEN_CALLS`` ends it.
 
     Args:
         activity: ``TRAINING``, ``INFERENCE``, ``COMPILING`` or ``BETWEEN_CALLS`` of
@@ -127,12 +127,12 @@ def enter(activity: int) -> None:
 
 
 def resume(step: int) -> None:
-    """Count on from ``step``, the number of training steps that a loaded checkpoint holds.
+    """Continue counting from ``step``, the number of training steps in a loaded checkpoint.
 
-    ``TrainingCheckpoints.resume()`` calls this itself.
+    ``TrainingCheckpoints.resume()`` calls this function.
 
     Raises:
-        TypeError: ``step`` is no whole number.
+        TypeError: ``step`` is not an integer.
         ValueError: ``step`` is negative.
     """
     try:
@@ -148,17 +148,17 @@ def resume(step: int) -> None:
 
 
 def steps() -> int:
-    """Return how many training steps are done, with those before the checkpoint resumed from."""
+    """Return the number of training steps done, including the steps before a loaded checkpoint."""
     return int((_words or _open())[_STEP])
 
 
 def stopRequested() -> bool:
-    """Tell whether the job was asked to stop, at the same call on every instance.
+    """Tell whether the job was asked to stop, with the same answer on every instance.
 
-    Ask once per step: when the answer is yes, save a checkpoint and end with
-    ``sys.exit(popdist_py.RESUME_EXIT_CODE)``. The launcher asks on SIGTERM and SIGUSR1. It agrees
-    with all instances on a call that none of them has reached; an instance that gets there before
-    the agreement is complete waits in this function for it.
+    Call this function once per step. If the answer is true, save a checkpoint and end the program
+    with ``sys.exit(popdist_py.RESUME_EXIT_CODE)``. The launcher requests a stop on SIGTERM and
+    SIGUSR1. All instances agree on a call that none of them has reached yet. An instance that
+    reaches this call before the agreement is complete waits in this function.
     """
     words = _words or _open()
     words[_POLLS] = polls = words[_POLLS] + 1
@@ -170,20 +170,20 @@ def stopRequested() -> bool:
 
 
 def calls_debugged() -> int:
-    """Return the call of breakpoint(), counted from 1, whose debugger was left last."""
+    """Return the number, from 1, of the last breakpoint() call whose debugger was left."""
     return int((_words or _open())[_DEBUGGED])
 
 
 def lent_terminal() -> int:
-    """Return N + 1 if the debugger may use /dev/pts/N; 0 while it has to wait.
+    """Return N + 1 if the debugger may use /dev/pts/N, and 0 while the debugger must wait.
 
-    A negative number says why there is none, as in ``errno``.
+    A negative number means that no terminal is available. Its absolute value is an ``errno``.
     """
     return int((_words or _open())[_TERMINAL])
 
 
 def _note_first_step() -> None:
-    """By now a program that uses torch.distributed has begun to."""
+    """Start counting waits in torch.distributed, which the program has set up by now."""
     global _has_stepped
     _has_stepped = True
     from popdist_py.activities import torch_waits
@@ -192,16 +192,18 @@ def _note_first_step() -> None:
 
 
 def _answer_with_stacks() -> None:
-    """Let the launcher's signals write the stacks of all threads, and ask whether Python runs.
+    """Install the handlers of two signals, of which one writes all threads' stacks.
 
-    In a Python that the wrapper itself started, this was done before the program began, and the
-    variable was removed. This function serves other Pythons, such as one behind a shell script.
+    The other handler shows that Python code runs. If the wrapper itself started this Python, the
+    handlers were installed before the program began, and the variable was removed. This function is
+    for other Pythons, such as one behind a shell script.
     """
     global _stacks_file
     signal_number, _, path = os.environ.pop(environment.STACKS, "").partition(":")
     if path:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
-            _stacks_file = Path(path).open("ab", buffering=0)  # noqa: SIM115 (for the handler)
+            # The handler needs an open file.
+            _stacks_file = Path(path).open("ab", buffering=0)  # noqa: SIM115
             faulthandler.register(
                 int(signal_number), file=_stacks_file, all_threads=True, chain=False
             )
@@ -209,20 +211,20 @@ def _answer_with_stacks() -> None:
 
 
 def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
-    """Let a signal write a NUL once the main thread is in Python, and not in a call of C."""
-    import signal  # takes longer than all else here, which most programs need
+    """Let a signal write a NUL when the main thread runs Python code, not a C function."""
+    import signal  # slow to import, and most programs do not need it
 
     def answer(*_: object) -> None:
         os.write(file.fileno(), b"\0")
 
     signal.signal(number, answer)
     signal.siginterrupt(number, False)
-    # The interpreter forgets its handlers when it ends: the signal would end the process.
+    # Without this, the signal would end a process whose interpreter has removed its handlers.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _open() -> memoryview:
-    """Count in the memory that the launcher's wrapper made, or in private memory without one."""
+    """Count in the memory of the launcher's wrapper, or in private memory without a wrapper."""
     global _words
     _words = map_words(_NUM_WORDS)
     return _words

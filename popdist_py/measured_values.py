@@ -1,7 +1,7 @@
-"""What was measured on this machine, for later jobs: small files in the user's cache folder.
+"""Measurements of this machine, cached in the user's cache folder for later jobs.
 
-Every file is a cache: if it is missing, unreadable or of another kind, what it held is measured
-again. Nothing here measures, or knows what the values mean. Standard library only.
+If a file is missing, unreadable or invalid, its values are measured again. This module does not
+measure and does not know the meaning of the values. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from popdist_py.atomic_file import replaced_at_end
 
 __all__ = ["recall", "remember"]
 
-_MOST_VALUES = 1000  # of one file; those that were stored first go
+_MOST_VALUES = 1000  # in one file; the oldest values are removed
 
 
 def recall(file: str, key: str) -> Any:
-    """Return what ``remember`` stored on this machine, by whichever job; None if there is none."""
+    """Return the value that a job stored with ``remember`` on this machine, or None."""
     with suppress(OSError, ValueError, AttributeError, RuntimeError):
         return json.loads(_path(file).read_text()).get(_own(key))
     return None
 
 
 def remember(file: str, key: str, value: Any) -> None:
-    """Store a value that JSON knows; do nothing where no file can be written."""
-    # Without a home there is no path, and what nests too deeply is no cache.
+    """Store a value that JSON supports. Do nothing if the file cannot be written."""
+    # RuntimeError is raised without a home folder, and for JSON that is nested too deeply.
     with suppress(OSError, RuntimeError):
         path = _path(file)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def remember(file: str, key: str, value: Any) -> None:
         values.pop(_own(key), None)
         values[_own(key)] = value
         kept = dict(list(values.items())[-_MOST_VALUES:])
-        # Another job may read the file at any time.
+        # Another job may read the file at the same time.
         with replaced_at_end(path) as partial:
             partial.write_text(json.dumps(kept))
 
@@ -50,5 +50,5 @@ def _path(file: str) -> Path:
 
 
 def _own(key: str) -> str:
-    """Return the key of this machine: hosts may share the folder."""
+    """Return the key with the name of this machine, because hosts may share the folder."""
     return f"{platform.node()}/{key}"

@@ -1,4 +1,4 @@
-"""The name of PopDist's native module, from which some programs import. No logic lives here."""
+"""The names of PopDist's native module, for programs that import from it."""
 
 from __future__ import annotations
 

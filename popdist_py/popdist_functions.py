@@ -1,6 +1,6 @@
-"""PopDist's own functions, as PopDist spells them: each returns a value of the context.
+"""PopDist's own functions with PopDist's spelling. Each function returns a value of the context.
 
-Source: the PopDist Python API (``popdist.*``). No state lives here.
+The source is the PopDist Python API (``popdist.*``). This module does not store any state.
 """
 
 from __future__ import annotations
@@ -34,57 +34,58 @@ def isPopdistEnvSet() -> bool:
 
 
 def getNumTotalReplicas() -> int:
-    """Return the number of replicas R over all instances; 1 without the launcher."""
+    """Return the number of replicas R of all instances, or 1 without the launcher."""
     return context.environment().num_total_replicas
 
 
 def getNumLocalReplicas() -> int:
-    """Return the number of replicas L = R / I of this instance; 1 without the launcher."""
+    """Return the number of replicas L = R / I of this instance, or 1 without the launcher."""
     return context.environment().num_local_replicas
 
 
 def getNumIpusPerReplica() -> int:
-    """Return the number of IPUs of one replica; 1 without the launcher."""
+    """Return the number of IPUs of one replica, or 1 without the launcher."""
     return context.environment().num_ipus_per_replica
 
 
 def getReplicaIndexOffset() -> int:
-    """Return the global index of this instance's first replica; 0 without the launcher."""
+    """Return the global index of this instance's first replica, or 0 without the launcher."""
     return context.environment().replica_index_offset
 
 
 def getNumInstances() -> int:
-    """Return the number of instances I; 1 without the launcher.
+    """Return the number of instances I, or 1 without the launcher.
 
     Raises:
-        WireError: the replicas are not spread uniformly over the instances.
+        WireError: The instances do not have equal numbers of replicas.
     """
     return context.environment().num_instances
 
 
 def getInstanceIndex() -> int:
-    """Return the index of this instance in [0, I); 0 without the launcher.
+    """Return the index of this instance in [0, I), or 0 without the launcher.
 
     Raises:
-        WireError: the replicas are not spread uniformly over the instances.
+        WireError: The instances do not have equal numbers of replicas.
     """
     return context.environment().instance_index
 
 
 def getLocalInstanceIndex() -> int:
-    """Return the index of this instance among those of its host; 0 without the launcher."""
+    """Return the index of this instance on its host, or 0 without the launcher."""
     return context.environment().local_instance_index
 
 
 def getDeviceId(ipusPerReplica: int = 0) -> int:
     """Return the id of the emulated multi-IPU device that this instance attaches to.
 
-    A system of N IPUs numbers its single IPUs first, then its pairs, its fours, and so on: devices
-    of s IPUs start at 2N - 2N/s, and instance i takes the i-th. Counts are rounded up to powers of
-    two. Source: ids in PopRun's logs (16 IPUs, 4 for each of 4 instances: 24 to 27).
+    A system of N IPUs first numbers its single IPUs. The pairs follow, then the groups of four, and
+    so on. The ids of devices with s IPUs start at 2N - 2N/s, and instance i has the device at index
+    i. N and s are rounded up to powers of two. The source of this rule is the ids in PopRun's logs.
+    With 16 IPUs and 4 instances of 4 IPUs, the ids are 24 to 27.
 
     Args:
-        ipusPerReplica: IPUs of one replica; 0 takes the launcher's number.
+        ipusPerReplica: The number of IPUs of one replica. 0 stands for the launcher's number.
 
     Raises:
         ValueError: ``ipusPerReplica`` is negative.
@@ -106,14 +107,14 @@ def checkNumIpusPerReplica(n: int) -> bool:
 
 
 def registerDefaultBackend() -> None:
-    """Choose MPI as the backend; it is the only one, so there is nothing to do."""
+    """Choose MPI as the backend. This function does nothing, because MPI is the only backend."""
 
 
 def registerBackend(path: str) -> None:
-    """Refuse another backend: a shared object for IPUs cannot connect emulated ones.
+    """Refuse another backend, because a shared object for IPUs cannot connect emulated IPUs.
 
     Raises:
-        PopdistError: always.
+        PopdistError: Every call raises this error.
     """
     raise PopdistError(
         f"registerBackend({path!r}): the emulation has one backend, MPI; leave the call out, or "
@@ -122,15 +123,15 @@ def registerBackend(path: str) -> None:
 
 
 def initializeBackend() -> None:
-    """Join the other instances: ``init()``."""
+    """Join the other instances, as ``init()`` does."""
     context.init()
 
 
 def finalizeBackend() -> None:
-    """Leave the job; afterwards collectives need a new ``init()``."""
+    """Leave the job. Afterwards, collectives need a new call of ``init()``."""
     context.finalize()
 
 
 def isBackendInitialized() -> bool:
-    """Tell whether ``init()`` was called and the job was not left since."""
+    """Tell whether the program has called ``init()`` and has not left the job since."""
     return context.is_initialised()

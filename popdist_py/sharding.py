@@ -1,7 +1,8 @@
-"""Index arithmetic: which elements of a data set an instance reads, epoch by epoch.
+"""Index arithmetic for the elements of a data set that an instance reads in each epoch.
 
-Pure functions of whole numbers: torch, the environment and files may not come in here.
-Source of the rule: PopTorch's DataLoader (``_SubDataset``) with automatic distributed partitioning.
+The functions are pure functions of integers. They do not use torch, the environment or files. The
+source of the rule is PopTorch's DataLoader (``_SubDataset``) with automatic distributed
+partitioning.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ __all__ = ["Shard", "shard"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """A contiguous window of a data set: elements ``offset`` to ``offset + length - 1``.
+    """A contiguous part of a data set, with the elements ``offset`` to ``offset + length - 1``.
 
-    ``leftovers`` is the number of elements that no process reads in one pass. Shuffled epochs
-    alternate between windows at ``offset`` and at ``offset + leftovers``, so that they are read.
+    ``leftovers`` is the number of elements that no process reads in one epoch. Shuffled epochs read
+    these elements too, because they alternate between windows at ``offset`` and at ``offset +
+    leftovers``.
     """
 
     offset: int
@@ -26,7 +28,7 @@ class Shard:
     leftovers: int = 0
 
     def window(self, epoch: int) -> range:
-        """Return the indices for shuffled pass number ``epoch`` (0, 1, ...)."""
+        """Return the indices of a shuffled epoch, which is numbered from 0."""
         start = self.offset + (self.leftovers if epoch % 2 else 0)
         return range(start, start + self.length)
 
@@ -34,19 +36,19 @@ class Shard:
 def shard(
     num_elements: int, *, num_processes: int, process: int, step: int, drop_last: bool
 ) -> Shard:
-    """Return the share of ``process`` in a data set of ``num_elements``.
+    """Return the part of a data set of ``num_elements`` elements that ``process`` reads.
 
     Args:
-        num_elements: size N of the whole data set.
-        num_processes: number of instances P that read it.
-        process: index of this instance, 0 to P - 1.
-        step: samples that one call of the model takes from one instance.
-        drop_last: whether incomplete steps are dropped. If so, every process gets
-            n = step * (N // (step * P)) elements and N % n are left over (all of N when n is 0);
-            else N // P, and one more for the first N % P processes.
+        num_elements: The size N of the whole data set.
+        num_processes: The number P of instances that read the data set.
+        process: The index of this instance, 0 to P - 1.
+        step: The number of samples that one call of the model takes from one instance.
+        drop_last: Whether incomplete steps are dropped. If so, every process gets n = step * (N //
+            (step * P)) elements, and N % n elements are left over (N if n is 0). Otherwise, every
+            process gets N // P elements, and each of the first N % P processes gets one more.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
     """
     if num_elements < 0 or step < 1 or not 0 <= process < num_processes:
         raise ValueError(
@@ -56,7 +58,7 @@ def shard(
         )
     if drop_last:
         length = step * (num_elements // (step * num_processes))
-        # With fewer elements than one step of all processes, length is 0: no division by it.
+        # If the data set is smaller than one step of all processes, length is 0.
         leftovers = num_elements % length if length else num_elements
         return Shard(offset=process * length, length=length, leftovers=leftovers)
     shortest, num_longer = divmod(num_elements, num_processes)

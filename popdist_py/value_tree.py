@@ -1,6 +1,7 @@
-"""Nested values: the leaves of dicts, lists, tuples and dataclasses, in an order that all share.
+"""Nested values, as leaves of dicts, lists, tuples and dataclasses in a fixed order.
 
-Nothing here knows what a leaf is, nor what becomes of it. Standard library only.
+The order is equal on all instances. Every value that is not a container is a leaf. This module
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,28 +14,29 @@ from typing import Any
 __all__ = ["is_container", "leaves", "rebuilt"]
 
 _CONTAINERS = (dict, list, tuple)
-# As dataclasses.is_dataclass() looks for it; the class of a class does not have it.
+# The attribute that dataclasses.is_dataclass() looks for. It is looked up in the type of a value,
+# so a dataclass itself is not a container.
 _DATACLASS_MARK = "__dataclass_fields__"
 
 
 def is_container(x: Any) -> bool:
-    """Tell whether ``x`` is taken apart: a dict, list, tuple or dataclass."""
+    """Tell whether ``x`` is a dict, list, tuple or dataclass, which have leaves."""
     return isinstance(x, _CONTAINERS) or hasattr(type(x), _DATACLASS_MARK)
 
 
 def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return path and value of every leaf, such as ``['loss'][0]``.
+    """Return the path and the value of every leaf. A path is a text such as ``['loss'][0]``.
 
-    Keys come sorted by their text: their order in a dict may differ between instances.
+    The keys of a dict are sorted by their texts, because their order may differ between instances.
 
     Raises:
-        ValueError: a container contains itself.
+        ValueError: A container contains itself.
     """
     if not is_container(x):
         return [(path, x)]
     found: list[tuple[str, Any]] = []
-    # The containers around the next item, outermost first. A list instead of recursion allows
-    # any depth: Python limits recursion to about a thousand levels.
+    # The containers around the next item, outermost first. Python limits recursion to about a
+    # thousand levels, so a list replaces the recursion.
     around = [(path, x, iter(_items(x)))]
     ids = {id(x)}
     while around:
@@ -55,7 +57,7 @@ def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def rebuilt(x: Any, values: Iterator[Any]) -> Any:
-    """Return a container like ``x``, whose leaves are ``values``, in the order of ``leaves``."""
+    """Return a container like ``x`` with ``values`` as its leaves, in the order of ``leaves``."""
     if not is_container(x):
         return next(values)
     around: list[tuple[Any, Iterator[tuple[str, Any]], list[Any]]] = [(x, iter(_items(x)), [])]
@@ -77,9 +79,10 @@ def rebuilt(x: Any, values: Iterator[Any]) -> Any:
 def _container_like(x: Any, items: list[Any]) -> Any:
     """Return a container like ``x`` with other items, in the order of ``_items``."""
     if isinstance(x, dict):
-        # A copy keeps the order of keys, and what a subclass knows.
+        # A copy keeps the order of the keys, and the attributes of a subclass.
         result = x.copy() if type(x) is dict else copy.copy(x)
-        # One by one: update() of a Counter counts, and that of other subclasses may refuse.
+        # Items are set one by one, because update() of a Counter adds counts, and update() of other
+        # subclasses may fail.
         for key, item in zip(_sorted_keys(x), items, strict=True):
             result[key] = item
         return result
@@ -87,7 +90,7 @@ def _container_like(x: Any, items: list[Any]) -> Any:
         return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
     result = copy.copy(x)
     for field, item in zip(dataclasses.fields(x), items, strict=True):
-        object.__setattr__(result, field.name, item)  # also where the class is frozen
+        object.__setattr__(result, field.name, item)  # works for frozen dataclasses too
     return result
 
 

@@ -1,8 +1,8 @@
-"""Where this instance's time goes: what its program does now, and for how long it did what.
+"""Measurement of the time that this instance spends in each activity, such as computing or waiting.
 
-Here live the ledger of activities and steps, and the memory shared with the launcher's wrapper.
-Standard library only. Nothing here decides what is slow: that is the launcher's matter.
-May call: environment.
+The package contains the ledger of activities and steps, and the memory shared with the launcher's
+wrapper. It imports only the standard library. Nothing here judges the times, because the launcher
+does. May call: environment.
 """
 
 from popdist_py.activities.ledger import (

@@ -1,12 +1,12 @@
-"""The ledger: what the program does now, and for how long it did what.
+"""The ledger, which counts the time that a program spends in each activity.
 
-Every nanosecond since counting began belongs to one activity: inside another one, the inner one's
-time is not the outer's, so the shares add up to the whole. The numbers lie in memory that is shared
-with the launcher's wrapper, which reads them from outside; without the launcher in private memory.
-Only one thread of the program's own process is counted: other threads and processes add nothing.
-It is the main thread, or else the thread that called ``init()`` or that makes the training steps.
+Every nanosecond since the start of counting belongs to exactly one activity, so the shares add up
+to the whole time. If one activity contains a second one, the time of the second one is not counted
+for the first one. The counters are in memory that the launcher's wrapper shares and reads. Without
+the launcher, the memory is private. Only one thread of the program's own process is counted. It is
+the main thread, or else the thread that called ``init()`` or that makes the training steps.
 
-Nothing here reads the numbers: that is the wrapper's progress_memory.py.
+This module does not read the counters. The wrapper's progress_memory.py does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "waited",
 ]
 
-# OTHER is the program's own code; WAITING is for other instances.
+# OTHER is the program's own code. WAITING means waiting for other instances.
 (
     OTHER, COMPILING, COMPUTING, LOADING, TRANSFERRING,
     REDUCING, WAITING, UPDATING, SAVING, VALIDATING,
@@ -56,29 +56,31 @@ NAMES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 
-# The words after those of the heartbeat; poprun_py/instance/progress_memory.py reads the same.
-# _BEGAN and _SINCE are time.monotonic_ns(): when counting began, and up to when the nanoseconds of
-# the activities tell of all time.
-# _STEPS counts all steps of this memory, _TIMED_STEPS those whose beginning is known.
+# The indices of the words after the heartbeat's words. poprun_py/instance/progress_memory.py
+# contains the same indices. _BEGAN is the time.monotonic_ns() when counting began. _SINCE is the
+# time up to which the activities' nanoseconds are complete. _STEPS counts all steps, and
+# _TIMED_STEPS counts the steps with a known begin.
 _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS: Final = 16  # one word for each activity
-# The last collective that was begun: from the lowest bit on, whether it goes on (1), which of
-# environment.COLLECTIVES it is (7), and its number, counted from 1; and when it was begun.
+# The word _CALL describes the last collective that has begun. From the lowest bit, it contains
+# whether the call is running (1 bit), its index in environment.COLLECTIVES (7 bits) and its number,
+# counted from 1. The word _CALL_BEGAN is the time when it began.
 _CALL, _CALL_BEGAN = 26, 27
 _NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
 _CALLS: Final = {name: code << 1 for code, name in enumerate(COLLECTIVES) if name}
-# The last steps, in a ring: of each the number of steps done by then, when it ended, its
-# nanoseconds, those without waiting for others, its samples, and the bits of its loss.
+# The ring buffer of the last steps. Each row contains the number of steps done, the time when the
+# step ended, its nanoseconds, its nanoseconds without waiting for others, its samples, and its loss
+# as a float.
 _ROWS: Final = 32
 _RING: Final = 4096
 _ROW: Final = struct.Struct("=5qd")
 _ROW_WORDS: Final = _ROW.size // 8
 _NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
-# Stands for the outer activity where an activity begins in a thread that is not counted.
+# The outer activity of an activity that begins in a thread that is not counted.
 _NOT_COUNTED: Final = -1
-# The nanoseconds of a step whose beginning nobody knows.
+# The nanoseconds of a step with an unknown begin.
 _UNTIMED: Final = -1
-# The bits of a loss that nobody knows: of a NaN that no computation makes.
+# The bits of an unknown loss. They are a NaN that computations do not produce.
 _UNKNOWN_BITS: Final = 0x7FF8_7374_6570_6C6F
 (_UNKNOWN_LOSS,) = struct.unpack("=d", struct.pack("=q", _UNKNOWN_BITS))
 
@@ -88,49 +90,50 @@ _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
 
 
 class Listener(Protocol):
-    """Is told of every activity, of any thread, and takes its time from the program.
+    """Receives every activity of every thread, and must be fast because the program waits for it.
 
-    Moments are of ``time.monotonic_ns()``.
+    Times are values of ``time.monotonic_ns()``.
     """
 
     def begun(self, activity: int, name: str, begin: int, /) -> Any:
-        """An activity begins; what is returned is told at its end."""
+        """Receive the begin of an activity. The result is passed to ``ended``."""
 
     def ended(self, activity: int, name: str, begin: int, end: int, begun: Any, /) -> None:
-        """An activity has ended; ``begun`` is None if its begin was not told."""
+        """Receive the end of an activity. ``begun`` is None if the begin was not received."""
 
     def step(self, begin: int, end: int, /) -> None:
-        """A step has ended in which nothing computed that the ledger knows of."""
+        """Receive the end of a step that contains no computing which the ledger has counted."""
 
 
 _words: memoryview | None = None
-_owner = 0  # the thread that counts
-_waited_beside = 0  # nanoseconds that other threads have waited for other instances
-_is_program = True  # and not a process that the program forked
+_owner = 0  # the id of the counted thread
+_waited_beside = 0  # nanoseconds that uncounted threads have waited for other instances
+_is_program = True  # false in a process that the program forked
 _num_calls = 0  # collectives begun
 _listener: Listener | None = None
-# As of the last step: when it ended (0: there was none), and the time spent beside steps, waiting,
-# and computing until then.
+# The end of the last step (0 before the first step). Also the nanoseconds until then that were
+# spent outside steps, waiting, and computing.
 _last_step = (0, 0, 0, 0)
 
 
 def begin() -> None:
-    """Start counting, in the calling thread; ``init()`` calls this."""
+    """Start counting in the calling thread. ``init()`` calls this function."""
     if _words is None:
         _open()
     _count_here()
 
 
 class doing:
-    """What the block does, for the launcher's views; takes less than a microsecond.
+    """Counts the time of a block for an activity, which takes less than a microsecond.
 
     Args:
-        activity: one of this module's.
-        name: says more, to a listener.
-        call: of REDUCING, the collective that this is; by default ``name``, if it is one's.
+        activity: A constant of this module, such as ``LOADING``.
+        name: A description for the listener.
+        call: The name of the collective, for the activity REDUCING. The default is ``name`` if that
+            is the name of a collective.
 
     Raises:
-        ValueError: there is no such activity.
+        ValueError: ``activity`` is not an activity.
     """
 
     __slots__ = ("_activity", "_began", "_call", "_name", "_outer", "_told")
@@ -172,7 +175,7 @@ class doing:
     ) -> None:
         global _waited_beside
         words = _words or _open()
-        # Of calls in several threads the one that began last is told of.
+        # If several threads make calls, the word describes the call that began last.
         if self._call and words[_CALL] == self._call:
             words[_CALL] = self._call - 1
         now = time.monotonic_ns()
@@ -187,7 +190,11 @@ class doing:
 
 
 class awaiting_background(doing):
-    """The block waits for collectives beside the program: reduces, or waits as they wait."""
+    """Counts a block that waits for collectives in the background.
+
+    The time is counted as reducing, except the time that the background thread itself waits for
+    other instances. That time is counted as waiting.
+    """
 
     __slots__ = ("_waited_before",)
 
@@ -207,21 +214,23 @@ class awaiting_background(doing):
         super().__exit__(kind, value, trace)
         words = _words or _open()
         if self._outer != _NOT_COUNTED:
-            # Such a wait may have begun before the block.
+            # The background thread may have begun to wait before this block.
             waited = min(_waited_beside - self._waited_before, words[_SINCE] - self._began)
             words[_NANOSECONDS + REDUCING] -= waited
             words[_NANOSECONDS + WAITING] += waited
 
 
 def step_done(samples: int = 0, loss: float | None = None, number: int | None = None) -> None:
-    """Note that a training step has ended, which took the time since the one before it.
+    """Count a training step that has ended. It took the time since the previous step.
 
-    Compiling, validating and saving in between are not of the step.
+    Compiling, validating and saving between the two steps do not count.
 
     Args:
-        samples: that this instance trained on in it; 0 where nobody knows.
-        loss: of the step; None where nobody knows.
-        number: of steps done by now; by default those noted here.
+        samples: The number of samples that this instance has trained on in the step, or 0 if
+            unknown.
+        loss: The loss of the step, or None if unknown.
+        number: The number of steps that the program has done. The default is the number counted
+            here.
     """
     global _last_step
     words = _words or _open()
@@ -244,7 +253,7 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
     if loss is None:
         loss = _UNKNOWN_LOSS
     elif loss != loss:
-        loss = math.nan  # of whatever bits it is
+        loss = math.nan  # replaces a NaN with other bits
     _ROW.pack_into(
         words,
         8 * (_ROWS + steps % _RING * _ROW_WORDS),
@@ -255,17 +264,17 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
         samples,
         loss,
     )
-    # After the row: whoever reads in between sees whole rows only.
+    # The counter is written after the row, so that a reader sees only complete rows.
     words[_STEPS] = steps + 1
 
 
 def waited() -> int:
-    """Return for how many nanoseconds this instance has waited for others."""
+    """Return the nanoseconds that this instance has waited for other instances."""
     return int((_words or _open())[_WAITING])
 
 
 def count_as_waiting(nanoseconds: int) -> None:
-    """Note that so much of the last time of what goes on now was waiting for others."""
+    """Count the last ``nanoseconds`` of the current activity as waiting for other instances."""
     words = _words or _open()
     if nanoseconds > 0 and get_ident() == _owner:
         words[_NANOSECONDS + words[_ACTIVITY]] -= nanoseconds
@@ -273,13 +282,13 @@ def count_as_waiting(nanoseconds: int) -> None:
 
 
 def listen(listener: Listener | None) -> None:
-    """Tell ``listener`` of every activity from now on; None ends that."""
+    """Pass every activity to ``listener`` from now on. None ends this."""
     global _listener
     _listener = listener
 
 
 def _open() -> memoryview:
-    """Begin to count, in the memory of the launcher if this is the program's own process."""
+    """Start counting in the launcher's memory, or in private memory for other processes."""
     global _words, _owner
     _words = words = map_words(_NUM_WORDS) if _is_own_process() else _private_words()
     _owner = main_thread().ident or 0
@@ -298,7 +307,7 @@ def _count_here() -> None:
 
 
 def _is_own_process() -> bool:
-    """Tell whether this is no process that the program made, such as one that loads data."""
+    """Tell whether this is the program's process, not a child such as a loader's worker."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     return _is_program and (multiprocessing is None or multiprocessing.parent_process() is None)
 
@@ -308,7 +317,7 @@ def _private_words() -> memoryview:
 
 
 def _forget() -> None:
-    """In a process that the program forked: what it does is not the program's."""
+    """Stop counting in a forked child process, which is not the program's own process."""
     global _words, _is_program, _listener
     _words, _listener, _is_program = None, None, False
 

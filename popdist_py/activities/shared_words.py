@@ -1,6 +1,6 @@
-"""The memory that this instance shares with the launcher's wrapper, as whole numbers of 8 bytes.
+"""The memory that this instance shares with the launcher's wrapper, as integers of 8 bytes.
 
-Nothing here knows what a word means: that is the matter of ``heartbeat.py`` and ``ledger.py``.
+The modules ``heartbeat.py`` and ``ledger.py`` define the meaning of the integers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["map_words"]
 
 
 def map_words(count: int) -> memoryview:
-    """Return the first ``count`` words of that memory.
+    """Return the first ``count`` integers of the shared memory.
 
-    They are private where no wrapper made any, or one of another version made less, or it is on
-    another host: the instance then runs without being watched.
+    The memory is private if no wrapper made shared memory, if a wrapper of another version made
+    less, or if the wrapper is on another host. The launcher does not watch such an instance.
     """
     memory = mmap.mmap(-1, 8 * count)
     path = os.environ.get(environment.HEARTBEAT)

@@ -1,10 +1,11 @@
-"""What a program waits for in torch.distributed and DistributedDataParallel, for the ledger.
+"""Counting of the time that a program waits in torch.distributed and DistributedDataParallel.
 
-Python waits for a collective in ``Work.wait()``. DistributedDataParallel waits in C++, within
-backward, and in forward for the buffers of a model. There a thread that sleeps waits for others:
-what it neither computes nor is kept from computing.
+Python waits for a collective in ``Work.wait()``. DistributedDataParallel waits in C++ during
+backward, and during forward for the buffers of a model. In these two functions, a sleeping thread
+waits for other instances. Sleeping is the time when the thread neither computes nor waits for a
+CPU.
 
-Nothing here imports torch: a program that uses torch.distributed has done so.
+This module does not import torch, because a program that uses torch.distributed has imported it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["watch"]
 
 
 def watch() -> None:
-    """Count from now on what this thread waits for in torch.distributed, if it is in use."""
+    """Count this thread's waiting in torch.distributed from now on, if the program uses it."""
     torch = sys.modules.get("torch")
     distributed = sys.modules.get("torch.distributed")
     if torch is None or distributed is None or not distributed.is_available():
@@ -38,13 +39,13 @@ def watch() -> None:
 
 
 def _replace(place: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-    """Wrap a function of torch; another version may have none of this name."""
+    """Replace a function of torch with a wrapper, if this version of torch has the function."""
     if function := getattr(place, name, None):
         setattr(place, name, wrap(function))
 
 
 def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, whose time is all waiting."""
+    """Return a wrapper of ``function`` that counts all its time as waiting."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -59,14 +60,14 @@ def _sleeping(
     queued_nanoseconds: Callable[[], int],
     function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return the function, of which the time that the thread sleeps is waiting."""
+    """Return a wrapper of ``function`` that counts the time when the thread sleeps as waiting."""
 
     def awake() -> int:
         return time.thread_time_ns() + queued_nanoseconds()
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        if is_compiling():  # torch.compile reads this as well, and knows no clocks
+        if is_compiling():  # torch.compile traces this function but does not support clocks
             return function(*arguments, **named)
         began, awake_before, waited_before = time.monotonic_ns(), awake(), ledger.waited()
         result = function(*arguments, **named)
@@ -78,7 +79,11 @@ def _sleeping(
 
 
 def _queue_of_this_thread() -> Callable[[], int] | None:
-    """Return what tells for how long this thread has waited for a CPU; None if nothing does."""
+    """Return a function that returns the nanoseconds that this thread has waited for a CPU.
+
+    Returns:
+        None if the kernel does not provide this time.
+    """
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         int(os.pread(file, 100, 0).split()[1])

@@ -3,6 +3,6 @@
 Each process writes its spans into a file of limited size (``recorder``, ``span_file``). The files
 of all processes are merged into one trace on one clock (``merging``, ``trace_events``, ``clocks``).
 The launcher imports these modules too, so they import only the standard library. The program and
-the library create the spans (``spans``). Nothing here displays a trace, because Perfetto does. May
-call: activities, atomic_file, environment, errors, heartbeat.
+the library create the spans (``spans``). Nothing here displays a trace, because Perfetto does.
+May call: activities, atomic_file, environment, errors, heartbeat.
 """

@@ -1,5 +1,4 @@
-"""Spans of the job's timeline, from the public class ``span`` and from the library's own
-activities.
+"""Spans of the job's timeline, from the public class ``span`` and from the library's activities.
 
 The launcher's option ``--timeline``, the variable ``PVTI_OPTIONS`` or the function ``record``
 starts recording. Before that, a span costs almost no time. This module does not know the layout of
