@@ -1,1 +1,1 @@
-"""The folder on PYTHONPATH that gives a Python of a job SDK names, our back end, MPI its place."""
+"""Code that every Python of a job runs when it starts, because this folder is on its PYTHONPATH."""

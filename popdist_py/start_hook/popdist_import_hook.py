@@ -1,6 +1,6 @@
-"""Runs code of the job around a program's import of one module.
+"""The import hook, which runs code of the job when a program imports a module.
 
-Python imports this module at its start, so it imports only modules that Python has loaded by then.
+Python imports this module at its start, so it imports only modules that Python has already loaded.
 """
 
 import sys
@@ -19,8 +19,8 @@ def run_at_import(name: str, run: "Run") -> None:
     """Call ``run(execute, module)`` when a program imports the module ``name`` for the first time.
 
     Args:
-        name: such as ``torch.distributed``.
-        run: calls ``execute(module)``, which runs the module's code.
+        name: The full name of the module, such as ``torch.distributed``.
+        run: A function that must call ``execute(module)``, which runs the module's code.
     """
     sys.meta_path.insert(0, _Finder(name, run))
 

@@ -1,9 +1,10 @@
-"""Sockets of another process that listen on every address, and how they get a single one.
+"""Changing the address of another process's sockets from all addresses to a single one.
 
-mpirun and its daemons have no option for it. The launcher moves those of mpirun, which it starts;
-on every other host the first wrapper those of the daemon that started it. The kernel lends sockets
-to whoever may trace the process. Nothing here knows which process that is. Standard library only:
-a wrapper imports it too.
+The command mpirun and its daemons listen on every address of the machine, and do not have an option
+against it. The launcher starts mpirun and moves its sockets. On every other host, the first wrapper
+moves the sockets of the daemon that started it. The kernel lends the sockets of a process to other
+processes that may trace it. This module does not know MPI. It imports only the standard library,
+because a wrapper imports it too.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import time
 
 import popdist_listening  # type: ignore[import-not-found]
 
-# As typing's, which takes longer to import than everything here.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,33 +27,35 @@ _PIDFD_GETFD = 438  # the same on every architecture
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _WAIT_ALL = 0x40000000
 _STOP_SECONDS = 1.0
-# In a handshake of TCP, between hosts, the caller has this long to answer.
+# The time for the caller's answer in a TCP handshake between hosts.
 _LOOPBACK, _HANDSHAKE_SECONDS = "lo", 0.001
-# <asm-generic/socket.h>, and the instruction of <linux/bpf_common.h> that ends a filter.
+# From <asm-generic/socket.h>, and the instruction from <linux/bpf_common.h> that ends a filter.
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
 _UNCONNECTED = struct.pack("=H14x", socket.AF_UNSPEC)
-# The interpreter's lock is kept: no thread of ours comes between the calls.
+# PyDLL keeps the interpreter's lock, so another thread cannot run between the calls.
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _LIBC.ptrace.restype = ctypes.c_long
 
 
 def move_of(process: int, network: str) -> list[int]:
-    """Move what another process listens on everywhere to this machine's address on a network.
+    """Move another process's sockets from every address to this machine's address on a network.
 
-    Only sockets whose port the kernel chose: it gives others no second address. Meanwhile the
-    process stands still, and the kernel drops what comes: who connects sends again after a second.
-    Where somebody waits to be accepted the socket stays; look again.
+    A socket is moved only if the kernel chose its port, because the kernel does not give other
+    sockets a second address. The other process is stopped meanwhile. The kernel drops packets of
+    new callers, which send them again after a second. A socket with connections to accept is not
+    moved. The caller may try again later.
 
     Args:
-        process: its id; of this user, and in some systems started by this process.
-        network: as for ``popdist_listening.address_in``.
+        process: The id of the other process. It must belong to this user. Some systems require that
+            this process has started it.
+        network: The same as for ``popdist_listening.address_in``.
 
     Returns:
-        The ports.
+        The ports of the moved sockets.
 
     Raises:
-        OSError: the kernel does not lend this process the other's sockets.
+        OSError: The kernel does not lend the other process's sockets to this process.
     """
     with contextlib.ExitStack() as held:
         listeners = [*_listeners(process, held)]
@@ -66,7 +69,7 @@ def _listeners(process: int, held: contextlib.ExitStack) -> "Iterator[socket.soc
     handle = os.pidfd_open(process)
     held.callback(os.close, handle)
     for name in os.listdir(f"/proc/{process}/fd"):
-        # What was closed meanwhile is no socket that listens.
+        # The other process may close a descriptor at any time.
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(f"/proc/{process}/fd/{name}").startswith("socket:"):
                 lent = popdist_listening.borrowed(_lent(handle, int(name)))
@@ -76,26 +79,26 @@ def _listeners(process: int, held: contextlib.ExitStack) -> "Iterator[socket.soc
 
 
 def _lent(handle: int, descriptor: int) -> int:
-    """Return a descriptor of this process for one of another's: pidfd_getfd(2)."""
+    """Duplicate a file descriptor of another process into this process, by pidfd_getfd(2)."""
     lent: int = _LIBC.syscall(_PIDFD_GETFD, handle, descriptor, 0)
     if lent < 0:
         error = ctypes.get_errno()
-        # Closed since it was listed: as one that is not there any more.
+        # A descriptor that was closed after it was listed is treated like a missing file.
         raise OSError(errno.ENOENT if error == errno.EBADF else error, os.strerror(error))
     return lent
 
 
-# --- the process stands still ------------------------------------------------------------------
+# --- stopping the process ----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _standing_still(process: int) -> "Iterator[None]":
-    """Hold all threads of a process where they are; they go on too if this process is killed.
+    """Stop all threads of a process during a block. They continue even if this process is killed.
 
-    A thread that waits at a socket would see that it listens no more, and fail to accept.
+    Without the stop, a thread that waits for a connection would notice the change and fail.
 
     Raises:
-        OSError: the process may not be traced, or has a thread that does not stop.
+        OSError: The process may not be traced, or has a thread that does not stop.
     """
     held: list[int] = []
     try:
@@ -120,7 +123,7 @@ def _threads(process: int) -> list[int]:
 
 def _wait_until_stopped(thread: int) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
-    # How it ended, if it has, is for whoever waits for its process.
+    # Without WEXITED, the exit status of the thread remains for the parent process.
     while os.waitid(os.P_PID, thread, os.WSTOPPED | os.WNOHANG | _WAIT_ALL) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(None, "it does not stand still")
@@ -131,7 +134,7 @@ def _wait_until_stopped(thread: int) -> None:
 
 
 def _rebind(listener: socket.socket, network: str) -> int:
-    """Bind a socket that listens to an address; return its port, or 0 if it stayed as it was."""
+    """Bind a listening socket to one address. Return its port, or 0 if it was not moved."""
     everywhere, port, *_ = listener.getsockname()
     address = popdist_listening.address_in(network, listener.family)
     if address is None:
@@ -143,7 +146,7 @@ def _rebind(listener: socket.socket, network: str) -> int:
         _drop_all(screen)
         screen.listen(1)
         if network != _LOOPBACK:
-            time.sleep(_HANDSHAKE_SECONDS)  # the kernel does not tell of who is about to be there
+            time.sleep(_HANDSHAKE_SECONDS)  # the kernel does not report unfinished handshakes
         if popdist_listening.queue(listener)[0]:
             return 0
         _LIBC.connect(number, _UNCONNECTED, len(_UNCONNECTED))
@@ -153,14 +156,14 @@ def _rebind(listener: socket.socket, network: str) -> int:
 
 
 def _drop_all(screen: socket.socket) -> None:
-    """Have the kernel drop what comes to a socket, instead of refusing it."""
+    """Make the kernel drop the packets of a socket, instead of refusing the connections."""
     instruction = ctypes.create_string_buffer(struct.pack("=HBBI", _BPF_RETURN, 0, 0, 0))
     program = struct.pack("@HP", 1, ctypes.addressof(instruction))
     screen.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _packed(family: int, address: str, port: int) -> bytes:
-    """Return an address as C has it: sockaddr_in or sockaddr_in6."""
+    """Return an address as the C structure sockaddr_in or sockaddr_in6."""
     head = struct.pack("=H", family) + struct.pack("!H", port)
     number = socket.inet_pton(family, address)
     if family == socket.AF_INET:

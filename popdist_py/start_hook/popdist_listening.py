@@ -1,8 +1,9 @@
-"""Sockets of MPI that listen on every address of this machine, and how they get a single one.
+"""Changing the address of sockets from all addresses of this machine to a single one.
 
-No MPI has an option for it. Here a process moves its own; those of other processes are moved by
-popdist_lent_sockets.py. Nothing here knows which sockets are MPI's. Imported when a
-program imports MPI, so it imports nothing of the library.
+MPI libraries listen on every address and do not have an option against it. A process uses this
+module for its own sockets. The module popdist_lent_sockets.py is for the sockets of other
+processes. This module does not know MPI. It is imported when a program imports MPI, so it imports
+no other module of the library.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import select
 import socket
 import struct
 
-# As typing's, which takes longer to import than everything here.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 _LOOPBACK = "lo"
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LOOPBACK_OF = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-# <linux/sockios.h>, and where the kernel tells the IPv6 addresses of this network namespace.
+# From <linux/sockios.h>, and the kernel's list of the IPv6 addresses of this network namespace.
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = "/proc/self/net/if_inet6"
-# tcp_info of a socket that listens: connections that wait to be accepted, and how many may.
+# The part of a listening socket's tcp_info with the waiting connections and their largest number.
 _TCP_INFO_BYTES, _TCP_INFO_QUEUE = 32, "=24xII"
 
 
 def descriptors() -> set[int]:
-    """Return the descriptors of this process; none where the kernel does not tell them."""
+    """Return the file descriptors of this process. The set is empty without /proc."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
-            # The one by which they are listed is gone.
+            # The descriptor that listed the folder is closed by now.
             with contextlib.suppress(OSError):
                 os.fstat(int(name))
                 found.add(int(name))
@@ -40,7 +41,7 @@ def descriptors() -> set[int]:
 
 
 def listens_everywhere(listener: socket.socket) -> bool:
-    """Whether a socket accepts connections that come to any address of this machine."""
+    """Tell whether a socket accepts connections to any address of this machine."""
     try:
         return (
             listener.family in _FAMILIES
@@ -53,14 +54,17 @@ def listens_everywhere(listener: socket.socket) -> bool:
 
 
 def address_in(network: str, family: int) -> "str | None":
-    """Return this machine's address on a network; loopback for a family that has none there.
+    """Return this machine's address on a network.
+
+    If the machine has addresses on the network, but not of this family, return the loopback
+    address.
 
     Args:
-        network: an interface, ``lo`` among them, or a CIDR.
+        network: The name of an interface, such as ``lo``, or a CIDR.
         family: ``socket.AF_INET`` or ``socket.AF_INET6``.
 
     Returns:
-        None where this machine is not on the network at all.
+        None if this machine does not have an address on the network.
     """
     if network == _LOOPBACK:
         return _LOOPBACK_OF[socket.AddressFamily(family)]
@@ -78,7 +82,9 @@ def _address_in(network: str, family: int) -> "str | None":
 
         subnet = ipaddress.ip_network(network, strict=False)
         if subnet.version == (4 if family == socket.AF_INET else 6):
-            probe.connect((str(subnet[1] if subnet.num_addresses > 1 else prefix), 9))  # sends none
+            probe.connect(
+                (str(subnet[1] if subnet.num_addresses > 1 else prefix), 9)
+            )  # UDP sends nothing here
             address: str = probe.getsockname()[0]
             return address if ipaddress.ip_address(address) in subnet else None
     return None
@@ -91,18 +97,20 @@ def _address_of_interface(name: str, family: int, probe: socket.socket) -> "str 
     with open(_IPV6_ADDRESSES, encoding="ascii") as lines:
         for line in lines:
             number, _, _, scope, _, interface = line.split()
-            if interface == name and scope == "00":  # global: others need the interface too
+            if (
+                interface == name and scope == "00"
+            ):  # other hosts cannot use a link-local address without a zone
                 return socket.inet_ntop(family, bytes.fromhex(number))
     return None
 
 
 @contextlib.contextmanager
 def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.socket]":
-    """A socket at an address, with the port of one that listens everywhere."""
+    """Yield a new socket at ``address`` that has the same port as ``listener``."""
     with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
         for each in (listener, narrow):
-            # Both have the port for a moment; no other user's socket may. Connections that have
-            # been accepted already have it as well.
+            # Both sockets have the port for a moment, and accepted connections have it too. Sockets
+            # of other users cannot take the port.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:
@@ -112,7 +120,7 @@ def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.sock
 
 
 def queue(listener: socket.socket) -> "tuple[int, int]":
-    """Return how many connections wait to be accepted, and how many may."""
+    """Return the number of connections that wait to be accepted, and the largest allowed number."""
     told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     waiting, most = struct.unpack(_TCP_INFO_QUEUE, told)
     return waiting, most
@@ -120,7 +128,11 @@ def queue(listener: socket.socket) -> "tuple[int, int]":
 
 @contextlib.contextmanager
 def borrowed(descriptor: int) -> "Iterator[socket.socket]":
-    """A socket of a descriptor that is closed afterwards; OSError if it is none."""
+    """Yield a socket object for a descriptor, and close it after the block.
+
+    Raises:
+        OSError: The descriptor is not a socket.
+    """
     try:
         found = socket.socket(fileno=descriptor)
     except OSError:
@@ -134,18 +146,19 @@ def borrowed(descriptor: int) -> "Iterator[socket.socket]":
 
 
 def move_own(network: str, before: "set[int]") -> int:
-    """Move what this process listens on everywhere to its address on ``network``.
+    """Move this process's sockets from every address to its address on ``network``.
 
-    There is no moment in which nobody listens: a second socket with the same port takes the
-    descriptor over, and its place where the process waits for it (epoll). Where somebody waits to
-    be accepted the socket stays; who is about to come there is cut off.
+    The port accepts connections at every moment. A second socket with the same port replaces the
+    descriptor, and also takes its place in each epoll of this process. A socket with connections to
+    accept is not moved. A connection that arrives during
+    the move is reset.
 
     Args:
-        network: as for ``address_in``.
-        before: descriptors to leave alone.
+        network: The same as for ``address_in``.
+        before: The descriptors that are not moved.
 
     Returns:
-        How many were moved.
+        The number of moved sockets.
     """
     moved = 0
     for descriptor in sorted(descriptors() - before):
@@ -159,13 +172,14 @@ def move_own(network: str, before: "set[int]") -> int:
 def _replace(descriptor: int, listener: socket.socket, address: str) -> bool:
     waiting, most = queue(listener)
     if waiting:
-        return False  # whoever came already would be cut off
+        return False  # moving the socket would reset these connections
     with sharing_port(listener, address) as narrow:
         narrow.listen(most)
         narrow.setblocking(os.get_blocking(descriptor))
         waits = [*_waits(descriptor)]
         os.dup2(narrow.fileno(), descriptor, inheritable=os.get_inheritable(descriptor))
-        listener.close()  # the last descriptor of the old one: its place with epoll goes with it
+        # This closes the last descriptor of the old socket, which removes it from each epoll.
+        listener.close()
         for epoll, events in waits:
             with select.epoll.fromfd(os.dup(epoll)) as waiter:
                 waiter.register(descriptor, events)
@@ -173,7 +187,7 @@ def _replace(descriptor: int, listener: socket.socket, address: str) -> bool:
 
 
 def _waits(descriptor: int) -> "Iterator[tuple[int, int]]":
-    """Yield each epoll of this process that waits for a descriptor, and for which events."""
+    """Yield each epoll descriptor of this process that contains ``descriptor``, and the events."""
     for number in descriptors():
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}") != "anon_inode:[eventpoll]":

@@ -1,8 +1,9 @@
 """Finds the SDK's packages (poptorch, popdist, horovod, popart) in the folder ``sdk_names``.
 
-A finder rather than an entry of ``sys.path``: what is installed goes before ours however it is
-found, and that is decided for each package when the program imports it. Imported when Python
-starts, so it imports nothing that is not there by then.
+A finder has two advantages over an entry of ``sys.path``. Installed packages take precedence
+however they are found. The choice is made for each package when the program imports it. Python
+imports this module at its start, so it imports only popdist_import_hook and modules that Python has
+already loaded.
 """
 
 import os
@@ -11,7 +12,7 @@ from _frozen_importlib_external import PathFinder
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# As typing's, which takes longer to import than everything here.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -20,17 +21,22 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SDK = dict.fromkeys(
     ("horovod", "popart", "popdist", "poptorch"), os.path.join(_LIBRARY, "sdk_names")
 )
-# What the names need: there also for a Python that was given no more than a path to this folder.
+# The packages that our packages import. They are found even if only this folder is in sys.path.
 _NEEDED = dict.fromkeys(("popdist_py", "popdist_torchvision_hook"), os.path.dirname(_LIBRARY))
 _FOLDERS = {**_SDK, **_NEEDED}
 
 
 class _SdkFinder:
-    """Stands before the other finders, and asks them first; ``always`` only for the user's own."""
+    """The first finder, which asks the other finders before it returns a package of ours.
+
+    Args:
+        always: Whether our package replaces an installed package. Only the program's own package is
+            then preferred.
+    """
 
     def __init__(self, always: bool) -> None:
         self._always = always
-        # Without the program's own folder, which comes onto the path later.
+        # The program's own folder is not among these entries, because Python adds it later.
         self._installed = tuple(sys.path)
 
     def find_spec(
@@ -44,16 +50,19 @@ class _SdkFinder:
             return theirs
         ours = PathFinder.find_spec(name, [_FOLDERS[name]])
         if ours is not None and theirs is not None:
-            # A folder without __init__.py stands behind packages, as always in Python. The modules
-            # in it can still be imported.
+            # A package takes precedence over a folder without __init__.py, as always in Python. The
+            # folder's modules can still be imported.
             folders = [*(theirs.submodule_search_locations or ())]
             ours.submodule_search_locations = folders + (ours.submodule_search_locations or [])
         return ours
 
     def _theirs(self, name: str) -> "ModuleSpec | None":
-        """Return what goes before ours; a folder without __init__.py only if nothing else does."""
+        """Return the spec of another package with the same name, which replaces ours.
+
+        A folder without __init__.py is returned only if no finder has found a package.
+        """
         if self._always and name in _SDK:
-            # The program's folder may be on PYTHONPATH too: then it comes once more.
+            # If the program's folder is on PYTHONPATH too, sys.path contains it twice.
             before = self._installed.count
             own = [entry for entry in sys.path if sys.path.count(entry) > before(entry)]
             return PathFinder.find_spec(name, own)
@@ -63,11 +72,16 @@ class _SdkFinder:
 
 
 def start(default: str) -> bool:
-    """Let this Python find the packages as POPDIST_SDK_NAMES says, or ``default``; tell whether."""
+    """Install the finder as POPDIST_SDK_NAMES, or ``default`` without this variable, requires.
+
+    Returns:
+        Whether the finder was installed.
+    """
     mode = os.environ.get("POPDIST_SDK_NAMES") or default
     if mode not in ("auto", "yes"):
         return False
-    # In place of one from a .pth file, after which others have added what they install.
+    # This finder replaces a finder that a .pth file installed. Other finders may have been added
+    # since then.
     others = [f for f in sys.meta_path if type(f).__name__ != _SdkFinder.__name__]
     sys.meta_path[:] = [_SdkFinder(always=mode == "yes"), *others]
     return True

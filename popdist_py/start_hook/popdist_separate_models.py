@@ -60,7 +60,10 @@ class _Watch:
 
 
 def _has_trained() -> bool:
-    """Tell whether an optimizer was made: torch marks ``step`` of the class of each optimizer."""
+    """Tell whether the program has made an optimizer.
+
+    When an optimizer is made, torch sets the attribute ``hooked`` of its class's method ``step``.
+    """
     module = sys.modules.get("torch.optim.optimizer")
     if module is None:
         return False
@@ -107,7 +110,7 @@ def start(distributed: "ModuleType") -> None:
     heartbeat = os.environ.get("POPDIST_HEARTBEAT", "")
     if os.environ.get(_SILENT) or os.environ.get("WORLD_SIZE", "1") == "1":
         return
-    # Watch only the wrapper's own child: processes that it starts may do other work.
+    # Only the wrapper's own child is watched, because processes that it starts may do other work.
     if heartbeat.split("/")[1:3] != ["proc", str(os.getppid())]:
         return
     watch = _Watch(heartbeat)

@@ -1,6 +1,6 @@
-"""The default of GOMP_SPINCOUNT: how long waiting OpenMP threads spin before they sleep.
+"""The default of GOMP_SPINCOUNT, which limits how long waiting OpenMP threads spin.
 
-Torch's wheels contain GNU's OpenMP. Its own default is 300,000 spins: about 16 ms on processors
+Torch's wheels contain GNU's OpenMP. Its own default is 300,000 spins, or about 16 ms on processors
 where the pause instruction takes 140 cycles. On a busy machine, a spinning thread takes a core from
 the thread that it waits for.
 

@@ -1,11 +1,11 @@
-"""Runs when Python starts with this folder on PYTHONPATH: in a job, and before the SDK's programs.
+"""Runs when Python starts with this folder on PYTHONPATH, in a job and before programs of the SDK.
 
 Programs of the SDK find its names, and programs of torch.distributed find the back end popdist.
-MPI's sockets are kept to the job's network, and multiprocessing's sockets to the job's folder.
-Waiting OpenMP threads spin for about a millisecond before they sleep.
+MPI's sockets are limited to the job's network. Sockets of multiprocessing are made in the job's
+folder. Waiting OpenMP threads spin for about a millisecond before they sleep.
 
-The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
-PYTHONPATH, so that the Pythons that a program starts find the names as well.
+At the end, this module removes its folder from ``sys.path`` and runs the user's ``sitecustomize``.
+The folder stays on PYTHONPATH, so the Pythons that a program starts find the names as well.
 """
 
 import os
@@ -13,33 +13,33 @@ import sys
 
 
 def _add_names() -> None:
-    """Let this Python find the names, and import torchvision before them."""
+    """Make this Python find the names, and mend the import of torchvision."""
     import popdist_sdk_finder  # type: ignore[import-not-found]
 
     if popdist_sdk_finder.start(default="no"):
-        # Every install has it in a .pth file, a checkout on PYTHONPATH has not.
+        # An installed library has a .pth file that imports this hook. A checkout does not.
         import popdist_torchvision_hook  # noqa: F401
 
 
 def _add_back_end() -> None:
-    """Let torch.distributed have the back end popdist."""
-    import popdist_torch_finder  # type: ignore[import-not-found]
+    """Register the back end popdist when the program imports torch.distributed."""
+    import popdist_torch_distributed  # type: ignore[import-not-found]
 
-    popdist_torch_finder.start()
+    popdist_torch_distributed.start()
 
 
 def _keep_mpi() -> None:
-    """Keep MPI's sockets to the network of the job."""
-    import popdist_mpi_finder  # type: ignore[import-not-found]
+    """Limit MPI's sockets to the network of the job."""
+    import popdist_mpi_sockets  # type: ignore[import-not-found]
 
-    popdist_mpi_finder.start()
+    popdist_mpi_sockets.start()
 
 
 def _keep_sockets() -> None:
-    """Keep multiprocessing's sockets in the folder of the job."""
-    import popdist_sockets_finder  # type: ignore[import-not-found]
+    """Make multiprocessing create its sockets in the folder of the job."""
+    import popdist_multiprocessing_sockets  # type: ignore[import-not-found]
 
-    popdist_sockets_finder.start()
+    popdist_multiprocessing_sockets.start()
 
 
 def _let_threads_sleep() -> None:
@@ -48,7 +48,7 @@ def _let_threads_sleep() -> None:
 
 
 def _step_aside() -> None:
-    """Take this folder off ``sys.path``, then run the user's ``sitecustomize`` if there is one."""
+    """Remove this folder from ``sys.path``, then run the user's ``sitecustomize`` if it exists."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     ours = sys.modules.pop("sitecustomize", None)

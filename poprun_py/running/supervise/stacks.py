@@ -24,10 +24,10 @@ _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Patterns of files and source lines of calls that wait for other instances. The import of
-# mpi4py.MPI starts MPI and may also wait; popdist_mpi_finder wraps this import.
+# mpi4py.MPI starts MPI and may also wait; popdist_mpi_sockets wraps this import.
 _WAITING_FILE = re.compile(
     r"popdist_py/((public_)?collectives|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
-    r"|/popdist_mpi_finder\.py$"
+    r"|/popdist_mpi_sockets\.py$"
 )
 _WAITING_LINE = re.compile(
     r"\b((i?barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"

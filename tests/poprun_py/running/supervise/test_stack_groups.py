@@ -80,8 +80,9 @@ TRAIN = ("/home/me/train.py", "<module>")
     ("frames", "waits"),
     [
         # In MPI_Init, which the import of mpi4py.MPI calls, with and without the job's finder.
-        ([*IMPORTING[:2], ("/s/popdist_py/start_hook/popdist_mpi_finder.py", "_started"),
-          ("/s/popdist_py/start_hook/popdist_mpi_finder.py", "execute_and_move"), *IMPORTING[2:],
+        ([*IMPORTING[:2], ("/s/popdist_py/start_hook/popdist_mpi_sockets.py", "_started"),
+          ("/s/popdist_py/start_hook/popdist_mpi_sockets.py", "execute_and_move"),
+          ("/s/popdist_py/start_hook/popdist_import_hook.py", "execute_and_run"), *IMPORTING[2:],
           TRAIN], True),
         ([*IMPORTING, ("/s/popdist_py/collectives/communicators/mpi_start.py", "start_mpi"),
           ("/s/popdist_py/context.py", "_join"), TRAIN], True),

@@ -1,10 +1,10 @@
-"""Registers the back end popdist in a Python of a job when it imports torch.distributed, if ever.
+"""Registers the back end popdist when a program of a job imports torch.distributed.
 
-The store in which the processes of torch.distributed find one another is kept to its address.
-popdist_separate_models.py tells the launcher of programs that train without the other instances.
-Where the library is installed PyTorch does so by itself; a checkout, a torch before 2.5 and
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 have this. Imported when Python starts, so it imports nothing that
-is not there by then.
+Python imports this module at its start, so it imports only popdist_import_hook and modules that
+Python has already loaded. If the library is installed, PyTorch registers the back end itself. This
+module is needed for a checkout, for torch before 2.5 and for TORCH_DEVICE_BACKEND_AUTOLOAD=0. It
+also makes the store of a rendezvous listen on one address only. popdist_separate_models.py reports
+programs that train without the other instances.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# As typing's, which takes longer to import than everything here.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +37,13 @@ def _watch(module: "ModuleType") -> None:
 
         popdist_separate_models.start(module)
     except (ImportError, AttributeError):
-        pass  # the package was removed, or torch has another version
+        pass  # the package was removed, or this version of torch differs
     finally:
         sys.path.remove(_HERE)
 
 
 def _register() -> None:
-    """Register, also where the library is not on the path of the program."""
+    """Register the back end, even if the program's path does not contain the library."""
     sys.path.append(_ROOT)
     try:
         import popdist_py.torch_backend  # noqa: F401
@@ -54,9 +54,9 @@ def _register() -> None:
 
 
 def _keep_store() -> None:
-    """Have the store of a rendezvous listen at the address that it is told; torch does everywhere.
+    """Make the store of a rendezvous listen only on the given address, instead of on every address.
 
-    Not where that is a name: it may lead to another address here than on other hosts.
+    A host name is not changed, because its address may differ between this host and other hosts.
     """
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     store = getattr(rendezvous, "TCPStore", None)
@@ -74,7 +74,7 @@ def _keep_store() -> None:
 
 
 def _listener(address: str, port: int) -> int:
-    """Return the descriptor of a socket that listens there; -1 if it cannot."""
+    """Return the descriptor of a socket that listens at ``address``, or -1 if that fails."""
     import socket
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -88,13 +88,13 @@ def _listener(address: str, port: int) -> int:
         listener.bind((address, port))
         listener.listen(4096)
     except OSError:
-        # The store of this process is there already, or the address is of a proxy.
+        # This process may have a store already, or the address may belong to a proxy.
         listener.close()
         return -1
     return listener.detach()
 
 
 def start() -> None:
-    """Wait for torch.distributed in a Python of a job."""
+    """Register the back end when a program of a job imports torch.distributed."""
     if os.environ.get("POPDIST_TORCH_BACKEND"):
         popdist_import_hook.run_at_import("torch.distributed", _execute_and_register)

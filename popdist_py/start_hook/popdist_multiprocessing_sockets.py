@@ -2,7 +2,7 @@
 
 By default they lie in a folder ``pymp-*`` in TMPDIR. A process removes that folder when it ends by
 itself, but not when a signal or an exception ends it. This module is imported when Python starts,
-so it imports only modules that Python has loaded by then.
+so it imports only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Keeps MPI's sockets in an instance to the job's network, as soon as its Python has started MPI.
+"""Limits the sockets of MPI in an instance to the job's network, when its program starts MPI.
 
-Open MPI listens on every address of the machine. Imported when Python starts, so it imports nothing
-that is not there by then.
+Open MPI listens on every address of the machine. Python imports this module at its start, so it
+imports only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os
@@ -9,13 +9,13 @@ import sys
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# As typing's, which takes longer to import than everything here.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# The libraries that may have PMIx: its own; those of Open MPI 4.
+# The libraries that may contain PMIx. The last two belong to Open MPI 4.
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -25,8 +25,8 @@ class _Mover:
     """Moves the sockets that the start of MPI opens.
 
     Args:
-        network: the network whose address the sockets get, as an interface or a CIDR.
-        is_alone: whether all instances run on this host.
+        network: The network for the sockets, as an interface or a CIDR.
+        is_alone: Whether all instances run on this host.
     """
 
     def __init__(self, network: str, *, is_alone: bool) -> None:
@@ -39,7 +39,7 @@ class _Mover:
         """Run the code of mpi4py.MPI and move the sockets that it opens."""
         self._started(execute, module)
         if not module.Is_initialized():
-            # mpi4py.rc.initialize is false: the program starts MPI itself.
+            # With mpi4py.rc.initialize set to false, the program starts MPI later.
             for start in ("Init", "Init_thread"):
                 setattr(module, start, self._watched(getattr(module, start)))
 
@@ -47,7 +47,7 @@ class _Mover:
         return lambda *args, **kwargs: self._started(start, *args, **kwargs)
 
     def _started(self, start: "Callable[..., object]", *args: object, **kwargs: object) -> object:
-        """Call ``start``, which may start MPI, and move what that opened."""
+        """Call ``start``, which may start MPI, and move the sockets that MPI has opened."""
         listening = _listening()
         before = listening.descriptors()
         result = start(*args, **kwargs)
@@ -61,13 +61,13 @@ class _Mover:
 
 
 def _has_shared_memory() -> bool:
-    """Whether the instances of one host need no connections among themselves."""
+    """Tell whether the instances of one host communicate without sockets."""
     transports = os.environ.get("OMPI_MCA_btl", "sm")  # noqa: SIM112 (Open MPI's spelling)
     return transports[:1] != "^" and bool(_SHARED_MEMORY.intersection(transports.split(",")))
 
 
 def _listening() -> "ModuleType":
-    """Return the module beside this one, whose folder is no longer on the path."""
+    """Import and return popdist_listening, although its folder is no longer in sys.path."""
     sys.path.insert(0, _HERE)
     try:
         import popdist_listening  # type: ignore[import-not-found]
@@ -78,9 +78,10 @@ def _listening() -> "ModuleType":
 
 
 def _fence() -> "Callable[[], object] | None":
-    """Return what waits until every instance is here without MPI; None if MPI has not started.
+    """Return a function that waits for all instances without MPI, or None if MPI has not started.
 
-    Before, no other instance may connect to this one: it would be cut off.
+    Before all instances have moved their sockets, none may connect, because moving would reset its
+    connection.
     """
     import ctypes
 
@@ -93,7 +94,7 @@ def _fence() -> "Callable[[], object] | None":
 
 
 def start() -> None:
-    """Wait for mpi4py.MPI in a Python of a job."""
+    """Move MPI's sockets when a program of a job imports mpi4py.MPI."""
     alone, between = (os.environ.get(f"POPDIST_{name}") for name in ("MPI_NETWORK", "NETWORK"))
     if network := alone or between:
         mover = _Mover(network, is_alone=bool(alone))
