@@ -126,13 +126,13 @@ def _join(instance: InstanceEnvironment) -> Communicator:
         import mpi4py
 
         mpi4py.rc.finalize = False
-    from popdist_py.collectives.communicators.mpi_start import start_mpi
+    from popdist_py.collectives.between_hosts.mpi_start import start_mpi
 
     start_mpi(instance.num_local_instances)
-    from popdist_py.collectives.communicators.choose_communicator import join
+    from popdist_py.collectives.communicators.join import join_job
     from popdist_py.errors import WireError
 
-    world = join(CollectiveSettings.from_environ(os.environ))
+    world = join_job(CollectiveSettings.from_environ(os.environ))
     if (world.instance_index, world.num_instances) != (
         instance.instance_index,
         instance.num_instances,
@@ -184,7 +184,8 @@ def finalize() -> None:
     """Leave the job; called at exit. Calling it again does nothing."""
     global _communicator
     world, _communicator = _communicator, None
-    _communicators_by_group.clear()
+    while _communicators_by_group:
+        _communicators_by_group.popitem()[1].close()
     if world is not None:
         world.close()
 
@@ -251,7 +252,7 @@ def _group(instances: tuple[int, ...]) -> Communicator:
     if instances not in _communicators_by_group:
         if len(instances) > 1:
             check_process()
-        from popdist_py.collectives.communicators.choose_communicator import join_group
+        from popdist_py.collectives.communicators.join import join_group
 
         settings = CollectiveSettings.from_environ(os.environ)
         _communicators_by_group[instances] = join_group(instances, settings)

@@ -64,20 +64,23 @@ class Names:
         noun: what one of them is, "instance" or "rank".
         numbers: by which the user knows each of them; None: its index.
         time_limit: what sets how long a wait may last.
+        shows_index: whether messages also state the index, where it differs from the number.
     """
 
     noun: str = "instance"
     numbers: tuple[int, ...] | None = None
     time_limit: str = "POPDIST_HANG_TIMEOUT"
+    shows_index: bool = True
 
     def of(self, *indices: int) -> str:
         """Return the names of these members, such as "ranks 4 (1 of the group), 5"."""
         return f"{plural(self.noun, len(indices))} {', '.join(map(self._number, indices))}"
 
     def _number(self, index: int) -> str:
-        if self.numbers is None or self.numbers[index] == index:
-            return str(index)
-        return f"{self.numbers[index]} ({index} of the group)"
+        number = index if self.numbers is None else self.numbers[index]
+        if number == index or not self.shows_index:
+            return str(number)
+        return f"{number} ({index} of the group)"
 
 
 INSTANCES = Names()

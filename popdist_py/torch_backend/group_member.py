@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
+from popdist_py.collectives.communicators.group_communicator import GroupCommunicator
 from popdist_py.torch_backend.arguments import check_written
 from popdist_py.torch_backend.compilation import never_compiled
 from popdist_py.torch_backend.membership.generations import own_store
@@ -116,7 +116,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
     def _run(
         self,
         name: str,
-        call: Callable[[SharedCommunicator], None],
+        call: Callable[[GroupCommunicator], None],
         results: Sequence[Any],
         opts: Any,
     ) -> Any:

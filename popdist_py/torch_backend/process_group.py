@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
+from popdist_py.collectives.communicators.group_communicator import GroupCommunicator
 from popdist_py.collectives.signature import Signature
 from popdist_py.torch_backend.arguments import (
     ArgumentError,
@@ -77,7 +77,7 @@ class PopdistProcessGroup(GroupMember):
         operation = _operation("all_reduce", opts, tensors)
         move = mover_of(tensors)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             _agree_on_number(comm, "all_reduce", tensors)
             for tensor in tensors:
                 if operation.factor is not None:
@@ -113,7 +113,7 @@ class PopdistProcessGroup(GroupMember):
             check_written("reduce", tensors)
         operation = _operation("reduce", opts, tensors)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             array = array_of(operation.scale(tensors[0]))
             comm.reduce_to(array, operation.name, root)
             if root == self.rank():
@@ -137,7 +137,7 @@ class PopdistProcessGroup(GroupMember):
         operation = _operation("reduce_scatter", opts, outputs)
         is_even = all(tensor.numel() == row[0].numel() for tensor in row)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             arrays = [array_of(operation.scale(tensor)) for tensor in row]
             output = array_of(outputs[0])
             if is_even:
@@ -172,7 +172,7 @@ class PopdistProcessGroup(GroupMember):
             check_multiple("reduce_scatter", tensor, output, self.size())
         operation = _operation("reduce_scatter", opts, outputs)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             _agree_on_number(comm, "reduce_scatter", tensors)
             for output, tensor in zip(outputs, tensors, strict=True):
                 rows = array_of(operation.scale(tensor)).reshape(self.size(), output.numel())
@@ -195,7 +195,7 @@ class PopdistProcessGroup(GroupMember):
         if root != self.rank():
             check_written("broadcast", tensors)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             _agree_on_number(comm, "broadcast", tensors)
             for tensor in tensors:
                 array = array_of(tensor)
@@ -233,7 +233,7 @@ class PopdistProcessGroup(GroupMember):
             check_like("all_gather", row, tensor, any_size=True)
             check_like("all_gather", [row[self.rank()]], tensor)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             _agree_on_number(comm, "all_gather", tensors)
             for row, tensor in zip(outputs, tensors, strict=True):
                 arrays = [array_of(output) for output in row]
@@ -264,7 +264,7 @@ class PopdistProcessGroup(GroupMember):
         for output, tensor in zip(outputs, tensors, strict=True):
             check_multiple("all_gather", output, tensor, self.size())
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             _agree_on_number(comm, "all_gather", tensors)
             for output, tensor in zip(outputs, tensors, strict=True):
                 array = array_of(output)
@@ -288,7 +288,7 @@ class PopdistProcessGroup(GroupMember):
 
         check_written("gather", row)
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             arrays = [array_of(output) for output in row]
             comm.gather_into(array_of(tensors[0]), arrays, root)
             for array, output in zip(arrays, row, strict=True):
@@ -307,7 +307,7 @@ class PopdistProcessGroup(GroupMember):
             "scatter", "input", tensors, outputs[0], self.size() if root == self.rank() else 0
         )
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             array = array_of(outputs[0])
             comm.scatter_into([array_of(tensor) for tensor in row], array, root)
             write_back(array, outputs[0])
@@ -323,7 +323,7 @@ class PopdistProcessGroup(GroupMember):
         check_like("all_to_all", [*outputs, *tensors], tensors[0], any_size=True)
         check_like("all_to_all", [outputs[self.rank()]], tensors[self.rank()])
 
-        def call(comm: SharedCommunicator) -> None:
+        def call(comm: GroupCommunicator) -> None:
             arrays = [array_of(output) for output in outputs]
             comm.all_to_all_into([array_of(tensor) for tensor in tensors], arrays)
             for array, output in zip(arrays, outputs, strict=True):
@@ -366,7 +366,7 @@ def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:
     return operation_of(call, dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensors)
 
 
-def _agree_on_number(comm: SharedCommunicator, call: str, tensors: _Tensors) -> None:
+def _agree_on_number(comm: GroupCommunicator, call: str, tensors: _Tensors) -> None:
     """Let ranks that pass different numbers of tensors find out before they exchange the first."""
     if len(tensors) > 1:
         comm.agree(Signature(call, f"{len(tensors)} tensors"))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
+from popdist_py.collectives.communicators.group_communicator import GroupCommunicator
 from popdist_py.torch_backend.tensors import array_of
 
 __all__ = ["add_up"]
 
 
-def add_up(comm: SharedCommunicator, tensor: torch.Tensor) -> None:
+def add_up(comm: GroupCommunicator, tensor: torch.Tensor) -> None:
     """Overwrite a sparse tensor with the sum over all ranks; collective."""
     own = tensor.detach().coalesce()
     name = f"sparse {tuple(own.shape)}"

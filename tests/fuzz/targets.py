@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
+from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
 from popdist_py.pods.model.json_values import decode, encode, to_json

@@ -1,6 +1,5 @@
-"""The instances of several hosts: MPI calls with a time-out, and TCP connections.
+"""The mesh between the hosts of a job, over TCP or MPI, and the collective calls over a mesh.
 
-Here live polled MPI calls, groups over TCP alone, and how their connections are made.
-Nothing here knows shared memory. May call: within_host (its host_barrier), collectives, peers,
-environment, errors, activities.
+Here lives also the start of MPI.
+Nothing here reduces within a host. May call: within_host (its group of a host), collectives, peers, environment, errors, activities.
 """

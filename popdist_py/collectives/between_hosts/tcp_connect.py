@@ -25,7 +25,7 @@ from popdist_py.peers.gate import Gate
 from popdist_py.peers.greeting import joined
 
 if TYPE_CHECKING:
-    from popdist_py.collectives.meeting import Meeting
+    from popdist_py.collectives.interfaces import Meeting
 
 __all__ = ["address_towards", "connect", "family_of", "listen_at", "own_address"]
 

@@ -1,7 +1,7 @@
-"""The implementations of Communicator: one instance alone, MPI, shared memory.
+"""The implementations of Communicator, and how instances join one.
 
-Here live also the start of MPI, the choice between them, and the all-reduce of large arrays in
-slices.
+A communicator connects one instance alone, or several that share memory within a host and are
+connected by a mesh between hosts.
 Nothing here maps memory or opens sockets itself. May call: between_hosts, within_host,
 collectives, environment, errors.
 """

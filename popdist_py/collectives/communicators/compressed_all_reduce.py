@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+from popdist_py.collectives.between_hosts.mesh_group import MeshGroup, Started
 from popdist_py.collectives.rounds import Compression, Round
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
@@ -45,7 +44,7 @@ class _Running:
     total: Array
     targets: Sequence[Array]
     rounds: Iterator[Round]
-    request: Any
+    request: Started
 
 
 class CompressedAllReduce:
@@ -57,7 +56,7 @@ class CompressedAllReduce:
         num_owners: number of owners on each host.
     """
 
-    def __init__(self, host: HostGroup, owners: LinkedGroup | None, num_owners: int) -> None:
+    def __init__(self, host: HostGroup, owners: MeshGroup | None, num_owners: int) -> None:
         self._host = host
         self._owners = owners
         self._num_owners = num_owners
@@ -84,7 +83,7 @@ class CompressedAllReduce:
         plan: CallPlan,
         views: Sequence[Array],
         compression: Compression,
-        owners: LinkedGroup,
+        owners: MeshGroup,
     ) -> None:
         reduction = plan.reduction
         assert reduction is not None
@@ -94,7 +93,7 @@ class CompressedAllReduce:
                 self._complete_first()
             total = _sum_on_host(reduction, views, part)
             rounds = compression.rounds(part, total, owners.rank, owners.size)
-            request = owners.start_round(next(rounds), plan.signature)
+            request = owners.start_round(next(rounds))
             views_of_part = [view[part] for view in targets]
             self._in_flight.append(
                 _Running(self._num_calls, plan, total, views_of_part, rounds, request)
@@ -107,7 +106,7 @@ class CompressedAllReduce:
         assert reduction is not None
         owners.wait(running.request, call)
         for following in running.rounds:
-            owners.wait(owners.start_round(following, call), call)
+            owners.wait(owners.start_round(following), call)
         for target in running.targets:
             reduction.narrow(running.total, target)
 

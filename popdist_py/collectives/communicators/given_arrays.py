@@ -21,7 +21,7 @@ from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, H
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
     from popdist_py.collectives.background import Background
-    from popdist_py.collectives.between_hosts.linked_group import MovingGroup
+    from popdist_py.collectives.between_hosts.all_hosts import AllHosts
     from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
     from popdist_py.collectives.within_host.host_exchange import HostExchange
 
@@ -29,7 +29,7 @@ __all__ = ["GivenArrayCalls"]
 
 
 class GivenArrayCalls(ABC):
-    """The part of ``SharedCommunicator`` that fills given arrays. Every call is collective.
+    """The part of ``GroupCommunicator`` that fills given arrays. Every call is collective.
 
     All arrays are C-contiguous; ``root`` is an instance.
     """
@@ -41,7 +41,7 @@ class GivenArrayCalls(ABC):
     _host: HostGroup
     _exchange: HostExchange
     _sliced: SlicedAllReduce
-    _world: MovingGroup | None
+    _world: AllHosts | None
     _plans: dict[Any, CallPlan]
 
     @abstractmethod

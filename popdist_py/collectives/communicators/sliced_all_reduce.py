@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
 from popdist_py.collectives.tree import Adder, combine, nodes_of
 from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
 from popdist_py.collectives.within_host.reading_trial import ReadingTrial
@@ -57,7 +57,7 @@ class SlicedAllReduce:
         self,
         host: HostGroup,
         hosts: Sequence[Sequence[int]],
-        slice_owners: LinkedGroup | None,
+        slice_owners: MeshGroup | None,
         slot_bytes: int,
         can_read: bool,
     ) -> None:

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from popdist_py import activities
-from popdist_py.collectives.patience import Patience
-from popdist_py.collectives.signature import INSTANCES, Names
+from popdist_py.collectives.waiting import Span, WaitLimits, WaitTime
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
     from popdist_py.collectives.arithmetic import Array
 
-__all__ = ["HostBarrier", "Peer", "is_supported", "launcher_grace_seconds"]
+__all__ = ["HostBarrier", "Peer", "is_supported"]
 
 # Bytes of a cache line. Each instance writes to its own line.
 _LINE = 64
@@ -67,15 +66,6 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def launcher_grace_seconds(hang_timeout: float) -> float:
-    """Return how long an instance waits after a peer has ended before it raises an error.
-
-    Meanwhile the launcher ends the job and reports why the first instance ended. Errors of the
-    instances that waited for it would only hide that reason.
-    """
-    return min(2.0, hang_timeout / 2)
-
-
 class HostBarrier:
     """Lets the instances of one host wait for one another.
 
@@ -87,8 +77,7 @@ class HostBarrier:
         peers: the instances of this host, in an order that all of them use.
         position: of this instance in ``peers``.
         cores_are_short: whether there are fewer cores than instances.
-        hang_timeout: seconds after which a wait raises an error.
-        names: of the instances, in messages.
+        limits: Limits of the waits.
     """
 
     def __init__(
@@ -98,8 +87,7 @@ class HostBarrier:
         position: int,
         *,
         cores_are_short: bool,
-        hang_timeout: float,
-        names: Names = INSTANCES,
+        limits: WaitLimits,
     ) -> None:
         count = len(peers)
         self._memory = memory
@@ -115,9 +103,7 @@ class HostBarrier:
         self._yield_seconds = (
             _YIELD_SECONDS_WHEN_CORES_ARE_SHORT if cores_are_short else _YIELD_SECONDS
         )
-        self.hang_timeout = hang_timeout
-        self._names = names
-        self._abort_reason = ""
+        self._limits = limits
         self._address = memory.ctypes.data
         self._fence = threading.Lock()
         self._pidfds: dict[int, int] = {}
@@ -175,12 +161,12 @@ class HostBarrier:
         locations = [words[header + _LOCATION] for header in headers]
         return locations, [words[header + _ADDRESS] for header in headers]
 
-    def wait_for_all(self, call: object, grace: float = 0.0) -> None:
+    def wait_for_all(self, call: object, span: Span = Span.WITHIN_HOST) -> None:
         """Return once all instances have called this as often as this one.
 
         Args:
             call: the collective call, as messages name it.
-            grace: seconds to wait in addition to the hang time-out.
+            span: for whom the wait lasts, which decides its limit.
 
         Raises:
             InstanceLostError: another instance ended, or did not arrive in time.
@@ -199,9 +185,9 @@ class HostBarrier:
         for line in self._other_lines:
             if words[line] < arrived:
                 with activities.doing(activities.WAITING):
-                    self._wait_for(line, arrived, call, grace)
+                    self._wait_for(line, arrived, call, span)
 
-    def _wait_for(self, line: int, arrived: int, call: object, grace: float) -> None:
+    def _wait_for(self, line: int, arrived: int, call: object, span: Span) -> None:
         words = self._words
         # A background thread sleeps at once: spinning would keep the interpreter from the program.
         if threading.current_thread() is threading.main_thread():
@@ -218,23 +204,26 @@ class HostBarrier:
                 now = time.perf_counter()
                 if now - began > _LONG_YIELD_SECONDS:
                     break
-        patience = Patience()
+        wait_time = WaitTime()
         timeout = _Timespec(0, int(_LIVENESS_CHECK_SECONDS * 1e9))
         self._asleep[self._position] = 1
         try:
             while (counter := words[line]) < arrived:
                 address = self._address + line * 8
                 self._futex(_SYS_FUTEX, address, _FUTEX_WAIT, counter & 0xFFFFFFFF, timeout)
-                waited = patience.waited()
-                if self._abort_reason:
-                    self.lost_error = InstanceLostError(f"{call}: {self._abort_reason}")
-                    raise self.lost_error
-                if words[line] < arrived and waited > _LIVENESS_CHECK_SECONDS:
-                    self._check_peers(line, arrived, waited - grace, call)
+                seconds = wait_time.seconds()
+                try:
+                    self._limits.check_abort(call)
+                except InstanceLostError as error:
+                    self.lost_error = error
+                    raise
+                if words[line] < arrived and seconds > _LIVENESS_CHECK_SECONDS:
+                    is_late = seconds > self._limits.seconds(span)
+                    self._check_peers(line, arrived, call, is_late=is_late)
         finally:
             self._asleep[self._position] = 0
 
-    def _check_peers(self, line: int, arrived: int, waited: float, call: object) -> None:
+    def _check_peers(self, line: int, arrived: int, call: object, *, is_late: bool) -> None:
         """Raise an error if one that has not arrived has left, or that of ``line`` is too late.
 
         The one waited for may be slow, or have left for the loss of another: all that are missing
@@ -250,14 +239,15 @@ class HostBarrier:
         if gone:
             first = gone[0]
             passed = time.monotonic() - self._gone_since[first]
-            if passed >= launcher_grace_seconds(self.hang_timeout):
+            if passed >= self._limits.launcher_grace:
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
                 if reason == "ended" and self._words[first + _LEFT]:  # it left in good order
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
-        elif waited > self.hang_timeout and line in missing_lines:
-            limit = f"{self.hang_timeout:g} s ({self._names.time_limit})"
+        elif is_late and line in missing_lines:
+            limits = self._limits
+            limit = f"{limits.hang_timeout:g} s ({limits.names.time_limit})"
             self._lose(self._peer(line), f"did not arrive within {limit}", call)
 
     def _missing(self, arrived: int) -> list[int]:
@@ -272,13 +262,13 @@ class HostBarrier:
         Raises:
             InstanceLostError: always.
         """
-        time.sleep(launcher_grace_seconds(self.hang_timeout))
+        time.sleep(self._limits.launcher_grace)
         self._lose(self._peers[position], "ended", call)
 
     def _lose(self, peer: Peer, reason: str, call: object) -> NoReturn:
         self.lost_instance = peer.instance
         self.lost_error = InstanceLostError(
-            f"{call}: {self._names.of(peer.instance)} (process {peer.pid}) {reason}"
+            f"{call}: {self._limits.names.of(peer.instance)} (process {peer.pid}) {reason}"
         )
         raise self.lost_error
 
@@ -294,10 +284,6 @@ class HostBarrier:
         ended = select.poll()  # select() takes no descriptor above 1023
         ended.register(self._pidfds[pid], select.POLLIN)
         return bool(ended.poll(0))
-
-    def abort(self, reason: str) -> None:
-        """Let the wait that another thread is in, and all later ones, raise an error soon."""
-        self._abort_reason = reason
 
     def close(self) -> None:
         """Tell the other instances that this one has left, and close their pidfds."""

@@ -15,15 +15,15 @@ import numpy as np
 
 from popdist_py.collectives import size_thresholds
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
-from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
-from popdist_py.collectives.sized_broadcast import sized_broadcast
+from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import CollectiveMismatchError
 
 if TYPE_CHECKING:
-    from popdist_py.collectives.meeting import Meeting
+    from popdist_py.collectives.interfaces import Meeting
 
 __all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 
@@ -130,20 +130,12 @@ class HostGroup:
         local: the instances of this host, in order.
         window: their memory, from ``make_window``.
         instance: index of this instance in the job.
-        hang_timeout: seconds after which a wait raises an error.
-        names: of the instances, in messages.
+        limits: Limits of the waits, and the names of the instances in messages.
     """
 
-    def __init__(
-        self,
-        local: Meeting,
-        window: Window,
-        instance: int,
-        hang_timeout: float,
-        names: Names = INSTANCES,
-    ) -> None:
+    def __init__(self, local: Meeting, window: Window, instance: int, limits: WaitLimits) -> None:
         self.local = local
-        self.names = names
+        self.names = limits.names
         self.position = local.rank
         self.size = local.size
         self._memory = PeerMemory()
@@ -160,8 +152,7 @@ class HostGroup:
             peers,
             self.position,
             cores_are_short=cores_are_short,
-            hang_timeout=hang_timeout,
-            names=names,
+            limits=limits,
         )
         self.slot_bytes = size = window.num_bytes // 2
         self.slots = [
@@ -283,12 +274,6 @@ class HostGroup:
                 for position in self.others():
                     self.write_bytes(position, addresses[position], data.ctypes.data, share)
             self.barrier.wait_for_all(plan.signature)
-
-    def broadcast_bytes(self, data: Array, root: int, plan: CallPlan) -> Array:
-        """Return the bytes ``data`` of position ``root``; what the others pass does not matter."""
-        return sized_broadcast(
-            lambda flat: self.broadcast(flat, root, plan), data, is_root=self.position == root
-        )
 
     def gather_bytes(
         self, data: Array, plan: CallPlan, root: int | None = None

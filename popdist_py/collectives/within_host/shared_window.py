@@ -21,7 +21,7 @@ from popdist_py.collectives.within_host.peer_memory import user_change
 
 if TYPE_CHECKING:
     from popdist_py.collectives.arithmetic import Array
-    from popdist_py.collectives.meeting import Meeting
+    from popdist_py.collectives.interfaces import Meeting
 
 __all__ = ["Window", "WindowError"]
 

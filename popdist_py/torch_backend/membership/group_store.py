@@ -18,9 +18,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from popdist_py.collectives.communicators.meeting_communicator import place_of_this_process
-from popdist_py.collectives.patience import Patience
+from popdist_py.collectives.communicators.join import place_of_this_process
 from popdist_py.collectives.signature import Names
+from popdist_py.collectives.waiting import WaitTime
 from popdist_py.torch_backend.membership.errors import (
     GroupClosedError,
     RankLostError,
@@ -96,7 +96,7 @@ class GroupStore:
             GroupClosedError: another thread has aborted the group.
         """
         missing = dict(keys)
-        patience, pause, looked_at = Patience(), _SHORTEST_PAUSE, time.monotonic()
+        wait, pause, looked_at = WaitTime(), _SHORTEST_PAUSE, time.monotonic()
         while missing:
             if self._has(*missing.values()):
                 return []
@@ -106,7 +106,7 @@ class GroupStore:
                 looked_at = now
                 missing = {rank: key for rank, key in missing.items() if not self._has(key)}
                 self._check_processes(missing, call)
-            if patience.waited() > seconds:
+            if wait.seconds() > seconds:
                 return [rank for rank, key in missing.items() if not self._has(key)]
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)

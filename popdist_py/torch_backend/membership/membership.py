@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from popdist_py.collectives.communicators.meeting_communicator import join_meeting
-from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-from popdist_py.collectives.communicators.socket_links import SocketLinks
+from popdist_py.collectives.communicators.group_communicator import GroupCommunicator
+from popdist_py.collectives.communicators.join import join
 from popdist_py.collectives.signature import Names
 from popdist_py.environment import CollectiveSettings
 from popdist_py.errors import PopdistError
@@ -47,7 +46,7 @@ class Membership:
         self._group = weakref.ref(group)
         self._settings = settings
         self._pid = os.getpid()
-        self._communicator: SharedCommunicator | None = None
+        self._communicator: GroupCommunicator | None = None
         self._closed = ""
         self._failure: PopdistError | None = None
         self.store = GroupStore(store, group.rank(), group.size())
@@ -72,7 +71,7 @@ class Membership:
             self._communicator.set_hang_timeout(timeout.total_seconds())
 
     def call(
-        self, function: Callable[[SharedCommunicator], None], timeout: timedelta | None = None
+        self, function: Callable[[GroupCommunicator], None], timeout: timedelta | None = None
     ) -> None:
         """Make a call of the group; one that ends in between, as by Ctrl-C, is the last one.
 
@@ -127,7 +126,7 @@ class Membership:
         self.store.names = self.names()
         self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
 
-    def _join(self) -> SharedCommunicator:
+    def _join(self) -> GroupCommunicator:
         """Connect the ranks; one that failed to do so cannot try again, as the others do not."""
         if self._closes():
             raise self._closed_error()
@@ -137,8 +136,8 @@ class Membership:
         self.store.names = self.names()
         try:
             meeting = StoreMeeting(self.store)
-            links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"), self.store.names)
-            communicator = join_meeting(meeting, settings, links, self.store.names)
+            towards = os.environ.get("MASTER_ADDR")
+            communicator = join(meeting, settings, towards=towards, names=self.store.names)
         except PopdistError as error:
             self._failure = error
             raise

@@ -16,7 +16,7 @@ _CALL = "the first call of the group"
 
 
 class StoreMeeting:
-    """Some ranks of a group; satisfies ``popdist_py.collectives.meeting.Meeting``.
+    """Some ranks of a group; satisfies ``popdist_py.collectives.Meeting``.
 
     Args:
         store: of the group; its time-out limits every wait.

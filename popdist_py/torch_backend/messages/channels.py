@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
+from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
 
 __all__ = ["INLINE_BYTES", "Channel", "Header", "Kind", "Receiver"]
 

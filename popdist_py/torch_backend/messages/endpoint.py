@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from popdist_py.collectives.between_hosts import tcp_connect
-from popdist_py.collectives.communicators import meeting_communicator
-from popdist_py.collectives.patience import Patience
+from popdist_py.collectives.communicators import join
+from popdist_py.collectives.waiting import WaitTime
 from popdist_py.environment import job_secret
 from popdist_py.peers.calls import Calls
 from popdist_py.peers.gate import Gate, peer_of
@@ -37,7 +37,7 @@ _CLAIM = struct.Struct("<IQ")  # rank, address of the probe
 
 def place_of_this_process() -> str:
     """Return what is equal for processes that reach one another's Unix sockets, "" if unknown."""
-    place = meeting_communicator.place_of_this_process()
+    place = join.place_of_this_process()
     try:
         return place and f"{place} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115
     except OSError:
@@ -96,7 +96,7 @@ class Endpoint:
             _CLAIM.size,
             size,
             logging.getLogger("popdist").warning,
-            clock=Patience().waited,
+            clock=WaitTime().seconds,
         )
         self._gate.listen(unix)
         self._calls: Calls[int] = Calls()

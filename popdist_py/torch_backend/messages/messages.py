@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from popdist_py import activities
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
+from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
 from popdist_py.collectives.signature import Names
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.environment import CollectiveSettings

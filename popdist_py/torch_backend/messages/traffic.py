@@ -19,8 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
-from popdist_py.collectives.patience import Patience
+from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
+from popdist_py.collectives.waiting import WaitTime
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.torch_backend.messages.channels import Channel, Header, Kind, Receiver
 from popdist_py.torch_backend.messages.endpoint import Endpoint, Guest
@@ -134,12 +134,12 @@ class Traffic:
         self, is_done: Callable[[], bool], seconds: float, give_up: Callable[[], None]
     ) -> None:
         """Move messages until ``is_done``; ``give_up``, called after ``seconds``, makes it so."""
-        patience = Patience()
+        wait = WaitTime()
         with self.lock:
             self._waiters += 1
             try:
                 while not is_done():
-                    left = seconds - patience.waited()
+                    left = seconds - wait.seconds()
                     if left <= 0:
                         give_up()
                     elif self._one_moves:

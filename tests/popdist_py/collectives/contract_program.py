@@ -355,15 +355,15 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 
 def _small_messages():
     # What MPI takes in one message needs more memory than a test should have.
-    from popdist_py.collectives.between_hosts import polled_mpi
+    from popdist_py.collectives.between_hosts import mpi
 
-    return mock.patch.object(polled_mpi, "_MAX_BYTES", 1_000_000)
+    return mock.patch.object(mpi, "_MAX_BYTES", 1_000_000)
 
 
 def make_all_checks(*words):
     """Make all checks in each way of joining: variables, ``A=1,B=2`` or nothing.
 
-    Return for each way the class of the communicator and that of its group between hosts, and the
+    Return for each way the class of the communicator and that of its mesh between hosts, and the
     warnings of the library.
     """
     global me, count, comm, way, is_first_way
@@ -376,7 +376,8 @@ def make_all_checks(*words):
                 for check in CHECKS:
                     check()
                     popdist_py.synchronize()
-            between_hosts = getattr(comm, "_slice_owners", None)
+            group = getattr(comm, "_slice_owners", None)
+            between_hosts = getattr(group, "mesh", None)
             found.append((type(comm).__name__, type(between_hosts).__name__))
     finally:
         logging.getLogger("popdist").removeHandler(warned)

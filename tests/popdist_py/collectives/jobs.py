@@ -35,24 +35,22 @@ def join() -> Communicator:
 
 
 def _as_on(hosts: int) -> Communicator:
-    from popdist_py.collectives.communicators.mpi_start import start_mpi
+    from popdist_py.collectives.between_hosts.mpi_start import start_mpi
 
     start_mpi(1)
     from mpi4py import MPI
 
     from popdist_py.collectives.between_hosts import tcp_connect
-    from popdist_py.collectives.communicators.mpi_links import MpiLinks, MpiMeeting
-    from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-    from popdist_py.collectives.within_host.host_group import make_window
+    from popdist_py.collectives.communicators import join
 
     world = MPI.COMM_WORLD
-    local = world.Split(world.rank * hosts // world.size, world.rank)
-    settings = CollectiveSettings.from_environ(os.environ)
+    place = f"host {world.rank * hosts // world.size}"
     listen = (lambda _: None) if WITHOUT_SOCKETS in os.environ else tcp_connect._listen
-    with mock.patch.object(tcp_connect, "_listen", listen):
-        everyone, here = MpiMeeting(world), MpiMeeting(local)
-        links = MpiLinks(world, settings)
-        return SharedCommunicator(everyone, here, make_window(here), settings, links)
+    with (
+        mock.patch.object(join, "place_of_this_process", return_value=place),
+        mock.patch.object(tcp_connect, "_listen", listen),
+    ):
+        return join.join_job(CollectiveSettings.from_environ(os.environ))
 
 
 def ways(words: Sequence[str]) -> Iterator[tuple[str, Communicator]]:

@@ -10,7 +10,7 @@ from jobs import ways
 
 import popdist_py
 from popdist_py import all_reduce, barrier, broadcast
-from popdist_py.collectives.communicators import shared_memory
+from popdist_py.collectives.communicators import group_communicator
 from popdist_py.collectives.within_host import host_group
 
 
@@ -79,6 +79,6 @@ def messages_by_way(*words):
         me, count = comm.instance_index, comm.num_instances
         last = me == count - 1
         found[way] = messages()
-        with mock.patch.object(shared_memory, "_MAX_PLANS", 8):
+        with mock.patch.object(group_communicator, "_MAX_PLANS", 8):
             check_plans_that_are_forgotten()
     return found

@@ -68,10 +68,10 @@ def test_a_child_ends_as_usual_and_the_instances_go_on(poprun, count):
     """In each way of joining; a child's call would be taken for its parent's next one."""
     alone = {"": "SoloCommunicator"}
     together = {
-        "": "SharedCommunicator",
-        "TEST_WITHOUT_READING=1": "SharedCommunicator",
-        "TEST_NUM_HOSTS=2": "SharedCommunicator",
-        "POPDIST_SHARED_MEMORY=0": "MpiCommunicator",
+        "": "GroupCommunicator",
+        "TEST_WITHOUT_READING=1": "GroupCommunicator",
+        "TEST_NUM_HOSTS=2": "GroupCommunicator",
+        "POPDIST_SHARED_MEMORY=0": "GroupCommunicator",
     }
     expected = alone if count == 1 else together
     program = Path(__file__).with_name("forked_children_program.py")

@@ -17,18 +17,18 @@ class Way:
     """A way of joining, by variables; ``owners`` instances own slices that go to other hosts."""
 
     variables: str
-    communicator: str = "SharedCommunicator"
-    group: str = "NoneType"
+    communicator: str = "GroupCommunicator"
+    mesh: str = "NoneType"
     owners: int = 0
 
 
 IN_SHARED_MEMORY = Way("")
 THROUGH_SLOTS = Way("TEST_WITHOUT_READING=1")
-MPI = Way("POPDIST_SHARED_MEMORY=0,TEST_SMALL_MESSAGES=1", "MpiCommunicator")
+MPI = Way("POPDIST_SHARED_MEMORY=0,TEST_SMALL_MESSAGES=1", mesh="MpiMesh")
 JOBS = {
     "solo": (1, [Way("", "SoloCommunicator")]),
     "two instances": (
-        2, [IN_SHARED_MEMORY, THROUGH_SLOTS, Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2)]
+        2, [IN_SHARED_MEMORY, THROUGH_SLOTS, Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=2)]
     ),
     "three instances": (
         3,
@@ -36,12 +36,12 @@ JOBS = {
             IN_SHARED_MEMORY,
             THROUGH_SLOTS,
             MPI,
-            Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
+            Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", mesh="MpiMesh",
                 owners=2),
-            Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
+            Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=2),
         ],
     ),
-    "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=4)]),
+    "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=4)]),
     "five instances": (5, [IN_SHARED_MEMORY]),
 }  # fmt: skip
 
@@ -69,8 +69,8 @@ def test_contract(request, job):
     for number, way in enumerate(ways):
         found = [joined[number] for joined, _ in replies]
         assert [communicator for communicator, _ in found] == [way.communicator] * count
-        groups = [group for _, group in found]
-        assert groups.count(way.group) == (way.owners or count), way
+        meshes = [mesh for _, mesh in found]
+        assert meshes.count(way.mesh) == (way.owners or count), way
     warned = [text for _, warnings in replies for text in warnings]
     assert len(warned) == sum("WITHOUT_SOCKETS" in way.variables for way in ways)
     assert all("the hosts do not reach one another by TCP on any network" in t for t in warned)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.collectives.within_host import host_barrier
 from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
 from popdist_py.errors import InstanceLostError
@@ -22,7 +23,7 @@ def sleeps(monkeypatch):
         monkeypatch.setattr(host_barrier, "time", SimpleNamespace(perf_counter=lambda: clock.now))
         barrier = HostBarrier(
             np.zeros(HostBarrier.size(2), np.uint8), [Peer(0, 1), Peer(1, 2)], 0,
-            cores_are_short=cores_are_short, hang_timeout=10,
+            cores_are_short=cores_are_short, limits=WaitLimits(10),
         )  # fmt: skip
         calls = []
 
@@ -65,7 +66,7 @@ def barriers():
     memory = np.zeros(HostBarrier.size(3), np.uint8)
     peers = [Peer(index, os.getpid()) for index in range(3)]
     made = [
-        HostBarrier(memory, peers, position, cores_are_short=True, hang_timeout=0.4)
+        HostBarrier(memory, peers, position, cores_are_short=True, limits=WaitLimits(0.4))
         for position in range(3)
     ]
     yield made

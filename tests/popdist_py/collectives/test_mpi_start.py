@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from popdist_py.collectives.communicators.mpi_start import start_mpi
+from popdist_py.collectives.between_hosts.mpi_start import start_mpi
 
 GET_TIMERSLACK = 30
 

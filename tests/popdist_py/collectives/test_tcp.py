@@ -19,7 +19,8 @@ from support.processes import connections
 
 from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
-from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS, ConnectionLostError, TcpMesh
+from popdist_py.collectives.between_hosts.mesh import VALUES, ConnectionLostError
+from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS, TcpMesh
 from popdist_py.peers import greeting
 
 LIMIT = 30
@@ -163,7 +164,7 @@ class SilentConnection(socket.socket):
 )
 def test_a_rank_whose_host_does_not_answer_is_lost(retransmits, silent_seconds, is_lost):
     first, second = meshes(2)
-    stream = first._value_streams[1]
+    stream = first._streams[VALUES][1]
     silent = SilentConnection(fileno=os.dup(stream.connection.fileno()))
     silent.setblocking(False)
     silent.retransmits, silent.silent_seconds = retransmits, silent_seconds

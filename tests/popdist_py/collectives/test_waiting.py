@@ -1,28 +1,18 @@
-"""Instances that wait leave the cores to those that work."""
+"""How long a wait has lasted."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import pytest
-
-# Its limit is one of CPU time: a busy machine adds some to every wake-up.
-pytestmark = [pytest.mark.mpi, pytest.mark.sweep]
+from popdist_py.collectives import waiting
 
 
-@pytest.mark.parametrize("instances", [2, 8])
-def test_waiting_takes_no_core(poprun, instances):
-    done = poprun(
-        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe",
-        Path(__file__).with_name("waiting_program.py"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    used = {
-        int(index): float(cpu)
-        for index, cpu in re.findall(r"\[1,(\d+)\]<stdout>:([\d.]+) ", done.stdout)
-    }
-    assert len(used) == instances
-    assert used.pop(0) > 0.99
-    # Spinning, each of the others would take its share of the second or more.
-    assert max(used.values()) < 0.5, used
+def test_the_time_in_which_the_process_was_stopped_does_not_count(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
+    wait = waiting.WaitTime()
+    for _ in range(10):
+        now += 0.5
+        assert wait.seconds() == now - 100.0
+    now += 600.0  # Ctrl-Z, and fg
+    assert wait.seconds() == 5.0
+    now += 1.0
+    assert wait.seconds() == 6.0

@@ -127,7 +127,7 @@ def test_a_rank_whose_bucket_is_no_bucket_goes_the_private_way_with_the_others()
 
 
 def _train_where_nothing_can_be_shared(rank):
-    from popdist_py.collectives.communicators import shared_memory
+    from popdist_py.collectives.communicators import group_communicator
     from popdist_py.collectives.within_host.shared_window import WindowError
 
     calls = []
@@ -137,7 +137,7 @@ def _train_where_nothing_can_be_shared(rank):
         raise WindowError("no memory")
 
     dist.all_reduce(torch.zeros(1))
-    shared_memory.Window = refuse
+    group_communicator.Window = refuse
     model = _model(gradient_as_bucket_view=True)
     for step in range(3):
         _step(model, rank, step)

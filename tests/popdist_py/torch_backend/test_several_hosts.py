@@ -13,7 +13,7 @@ import torch.distributed as dist
 from support.processes import connections
 from support.ranks import run_ranks, values
 
-from popdist_py.collectives.communicators import meeting_communicator
+from popdist_py.collectives.communicators import join
 
 # The host of every rank.
 LAYOUTS = {
@@ -30,9 +30,7 @@ def _on_hosts(function):
 
     @wraps(function)
     def call(rank, hosts, *args):
-        with mock.patch.object(
-            meeting_communicator, "place_of_this_process", return_value=f"host {hosts[rank]}"
-        ):
+        with mock.patch.object(join, "place_of_this_process", return_value=f"host {hosts[rank]}"):
             return function(rank, hosts, *args)
 
     return call

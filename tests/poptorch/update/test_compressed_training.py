@@ -26,7 +26,7 @@ def assert_trained(done, instances, expected):
 def test_trainings_over_two_hosts(poprun, warm):
     way = "TEST_NUM_HOSTS=2,TEST_BRIEFLY=1"
     done = poprun("--num-instances", 2, "--num-replicas", 2, *warm, PROGRAM, way, timeout=140)
-    assert_trained(done, 2, {way: "2 hosts, TcpGroup"})
+    assert_trained(done, 2, {way: "2 hosts, TcpMesh"})
 
 
 @pytest.mark.mpi
@@ -34,9 +34,9 @@ def test_trainings_over_two_hosts(poprun, warm):
 @pytest.mark.timeout(150)
 def test_trainings_over_hosts_of_two_instances_and_over_many_hosts(poprun):
     expected = {
-        "TEST_NUM_HOSTS=2": "2 hosts, TcpGroup",
-        "TEST_NUM_HOSTS=4,TEST_BRIEFLY=1": "4 hosts, TcpGroup",
-        "TEST_NUM_HOSTS=4,TEST_WITHOUT_SOCKETS=1,TEST_BRIEFLY=1": "4 hosts, MpiGroup",
+        "TEST_NUM_HOSTS=2": "2 hosts, TcpMesh",
+        "TEST_NUM_HOSTS=4,TEST_BRIEFLY=1": "4 hosts, TcpMesh",
+        "TEST_NUM_HOSTS=4,TEST_WITHOUT_SOCKETS=1,TEST_BRIEFLY=1": "4 hosts, MpiMesh",
     }
     done = poprun(
         "--num-instances", 4, "--num-replicas", 4, "--oversubscribe", PROGRAM, *expected,

@@ -84,7 +84,7 @@ TRAIN = ("/home/me/train.py", "<module>")
           ("/s/popdist_py/start_hook/popdist_mpi_sockets.py", "execute_and_move"),
           ("/s/popdist_py/start_hook/popdist_import_hook.py", "execute_and_run"), *IMPORTING[2:],
           TRAIN], True),
-        ([*IMPORTING, ("/s/popdist_py/collectives/communicators/mpi_start.py", "start_mpi"),
+        ([*IMPORTING, ("/s/popdist_py/collectives/between_hosts/mpi_start.py", "start_mpi"),
           ("/s/popdist_py/context.py", "_join"), TRAIN], True),
         ([*IMPORTING, ("/home/me/data.py", "<module>"), TRAIN], False),
     ],

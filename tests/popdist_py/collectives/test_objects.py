@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popdist_py.collectives.object_calls import ObjectCalls
+from popdist_py.collectives.objects import ObjectCalls
 from popdist_py.environment import SECRET
 from popdist_py.errors import ForgedObjectError
 

@@ -1,4 +1,4 @@
-"""The communicator over shared memory within a host, and TCP or MPI between the hosts.
+"""The communicator of several instances: shared memory within a host, a mesh between hosts.
 
 It decides which way a call takes. A small array is reduced one-shot: every instance reduces the
 slots of all by itself, after one barrier. A large one goes through ``SlicedAllReduce``.
@@ -9,18 +9,21 @@ Nothing here maps memory, polls, or reduces by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup, MovingGroup
+from popdist_py.collectives.between_hosts.all_hosts import AllHosts
+from popdist_py.collectives.between_hosts.mesh import Mesh
+from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
-from popdist_py.collectives.object_calls import ObjectCalls
-from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
+from popdist_py.collectives.objects import ObjectCalls
+from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.waiting import Span, WaitLimits
 from popdist_py.collectives.within_host.host_exchange import HostExchange
 from popdist_py.collectives.within_host.host_group import (
     Agreement,
@@ -34,11 +37,10 @@ from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
-    from popdist_py.collectives.meeting import Meeting
+    from popdist_py.collectives.interfaces import Meeting
     from popdist_py.collectives.rounds import Compression
-    from popdist_py.environment import CollectiveSettings
 
-__all__ = ["SharedCommunicator"]
+__all__ = ["ConnectHosts", "GroupCommunicator"]
 
 _MAX_PLANS = 1024
 # The number that the first instance of a host passes to the other hosts: where the arrays of its
@@ -48,43 +50,20 @@ _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
 _MOVABLE = 1
 
 
-class Links(Protocol):
-    """Connects the hosts of a communicator; every call is collective."""
-
-    def owners(
-        self, color: int, key: int, owners: Sequence[int] | None, grace: float
-    ) -> LinkedGroup | None:
-        """Return the group of one instance of each host, or None for one that owns no slice.
-
-        Args:
-            color: those with one number form a group.
-            key: they are in order of this number.
-            owners: index of the instances of the group; None for those that are in no group.
-            grace: seconds to wait in addition; another instance will say which one is missing.
-        """
-
-    def all_instances(
-        self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
-    ) -> MovingGroup:
-        """Return the group of all instances.
-
-        Args:
-            host: the instances of this host.
-            hosts: index of the instances of every host.
-            owners: what ``owners`` has returned.
-        """
+# Connects one instance of each host, from a color, a key, and whether this instance takes part.
+ConnectHosts = Callable[..., Mesh | None]
 
 
-class SharedCommunicator(GivenArrayCalls, ObjectCalls):
-    """All instances of the job; satisfies ``popdist_py.collectives.Communicator``.
+class GroupCommunicator(GivenArrayCalls, ObjectCalls):
+    """The communicator of several instances; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
-        world: all instances; rank = instance index.
-        local: the instances of this host, in order.
-        window: the memory of this host's instances, from ``make_window``.
-        settings: the user's.
-        links: what connects several hosts.
-        names: of the instances, in messages.
+        world: The instances, in the order of their indices.
+        local: The instances of this host, in the same order.
+        window: The memory of the instances of this host, from ``make_window``.
+        limits: Limits of the waits, and the names of the instances in messages.
+        connect_hosts: Connects one instance of each host.
+        instances: Index in the job of each instance; None if they are all of the job.
     """
 
     def __init__(
@@ -92,22 +71,23 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         world: Meeting,
         local: Meeting,
         window: Window,
-        settings: CollectiveSettings,
-        links: Links,
-        names: Names = INSTANCES,
+        limits: WaitLimits,
+        connect_hosts: ConnectHosts,
+        instances: Sequence[int] | None = None,
     ) -> None:
-        self.names = names
+        self.names = limits.names
         self.instance_index = world.rank
         self.num_instances = world.size
-        self.instances: Sequence[int] = range(self.num_instances)
+        self.instances = range(self.num_instances) if instances is None else instances
+        self._limits = limits
         self.background = Background()
-        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout, names)
+        self._host = HostGroup(local, window, self.instance_index, limits)
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
         self._may_move = self.num_instances > 1
-        self._connect_hosts(world, settings.hang_timeout, links)
+        self._connect_hosts(world, connect_hosts)
 
-    def _connect_hosts(self, world: Meeting, hang_timeout: float, links: Links) -> None:
+    def _connect_hosts(self, world: Meeting, connect_hosts: ConnectHosts) -> None:
         """Connect the hosts: for each slice, its owners on all hosts form a group."""
         own_host = tuple(self._host.instances)
         self.hosts: Sequence[Sequence[int]] = sorted(set(map(tuple, world.all_gather(own_host))))
@@ -116,20 +96,20 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         self.host_memory = None if self.spans_hosts else self
         self.host_links = self if self.spans_hosts else None
         self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
-        self._world: MovingGroup | None = None
-        self._slice_owners: LinkedGroup | None = None
+        self._world: AllHosts | None = None
+        self._slice_owners: MeshGroup | None = None
         if len(hosts) > 1:
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
-            # A wait for another host has a longer time-out than a wait within that host: its
-            # instances know which one is missing, and report it first.
-            self._grace = hang_timeout / 4 + 1
             position = self._host.position
             num_owners = min(map(len, hosts))
-            owners = [host[position] for host in hosts] if position < num_owners else None
-            self._slice_owners = links.owners(
-                min(position, num_owners), hosts.index(own_host), owners, self._grace
+            mesh = connect_hosts(
+                min(position, num_owners), hosts.index(own_host), takes_part=position < num_owners
             )
-            self._world = links.all_instances(self._host, hosts, self._slice_owners)
+            if mesh is not None:
+                owners = [host[position] for host in hosts]
+                self._slice_owners = MeshGroup(mesh, owners, self._limits)
+            first = self._slice_owners if position == 0 else None
+            self._world = AllHosts(self._host, hosts, first)
         can_read = all(world.all_gather(self._host.can_read))
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
@@ -252,12 +232,9 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
     def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
         """Overwrite ``array`` with the one of instance ``root``."""
         plan = self._plan("broadcast", root, array, name)
-        data = array.reshape(-1).view(np.uint8)
-        if self._world is None:
-            self._host.broadcast(data, root, plan)
-        else:
+        if self._world is not None:
             self._agree(plan)
-            self._world.broadcast(data, root, plan.signature)
+        self._broadcast_flat(array.reshape(-1).view(np.uint8), self.instances.index(root), plan)
 
     def all_gather(self, array: Array, name: str = "") -> Array:
         """Return the arrays of all instances, stacked."""
@@ -272,8 +249,8 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         plan = self._plan("gather", root, array, name)
         if self._world is not None:
             self._agree(plan)
-            return self._world.gather(array, root, plan.signature)
-        if root == self.instance_index:
+            return self._world.gather(array, self.instances.index(root), plan.signature)
+        if root == self.instances[self.instance_index]:
             return self._gather_on_host(array, plan)
         self._host.gather(array.reshape(-1).view(np.uint8), (), array.nbytes, plan)
         return None
@@ -286,18 +263,28 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
     def _gather_bytes(
         self, data: Array, signature: Signature, root: int | None = None
     ) -> list[Array] | None:
-        plan = self._plan_of(signature)
+        plan, rank = self._plan_of(signature), None if root is None else self.instances.index(root)
         if self._world is not None:
             self._agree(plan)
-            return self._world.gather_bytes(data, signature, root)
-        return self._host.gather_bytes(data, plan, root)
+            return self._world.gather_bytes(data, signature, rank)
+        return self._host.gather_bytes(data, plan, rank)
 
     def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
-        plan = self._plan_of(signature)
+        plan, root = self._plan_of(signature), self.instances.index(root)
         if self._world is not None:
             self._agree(plan)
-            return self._world.broadcast_bytes(data, root, signature)
-        return self._host.broadcast_bytes(data, root, plan)
+        size = np.array([data.size])
+        self._broadcast_flat(size.view(np.uint8), root, plan)
+        received = data.copy() if root == self.instance_index else np.empty(size[0], np.uint8)
+        self._broadcast_flat(received, root, plan)
+        return received
+
+    def _broadcast_flat(self, data: Array, root: int, plan: CallPlan) -> None:
+        """Overwrite bytes with those of the instance at index ``root`` of this communicator."""
+        if self._world is None:
+            self._host.broadcast(data, root, plan)
+        else:
+            self._world.broadcast(data, root, plan.signature)
 
     def barrier(self) -> None:
         """Return once every instance has called this."""
@@ -323,15 +310,11 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
 
     def set_hang_timeout(self, seconds: float) -> None:
         """Set after how many seconds a wait raises an error."""
-        self._host.barrier.hang_timeout = seconds
-        if self._slice_owners is not None:
-            self._slice_owners.hang_timeout = seconds
+        self._limits.hang_timeout = seconds
 
     def abort(self, reason: str) -> None:
         """Let the call that another thread is in, and all later ones, raise an error soon."""
-        self._host.barrier.abort(reason)
-        if self._slice_owners is not None:
-            self._slice_owners.abort(reason)
+        self._limits.abort_reason = reason
 
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost.
@@ -433,7 +416,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
                 raise mismatch(host.descriptions(plan.signature), host.instances, self.names)
             return Agreement(all_shared, some_shared, all_movable, addresses)
         self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
-        barrier.wait_for_all(plan.signature, 2 * self._grace)
+        barrier.wait_for_all(plan.signature, Span.FOR_FIRST)
         calls_are_equal, number = self._verdict.tolist()
         if number >= _FIRST_LOST:
             barrier.lost_error = InstanceLostError(
@@ -441,7 +424,8 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
             )
             raise barrier.lost_error
         if not calls_are_equal:
-            raise mismatch(self._world.descriptions(plan.signature), self.instances, self.names)
+            calls = self._world.descriptions(plan.signature)
+            raise mismatch(calls, range(self.num_instances), self.names)
         return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:

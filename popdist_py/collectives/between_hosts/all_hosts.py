@@ -1,9 +1,8 @@
-"""The links between hosts without MPI: TCP connections of one instance of each host.
+"""Moves between all instances of several hosts.
 
-What all instances exchange goes through the memory of each host to its first instance, between the
-first instances, and back: so nothing travels between two hosts twice.
-
-Nothing here maps memory but that of one number, nor opens sockets itself.
+The instances of a host pass their bytes to their first one within the host. The first instances
+pass them on between the hosts, and the bytes of other hosts go the opposite way: so nothing travels
+between two hosts twice.
 """
 
 from __future__ import annotations
@@ -14,89 +13,38 @@ from typing import cast
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
-from popdist_py.collectives.between_hosts.socket_group import SocketGroup
-from popdist_py.collectives.between_hosts.tcp_connect import connect
-from popdist_py.collectives.meeting import Meeting
-from popdist_py.collectives.signature import INSTANCES, Names, Signature
-from popdist_py.collectives.sized_broadcast import sized_broadcast
+from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
+from popdist_py.collectives.signature import Signature
+from popdist_py.collectives.waiting import Span
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 from popdist_py.collectives.within_host.shared_window import Window
-from popdist_py.environment import NETWORK, CollectiveSettings
-from popdist_py.errors import InstanceLostError, PopdistError
+from popdist_py.errors import InstanceLostError
 
-__all__ = ["HostsGroup", "SocketLinks"]
+__all__ = ["AllHosts"]
 
 # The instances have compared the call before it comes here.
 _AGREED_CODE = 1
 _NOTHING = np.empty(0, np.uint8)
 
 
-class SocketLinks:
-    """Connects the hosts of a group; satisfies ``communicators.shared_memory.Links``.
+class AllHosts:
+    """All instances of several hosts. Every call is collective; ``call`` is its name in messages.
 
     Args:
-        meeting: all instances; rank = instance index.
-        settings: the user's.
-        towards: a host that all hosts reach by the network between them, if none is set.
-        names: of the instances, in messages.
-    """
+        host: The instances of this host; collective.
+        hosts: Index of the instances of every host.
+        first: The group of the first instances of all hosts; None on the other instances.
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        settings: CollectiveSettings,
-        towards: str | None = None,
-        names: Names = INSTANCES,
-    ) -> None:
-        self._names = names
-        self._meeting = meeting
-        self._settings = settings
-        self._towards = towards
-
-    def owners(
-        self, color: int, key: int, owners: Sequence[int] | None, grace: float
-    ) -> SocketGroup | None:
-        """Return the group of one instance of each host, or None for one that owns no slice.
-
-        Raises:
-            PopdistError: the hosts do not reach one another; raised on all instances.
-        """
-        members = self._meeting.split(color, key)
-        network = self._settings.network
-        mesh = connect(members, network, self._towards) if owners is not None else None
-        if not all(self._meeting.all_gather(mesh is not None or owners is None)):
-            if mesh is not None:
-                mesh.close()
-            raise PopdistError(_unreachable(network, self._towards))
-        if mesh is None or owners is None:
-            return None
-        return SocketGroup(mesh, owners, self._settings.hang_timeout, grace, self._names)
-
-    def all_instances(
-        self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
-    ) -> HostsGroup:
-        """Return the group of all instances; collective."""
-        first = owners if host.position == 0 and isinstance(owners, SocketGroup) else None
-        return HostsGroup(host, hosts, first, self._settings.hang_timeout)
-
-
-class HostsGroup:
-    """All instances of several hosts; satisfies ``between_hosts.linked_group.MovingGroup``.
-
-    Args:
-        host: the instances of this host.
-        hosts: index of the instances of every host.
-        first: the first instances of all hosts; None but on them.
-        hang_timeout: seconds after which a wait raises an error.
+    Attributes:
+        lost_error: The error of the wait that failed.
+        lost_instance: Index of the instance that ``lost_error`` names.
     """
 
     def __init__(
         self,
         host: HostGroup,
         hosts: Sequence[Sequence[int]],
-        first: SocketGroup | None,
-        hang_timeout: float,
+        first: MeshGroup | None,
     ) -> None:
         self._host = host
         self._first = first
@@ -113,12 +61,10 @@ class HostsGroup:
         self.lost_instance = -1
         # 1 + the instance that the first instance of this host has missed on another host.
         self._missed = Window(host.local, 8).parts[0][:8].view(np.int64)
-        # The first instance waits for other hosts for longer than others wait within a host.
-        self._grace = hang_timeout / 2 + 2
 
     # --- Between the hosts --------------------------------------------------------------------
 
-    def _exchange(self, call: object, exchange: Callable[[SocketGroup], None]) -> None:
+    def _exchange(self, call: object, exchange: Callable[[MeshGroup], None]) -> None:
         """Let the first instance do its part with the other hosts; the others wait for it.
 
         Raises:
@@ -134,7 +80,7 @@ class HostsGroup:
                     barrier.wait_for_all(call)
                 self._lose(error, self._first.lost_instance)
                 raise
-        barrier.wait_for_all(call, self._grace)
+        barrier.wait_for_all(call, Span.FOR_FIRST)
         missed = int(self._missed[0]) - 1
         if missed >= 0:
             found = InstanceLostError(
@@ -199,12 +145,6 @@ class HostsGroup:
         if self._own_host != root_host:
             host.broadcast(data, 0, plan)
 
-    def broadcast_bytes(self, data: Array, root: int, call: object) -> Array:
-        """Return the bytes ``data`` of instance ``root``; what the others pass does not matter."""
-        return sized_broadcast(
-            lambda flat: self.broadcast(flat, root, call), data, is_root=self.rank == root
-        )
-
     def all_gather(self, array: Array, call: object) -> Array:
         """Return the equally large ``array`` of every instance, stacked."""
         return self._stacked(self._collected(array, call, None), array)
@@ -246,12 +186,3 @@ class HostsGroup:
 
 def _plan_of(call: object) -> CallPlan:
     return CallPlan(cast("Signature", call), _AGREED_CODE)
-
-
-def _unreachable(network: str | None, towards: str | None) -> str:
-    tried = network or (f"the network towards {towards}" if towards else "that of the host's name")
-    return (
-        f"the hosts do not reach one another by TCP on {tried}: open the ports between the hosts, "
-        f"or name another network, by interface or CIDR (poprun-py --host-subnet, {NETWORK}, or "
-        "GLOO_SOCKET_IFNAME)"
-    )

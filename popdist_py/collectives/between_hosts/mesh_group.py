@@ -1,0 +1,166 @@
+"""Collective calls of one instance of each host, with a time limit, over any mesh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from popdist_py import activities
+from popdist_py.collectives.arithmetic import FUNCTIONS, Array
+from popdist_py.collectives.between_hosts.mesh import ConnectionLostError, Mesh, Request
+from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
+from popdist_py.collectives.rounds import Round
+from popdist_py.collectives.tree import Node
+from popdist_py.collectives.waiting import Span, WaitLimits, WaitTime
+from popdist_py.errors import InstanceLostError
+
+__all__ = ["MeshGroup", "Started"]
+
+# Seconds for which the mesh may wait at a time. The limits are checked between these waits.
+_POLL_SECONDS = 0.1
+_NOTHING = np.empty(0, np.uint8)
+
+# An error of the start is raised by ``wait``, which knows the call.
+Started: TypeAlias = Request | ConnectionLostError
+
+
+class MeshGroup:
+    """The ranks of a mesh. Every call is collective; ``call`` is its name in messages.
+
+    Args:
+        mesh: The connections between the ranks; closed with the group.
+        instances: Index of each rank among the instances of the communicator.
+        limits: Limits of the waits. A wait begins anew whenever bytes were moved.
+
+    Attributes:
+        lost_error: The error of the wait that failed; later calls raise it at once.
+        lost_instance: Index of the instance that ``lost_error`` names; -1 if it names none.
+    """
+
+    def __init__(self, mesh: Mesh, instances: Sequence[int], limits: WaitLimits) -> None:
+        self.mesh = mesh
+        self._instances = list(instances)
+        self._limits = limits
+        self.rank = mesh.rank
+        self.size = mesh.size
+        self.lost_error: InstanceLostError | None = None
+        self.lost_instance = -1
+
+    # --- Requests -----------------------------------------------------------------------------
+
+    def start_all_reduce(self, array: Array, op: str) -> Started:
+        """Start to reduce ``array``, flat, in place; ``wait`` completes it."""
+        return self._started(lambda: self.mesh.start_all_reduce(array, FUNCTIONS[op]))
+
+    def start_round(self, one: Round) -> Started:
+        """Start a round; ``wait`` completes it."""
+        return self._started(lambda: self.mesh.start_round(one))
+
+    def _started(self, start: Callable[[], Request]) -> Started:
+        if self.lost_error is not None:
+            raise self.lost_error
+        try:
+            return start()
+        except ConnectionLostError as error:
+            return error
+
+    def wait(self, request: Started, call: object) -> None:
+        """Return once ``request`` is complete.
+
+        Raises:
+            InstanceLostError: Another instance has ended, or no bytes arrive within the limit.
+        """
+        try:
+            if isinstance(request, ConnectionLostError):
+                raise request
+            self._wait(request, call)
+        except ConnectionLostError as error:
+            time.sleep(self._limits.launcher_grace)
+            self.lost_instance = self._instances[error.rank]
+            lost = self._limits.names.of(self.lost_instance)
+            self.lost_error = InstanceLostError(
+                f"{call}: no answer from {lost} on another host for {SILENT_SECONDS} s: that host "
+                "is down, or the network between it and this one"
+                if error.is_silent
+                else f"{call}: {lost} was lost on another host"
+            )
+            raise self.lost_error from None
+        except InstanceLostError as error:
+            self.lost_error = error
+            raise
+
+    def _wait(self, request: Request, call: object) -> None:
+        waited = WaitTime()
+        while not request.is_done:
+            has_moved = self.mesh.progress(_POLL_SECONDS)
+            self._limits.check_abort(call)
+            if has_moved:
+                waited = WaitTime()
+            elif waited.seconds() > self._limits.seconds(Span.BETWEEN_HOSTS):
+                # A rank that itself waits for a third one has sent its values, but no sum.
+                missing = request.missing_values or request.missing_sums
+                instances = sorted(self._instances[rank] for rank in missing)
+                self.lost_instance = instances[0] if instances else -1
+                raise self._limits.late_error(instances, call)
+
+    # --- Calls --------------------------------------------------------------------------------
+
+    def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
+        """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
+        extremes = np.array([code, -code, number], np.int64)
+        # So few numbers need no time to travel: a long call waits for ranks that are late.
+        with activities.doing(activities.WAITING):
+            self.wait(self.start_all_reduce(extremes, "max"), call)
+        return bool(extremes[0] == -extremes[1]), int(extremes[2])
+
+    def broadcast(self, array: Array, root: int, call: object) -> None:
+        """Overwrite ``array``, flat, with that of rank ``root``."""
+        if self.rank == root:
+            self._exchange([array] * self.size, [_NOTHING] * self.size, call)
+        else:
+            incoming = [array if rank == root else _NOTHING for rank in range(self.size)]
+            self._exchange([_NOTHING] * self.size, incoming, call)
+
+    def gather_into(self, rows: Sequence[Array], call: object, root: int | None = None) -> None:
+        """Fill the row of every other rank with that rank's own, at ``root`` or everywhere.
+
+        Args:
+            rows: One flat array for each rank; they may differ in length.
+            call: The collective call, as messages name it.
+            root: The rank that receives; None for all.
+        """
+        targets = range(self.size) if root is None else (root,)
+        outgoing = [rows[self.rank] if rank in targets else _NOTHING for rank in range(self.size)]
+        incoming = rows if self.rank in targets else [_NOTHING] * self.size
+        self._exchange(outgoing, incoming, call)
+
+    def _exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array], call: object) -> None:
+        """Send every other rank its array, and receive those that each has for this one."""
+        self.wait(self._started(lambda: self.mesh.start_exchange(outgoing, incoming)), call)
+
+    def all_gather_nodes(
+        self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
+    ) -> dict[Node, Array]:
+        """Return the nodes of all ranks, in order of rank.
+
+        Args:
+            values: The sums at the nodes of this rank, all of one size.
+            nodes: The nodes of every rank.
+            call: The collective call, as messages name it.
+        """
+        like = values[0]
+        rows = [np.empty((len(each), like.size), like.dtype) for each in nodes]
+        rows[self.rank][...] = values
+        self.gather_into([row.reshape(-1) for row in rows], call)
+        return {
+            node: value
+            for of_rank, row in zip(nodes, rows, strict=True)
+            for node, value in zip(of_rank, row, strict=True)
+        }
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.mesh.close()

@@ -1,0 +1,136 @@
+"""MPI as a way to meet, and as a mesh where TCP connections are not possible or not wanted.
+
+Importing this module initialises MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.between_hosts.mesh import Mesh, Request
+
+__all__ = ["MpiMeeting", "MpiMesh"]
+
+# MPI counts the bytes of a message in 31 bits.
+_MAX_BYTES = 2**30
+# A wait first asks MPI without a pause, so that short waits end at once.
+_POLLS = 2000
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+
+# The messages of one array, and the function to call once all of them have arrived.
+_Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
+
+
+class MpiMeeting:
+    """The processes of an MPI communicator; satisfies ``popdist_py.collectives.Meeting``.
+
+    Args:
+        comm: Their communicator. No other code may use it.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the value of every rank."""
+        # mpi4py's allgather() would unpickle the data, but anybody may write to MPI's sockets.
+        own = json.dumps(value).encode()
+        sizes = np.empty(self.size, np.int64)
+        self._comm.Allgather(np.array([len(own)]), sizes)
+        texts = bytearray(int(sizes.sum()))
+        self._comm.Allgatherv(own, [texts, sizes, MPI.BYTE])
+        ends = np.cumsum(sizes)
+        return [json.loads(texts[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of rank 0."""
+        own = json.dumps(value).encode() if self.rank == 0 else b""
+        size = np.array([len(own)])
+        self._comm.Bcast(size)
+        text = bytearray(own) or bytearray(int(size[0]))
+        self._comm.Bcast([text, MPI.BYTE])
+        return json.loads(text)
+
+    def split(self, color: int, key: int) -> MpiMeeting:
+        """Return the meeting of the ranks that pass the same ``color``, in order of ``key``."""
+        return MpiMeeting(self._comm.Split(color, key))
+
+    def mesh(self) -> MpiMesh:
+        """Return a mesh of these processes over MPI; collective."""
+        return MpiMesh(self._comm.Dup())
+
+
+class MpiMesh(Mesh):
+    """The processes of an MPI communicator.
+
+    Args:
+        comm: Their communicator. No other code may use it.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size())
+        self._comm = comm
+        self._transfers: list[_Transfer] = []
+
+    def close(self) -> None:
+        """Do nothing: mpi4py frees what belongs to MPI."""
+
+    def _send(self, channel: int, rank: int, array: Array, request: Request) -> None:
+        def sent() -> None:
+            request.unsent -= 1
+
+        messages = [self._comm.Isend(part, rank, channel) for part in _parts(array)]
+        self._transfers.append((messages, sent))
+
+    def _receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:
+        messages = [self._comm.Irecv(part, rank, channel) for part in _parts(array)]
+        self._transfers.append((messages, lambda: missing.discard(rank)))
+
+    def progress(self, seconds: float) -> bool:
+        """Send and receive what is possible, after a wait of at most ``seconds``.
+
+        Returns:
+            Whether a message has arrived or was sent.
+        """
+        if not self._transfers:
+            return False
+        for _ in range(_POLLS):
+            if self._complete_some():
+                return True
+        deadline, pause = time.monotonic() + seconds, _SHORTEST_PAUSE
+        while time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if self._complete_some():
+                return True
+        return False
+
+    def _complete_some(self) -> bool:
+        """Complete the transfers whose messages have all arrived; tell whether there were any."""
+        waiting: list[_Transfer] = []
+        completed: list[_Transfer] = []
+        for transfer in self._transfers:
+            (completed if MPI.Request.Testall(transfer[0]) else waiting).append(transfer)
+        if not completed:
+            return False
+        self._transfers = waiting
+        for _, complete in completed:
+            complete()
+        self._advance()
+        return True
+
+
+def _parts(array: Array) -> list[list[Any]]:
+    """Cut a flat array into messages that MPI can send."""
+    data = array.view(np.uint8)
+    starts = range(0, data.size, _MAX_BYTES)
+    return [[data[start : start + _MAX_BYTES], MPI.BYTE] for start in starts]

@@ -1,0 +1,101 @@
+"""How long a call waits for other instances, and what its error says.
+
+All waits of one communicator share one ``WaitLimits``, so that a limit that is changed, or an
+abort, holds for each of them at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+
+from popdist_py.collectives.signature import INSTANCES, Names
+from popdist_py.errors import InstanceLostError
+
+__all__ = ["Span", "WaitLimits", "WaitTime"]
+
+# Waits measure their time far more often. If a wait did not measure for so long, its process was
+# stopped (Ctrl-Z), and the processes of the other instances with it.
+_STOPPED_SECONDS = 2.0
+_MOST_LAUNCHER_GRACE_SECONDS = 2.0
+_MOST_EXTRA_SECONDS = 1.0
+
+
+class WaitTime:
+    """The duration of one wait, without the time in which this process was stopped."""
+
+    def __init__(self) -> None:
+        self._measured_at = time.monotonic()
+        self._seconds = 0.0
+
+    def seconds(self) -> float:
+        """Return the duration so far; the caller asks again and again while the wait lasts."""
+        now = time.monotonic()
+        passed, self._measured_at = now - self._measured_at, now
+        if passed < _STOPPED_SECONDS:
+            self._seconds += passed
+        return self._seconds
+
+
+class Span(IntEnum):
+    """For whom a wait lasts: a wider span has a longer limit.
+
+    The instances of one host know which of them is missing. Their error comes first, so that the
+    other hosts can name this instance too.
+    """
+
+    WITHIN_HOST = 0
+    BETWEEN_HOSTS = 1
+    # A wait of a host's other instances for its first one, which waits for other hosts.
+    FOR_FIRST = 2
+
+
+class WaitLimits:
+    """The limits of all waits of one communicator.
+
+    Args:
+        hang_timeout: Seconds after which a wait within a host raises an error.
+        names: Names of the instances in messages.
+
+    Attributes:
+        hang_timeout: As above. It may be set between two calls.
+        abort_reason: If it is not empty, every wait raises an error that states it.
+    """
+
+    def __init__(self, hang_timeout: float, names: Names = INSTANCES) -> None:
+        self.hang_timeout = hang_timeout
+        self.names = names
+        self.abort_reason = ""
+
+    @property
+    def launcher_grace(self) -> float:
+        """Seconds for which an instance waits after a peer has ended, before it raises an error.
+
+        Meanwhile the launcher ends the job and reports why the peer ended. Errors of the instances
+        that waited for it would only hide that reason.
+        """
+        return min(_MOST_LAUNCHER_GRACE_SECONDS, self.hang_timeout / 2)
+
+    def seconds(self, span: Span) -> float:
+        """Return the limit of a wait in seconds."""
+        extra = self.hang_timeout / 4 + min(_MOST_EXTRA_SECONDS, self.hang_timeout)
+        return self.hang_timeout + span * extra
+
+    def check_abort(self, call: object) -> None:
+        """Raise an error if the communicator was aborted.
+
+        Raises:
+            InstanceLostError: It was aborted.
+        """
+        if self.abort_reason:
+            raise InstanceLostError(f"{call}: {self.abort_reason}")
+
+    def late_error(self, missing: Sequence[int], call: object) -> InstanceLostError:
+        """Return the error of a wait that took too long for these instances."""
+        limit = f"within {self.hang_timeout:g} s ({self.names.time_limit})"
+        if not missing:
+            text = f"all {self.names.noun}s arrived, but did not end {limit}"
+        else:
+            text = f"{self.names.of(*sorted(missing))} did not arrive {limit}"
+        return InstanceLostError(f"{call}: {text}")
