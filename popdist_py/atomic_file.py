@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-__all__ = ["PARTIAL_SUFFIX", "beside", "open_private", "replaced_at_end", "write_whole"]
-
 # The suffix of temporary files. A killed writer leaves a file ``.NAME.*.partial`` behind.
 PARTIAL_SUFFIX = ".partial"
 

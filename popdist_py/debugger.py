@@ -18,8 +18,6 @@ from typing import Any
 from popdist_py import context, heartbeat
 from popdist_py.environment import DEBUGGER
 
-__all__ = ["breakpoint"]
-
 _WAIT_SECONDS = 0.01
 
 _num_calls = 0

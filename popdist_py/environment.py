@@ -11,20 +11,6 @@ from dataclasses import dataclass
 
 from popdist_py.errors import WireError
 
-__all__ = [
-    "BETWEEN_CALLS",
-    "COLLECTIVES",
-    "COMPILING",
-    "INFERENCE",
-    "INSTANCE_VARIABLES",
-    "RESUME_EXIT_CODE",
-    "TRAINING",
-    "CollectiveSettings",
-    "InstanceEnvironment",
-    "is_popdist_environment",
-    "job_secret",
-]
-
 NUM_TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 NUM_IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
 NUM_LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"

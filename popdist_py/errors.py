@@ -11,19 +11,6 @@ PopdistError                    any error that this library reports
 
 from __future__ import annotations
 
-__all__ = [
-    "CollectiveMismatchError",
-    "ForgedObjectError",
-    "ForkedProcessError",
-    "InstanceLostError",
-    "NotInitialisedError",
-    "PopdistError",
-    "WireError",
-    "are",
-    "counted",
-    "plural",
-]
-
 
 class PopdistError(Exception):
     """Any error that popdist_py itself reports."""

@@ -15,8 +15,6 @@ from typing import Any
 
 from popdist_py.atomic_file import replaced_at_end
 
-__all__ = ["recall", "remember"]
-
 _MOST_VALUES = 1000  # in one file; the oldest values are removed
 
 

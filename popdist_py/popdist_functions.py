@@ -9,24 +9,6 @@ from popdist_py import context
 from popdist_py.device_numbers import device_id
 from popdist_py.errors import PopdistError
 
-__all__ = [
-    "checkNumIpusPerReplica",
-    "finalizeBackend",
-    "getDeviceId",
-    "getInstanceIndex",
-    "getLocalInstanceIndex",
-    "getNumInstances",
-    "getNumIpusPerReplica",
-    "getNumLocalReplicas",
-    "getNumTotalReplicas",
-    "getReplicaIndexOffset",
-    "initializeBackend",
-    "isBackendInitialized",
-    "isPopdistEnvSet",
-    "registerBackend",
-    "registerDefaultBackend",
-]
-
 
 def isPopdistEnvSet() -> bool:
     """Tell whether the program was started by the launcher."""

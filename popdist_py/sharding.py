@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from popdist_py.errors import counted
 
-__all__ = ["Shard", "shard"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["is_container", "leaves", "rebuilt"]
-
 _CONTAINERS = (dict, list, tuple)
 # The attribute that dataclasses.is_dataclass() looks for. It is looked up in the type of a value,
 # so a dataclass itself is not a container.

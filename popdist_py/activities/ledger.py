@@ -23,28 +23,6 @@ from typing import Any, Final, Protocol
 from popdist_py.activities.shared_words import map_words
 from popdist_py.environment import COLLECTIVES
 
-__all__ = [
-    "COMPILING",
-    "COMPUTING",
-    "LOADING",
-    "NAMES",
-    "OTHER",
-    "REDUCING",
-    "SAVING",
-    "TRANSFERRING",
-    "UPDATING",
-    "VALIDATING",
-    "WAITING",
-    "Listener",
-    "awaiting_background",
-    "begin",
-    "count_as_waiting",
-    "doing",
-    "listen",
-    "step_done",
-    "waited",
-]
-
 # OTHER is the program's own code. WAITING means waiting for other instances.
 (
     OTHER, COMPILING, COMPUTING, LOADING, TRANSFERRING,

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from popdist_py import environment
 
-__all__ = ["map_words"]
-
 
 def map_words(count: int) -> memoryview:
     """Return the first ``count`` integers of the shared memory.

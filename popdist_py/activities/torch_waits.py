@@ -19,8 +19,6 @@ from typing import Any
 
 from popdist_py.activities import ledger
 
-__all__ = ["watch"]
-
 
 def watch() -> None:
     """Count this thread's waiting in torch.distributed from now on, if the program uses it."""

@@ -17,19 +17,6 @@ from popdist_py.public_collectives import value_calls
 if TYPE_CHECKING:
     from popdist_py.collectives.background import Handle
 
-__all__ = [
-    "all_gather",
-    "all_gather_object",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "gather",
-    "gather_object",
-    "reduce_scatter",
-    "synchronize",
-]
-
 _OPERATIONS = frozenset(get_args(ReduceOp))
 # The result has the type of the argument. For a container this is an approximation: the mean of its
 # integers is a float.

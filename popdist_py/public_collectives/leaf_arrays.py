@@ -17,17 +17,6 @@ from popdist_py.collectives import ReduceOp
 from popdist_py.collectives.arithmetic import BFLOAT16, Array, check_dtype, dtype_name
 from popdist_py.collectives.overlaps import elements_overlap
 
-__all__ = [
-    "Leaf",
-    "bytes_of",
-    "is_tensor",
-    "marking_repeats",
-    "movable",
-    "own_memory",
-    "reducible",
-    "tensor_like",
-]
-
 _REDUCIBLE = "expected a number, an array or a tensor"
 _OVERLAPPING = "whose elements share memory, as after expand() or as_strided(): give a "
 _MOVABLE_TENSORS = "expected a dense one of booleans, integers, or floats of 16 bits or more"

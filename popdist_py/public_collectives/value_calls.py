@@ -19,8 +19,6 @@ from popdist_py.value_tree import is_container, leaves, rebuilt
 if TYPE_CHECKING:
     from popdist_py.public_collectives.leaf_arrays import Leaf
 
-__all__ = ["all_reduce", "broadcast", "copy_of", "gather", "leaf_arrays", "reduce_scatter"]
-
 
 @cache
 def leaf_arrays() -> ModuleType:

@@ -18,18 +18,6 @@ from typing import Final
 
 from popdist_py.timeline.clocks import LOCAL, ClockLine, ClockSample, clock_line
 
-__all__ = [
-    "SPANS_SUFFIX",
-    "TORCH_SUFFIX",
-    "clock_path",
-    "end_path",
-    "instance_prefix",
-    "instances_in",
-    "read_clock",
-    "read_end",
-    "save_clock",
-]
-
 SPANS_SUFFIX: Final = ".spans"
 TORCH_SUFFIX: Final = ".json"
 _PROGRAM_FILE: Final = re.compile(r"instance-(\d+)\..*")

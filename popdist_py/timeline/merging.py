@@ -41,8 +41,6 @@ from popdist_py.timeline.trace_events import (
     span_events,
 )
 
-__all__ = ["Instance", "Merged", "merge_files", "recorded_instances"]
-
 # Higher levels make smaller files but take many times longer.
 _COMPRESSION: Final = 4
 # Viewers treat a row with the number of its process as the main thread of the process.

@@ -23,8 +23,6 @@ from popdist_py import heartbeat
 from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
 from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
 
-__all__ = ["Opened", "Recorder"]
-
 # The program's file has three quarters of the bytes. The other files share the rest.
 _NUM_OTHERS: Final = 8
 # A program may start threads without end, but a reader cannot use more rows than this.

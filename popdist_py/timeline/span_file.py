@@ -23,18 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "MIN_FILE_BYTES",
-    "NO_NUMBER",
-    "Header",
-    "Recorded",
-    "Span",
-    "SpanWriter",
-    "level_of_step",
-    "read_header",
-    "read_spans",
-]
-
 MIN_FILE_BYTES: Final = 1 << 14
 NO_NUMBER: Final = -1
 

@@ -24,19 +24,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 from popdist_py import activities, environment
 from popdist_py.timeline.recorder import Opened, Recorder
 
-__all__ = [
-    "DATA_LOADER",
-    "DEVICE",
-    "add",
-    "among",
-    "call_name",
-    "is_recording",
-    "record",
-    "row_span",
-    "span",
-    "torch_trace_path",
-]
-
 # The same as json.dumps, which makes a new encoder for each call.
 _to_json: Final = json.JSONEncoder(default=str).encode
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from popdist_py.timeline.span_file import Span
 
-__all__ = ["MAX_TORCH_BYTES", "MAX_TORCH_SPANS", "torch_spans"]
-
 # The largest file that is read. Reading a file takes ten times its size in memory.
 MAX_TORCH_BYTES: Final = 1 << 28
 

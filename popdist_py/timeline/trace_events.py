@@ -18,17 +18,6 @@ from typing import Any, Final
 
 from popdist_py.timeline.span_file import Span
 
-__all__ = [
-    "Call",
-    "Event",
-    "Rows",
-    "flow_events",
-    "lanes",
-    "most_waited_for",
-    "process_events",
-    "span_events",
-]
-
 Event = dict[str, Any]
 
 # The order of the rows of a process, from the top. Other rows follow, sorted by name.
