@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-import ipu_utils
+import ipu_options
 from arguments import DATASETS, make_parser
 from common.arguments import Parser, nearest
 
@@ -262,9 +262,9 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     if args.iterations is None:
         _set(args, epochs=100 if large else 160)
     _set(args, valid_batch_size=args.batch_size)
-    _set(args, gradient_accumulation_count=ipu_utils.accumulation(args))
-    ipu_utils.check(args)
-    _set(args, global_batch_size=ipu_utils.sizes(args).global_batch)
+    _set(args, gradient_accumulation_count=ipu_options.accumulation(args))
+    ipu_options.check(args)
+    _set(args, global_batch_size=ipu_options.sizes(args).global_batch)
     return args
 
 

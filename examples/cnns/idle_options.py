@@ -1,6 +1,6 @@
 """Rules that find options of the CNN programs without effect, for a log line.
 
-The line names options that differ from their defaults. ``ipu_utils.py`` checks combinations
+The line names options that differ from their defaults. ``ipu_options.py`` checks combinations
 that are errors, and names the options that the launcher overrides.
 """
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import configurations
-import ipu_utils
+import ipu_options
 import memory_use
 import models
 from arguments import make_parser
@@ -184,7 +184,7 @@ def read_arguments(folder: Path) -> dict[str, Any]:
 
 def write_arguments(folder: Path, args: argparse.Namespace) -> None:
     """Write the arguments of a training, with the number of replicas that it really has."""
-    values = {**configurations.to_dict(args), "replicas": ipu_utils.sizes(args).replicas}
+    values = {**configurations.to_dict(args), "replicas": ipu_options.sizes(args).replicas}
     text = json.dumps(values, indent=2)
     with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
         partial.write_text(f"{text}\n", encoding="utf-8")

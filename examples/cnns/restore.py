@@ -16,7 +16,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import configurations
 import instances
-import ipu_utils
+import ipu_options
 import log
 import train
 from arguments import make_parser
@@ -94,7 +94,7 @@ def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
     Raises:
         ValueError: The replicas cannot reach it. The text names numbers of replicas that can.
     """
-    micro_batches, now = args.global_batch_size // args.batch_size, ipu_utils.replicas(args)
+    micro_batches, now = args.global_batch_size // args.batch_size, ipu_options.replicas(args)
     if micro_batches % now:
         fits = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
         option = "--num-replicas" if popdist_py.isPopdistEnvSet() else "--replicas"

@@ -30,7 +30,7 @@ import configurations
 import datasets
 import idle_options
 import instances
-import ipu_utils
+import ipu_options
 import log
 import lr_schedules
 import models
@@ -87,7 +87,7 @@ def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
         torch.manual_seed(args.seed)
     seed = datasets.seed_of_order(args)
     found = None if resume is None else checkpoints.newest(resume)
-    done = ipu_utils.START if found is None else found.done
+    done = ipu_options.START if found is None else found.done
     training = instances.together(lambda: _Training(args, seed, done))
     try:
         run = log.Run(args, resume)
@@ -178,10 +178,10 @@ class _Training:
     """
 
     def __init__(
-        self, args: argparse.Namespace, seed: int, done: ipu_utils.Progress = ipu_utils.START
+        self, args: argparse.Namespace, seed: int, done: ipu_options.Progress = ipu_options.START
     ) -> None:
-        self.args, self.sizes = args, ipu_utils.sizes(args)
-        ipu_utils.check_devices(args)
+        self.args, self.sizes = args, ipu_options.sizes(args)
+        ipu_options.check_devices(args)
         self.images = images = datasets.load(args, training=True)
         self.network = models.create(args, images.num_classes)
         models.place(self.network, args)
@@ -189,10 +189,10 @@ class _Training:
         if args.validation:
             others = datasets.load(args, training=False)
             self.validation = validation.Validation(self.network, args, others)
-        options = ipu_utils.training_options(args, len(images.data), done)
+        options = ipu_options.training_options(args, len(images.data), done)
         self.at_once = options.device_iterations
         self.loader = datasets.loader(args, options, images, training=True, seed=seed)
-        updates = ipu_utils.updates(args, len(images.data))
+        updates = ipu_options.updates(args, len(images.data))
         self.steps_per_epoch, self.steps = updates.of_epoch, updates.total
         self.schedule = lr_schedules.make(
             args,
@@ -326,8 +326,8 @@ class _Training:
 
     def _say_what_runs(self) -> None:
         for line in (
-            ipu_utils.ignored(self.args),
-            ipu_utils.distribution(self.args),
+            ipu_options.ignored(self.args),
+            ipu_options.distribution(self.args),
             idle_options.line(self.args),
         ):
             if line:

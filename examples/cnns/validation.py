@@ -18,7 +18,7 @@ import configurations
 import datasets
 import idle_options
 import instances
-import ipu_utils
+import ipu_options
 import log
 import models
 import torch
@@ -55,7 +55,7 @@ class Validation:
     def __init__(
         self, network: nn.Module, args: argparse.Namespace, images: datasets.Images
     ) -> None:
-        options = ipu_utils.validation_options(args)
+        options = ipu_options.validation_options(args)
         self._network = copy.deepcopy(network).eval()
         self._number = len(images.data)
         self._loader = datasets.loader(args, options, images, training=False)

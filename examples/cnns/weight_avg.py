@@ -20,7 +20,7 @@ import configurations
 import datasets
 import idle_options
 import instances
-import ipu_utils
+import ipu_options
 import models
 import torch
 from arguments import make_parser
@@ -153,7 +153,7 @@ def with_statistics(
 @torch.no_grad()
 def _show_images(module: nn.Module, args: argparse.Namespace, images: datasets.Images) -> None:
     """Run the network on this instance's part of the first training images."""
-    loader = datasets.loader(args, ipu_utils.training_options(args), images, training=True)
+    loader = datasets.loader(args, ipu_options.training_options(args), images, training=True)
     left = max(_IMAGES // popdist_py.getNumInstances(), 1)
     for pictures, _ in loader:
         for some in pictures.split(args.batch_size):

@@ -59,7 +59,7 @@ def refused(capsys, *words, path=None):
 
 
 def sizes(args):
-    found = cnns.module("ipu_utils").sizes(args)
+    found = cnns.module("ipu_options").sizes(args)
     return found.micro_batch, found.accumulation, found.replicas, found.global_batch
 
 
@@ -302,15 +302,15 @@ def test_options_reach_poptorch():
         "--pipeline --pipeline-splits layer2.0 --seed 3 --deterministic --fp-exceptions"
     )
     args = parsed(*words.split())
-    ipu_utils = cnns.module("ipu_utils")
-    options = ipu_utils.training_options(args, 49_500)
+    ipu_options = cnns.module("ipu_options")
+    options = ipu_options.training_options(args, 49_500)
     assert options.replication_factor == 4
     assert options.Training.gradient_accumulation == 6
     assert options.available_memory_proportion == {0: 0.1, 1: 0.3}
     assert options.Precision.floating_point_exceptions
     assert options.Precision.stochastic_rounding
     # Random roundings would make the answers depend on who shares the images.
-    assert not ipu_utils.validation_options(args).Precision.stochastic_rounding
+    assert not ipu_options.validation_options(args).Precision.stochastic_rounding
     assert options._execution_strategy.is_pipelined
     assert options._Popart.options["autoRecomputation"] == RecomputationType.Pipeline
     # 49,500 images are 64 updates of 32 x 6 x 4, and 16 lines of a log.
@@ -329,7 +329,7 @@ def test_options_reach_poptorch():
 def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     samples, micro, accumulation, most, logs, iterations, done
 ):
-    ipu_utils = cnns.module("ipu_utils")
+    ipu_options = cnns.module("ipu_options")
     args = SimpleNamespace(
         batch_size=micro, gradient_accumulation_count=accumulation, replicas=1,
         batches_per_step=most, logs_per_epoch=logs, iterations=iterations, epochs=3,
@@ -337,12 +337,12 @@ def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     updates = samples // (micro * accumulation)
     if not updates:
         with pytest.raises(ValueError, match="fewer than a global batch"):
-            ipu_utils.device_iterations(args, samples)
+            ipu_options.device_iterations(args, samples)
         return
     total = 3 * updates if iterations is None else iterations
-    assert ipu_utils.updates(args, samples) == ipu_utils.Updates(updates, total)
-    progress = ipu_utils.Progress(done, done % updates)
-    at_once = ipu_utils.device_iterations(args, samples, progress)
+    assert ipu_options.updates(args, samples) == ipu_options.Updates(updates, total)
+    progress = ipu_options.Progress(done, done % updates)
+    at_once = ipu_options.device_iterations(args, samples, progress)
     assert 1 <= at_once <= updates
     assert at_once * accumulation <= max(most, accumulation)
     assert at_once == 1 or at_once * logs <= updates
@@ -351,30 +351,32 @@ def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     assert (updates - done % updates) % at_once == 0
     assert done >= total or (total - done) % at_once == 0
     # A restored training with the same options has calls of the same length.
-    first = ipu_utils.device_iterations(args, samples)
-    place = ipu_utils.Progress(first, first % updates)
-    assert ipu_utils.device_iterations(args, samples, place) == first
+    first = ipu_options.device_iterations(args, samples)
+    place = ipu_options.Progress(first, first % updates)
+    assert ipu_options.device_iterations(args, samples, place) == first
 
 
 def test_distributed_says_who_distributes(monkeypatch):
-    ipu_utils = cnns.module("ipu_utils")
+    ipu_options = cnns.module("ipu_options")
     args = parsed("--generated-data", "--distributed", "--batches-per-step", "1")
-    assert ipu_utils.device_iterations(args, 64) == 1
-    assert "no effect: one process trains; poprun --num-instances N" in ipu_utils.distribution(args)
-    monkeypatch.setattr(ipu_utils.popdist_py, "isPopdistEnvSet", lambda: True)
-    monkeypatch.setattr(ipu_utils.popdist_py, "getNumInstances", lambda: 2)
-    assert ipu_utils.distribution(args).endswith("distributes the training, over 2 instances")
-    assert ipu_utils.distribution(parsed("--generated-data")) is None
+    assert ipu_options.device_iterations(args, 64) == 1
+    assert "no effect: one process trains; poprun --num-instances N" in ipu_options.distribution(
+        args
+    )
+    monkeypatch.setattr(ipu_options.popdist_py, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(ipu_options.popdist_py, "getNumInstances", lambda: 2)
+    assert ipu_options.distribution(args).endswith("distributes the training, over 2 instances")
+    assert ipu_options.distribution(parsed("--generated-data")) is None
 
 
 def test_the_launchers_numbers_count(monkeypatch):
     """--replicas and --select-ipus are told to be ignored, each launch in one line."""
-    ipu_utils = cnns.module("ipu_utils")
+    ipu_options = cnns.module("ipu_options")
     args = SimpleNamespace(replicas=3, select_ipus=["1"])
-    assert ipu_utils.ignored(args) is None
-    monkeypatch.setattr(ipu_utils.popdist_py, "isPopdistEnvSet", lambda: True)
-    monkeypatch.setattr(ipu_utils.popdist_py, "getNumTotalReplicas", lambda: 8)
-    assert ipu_utils.ignored(args) == (
+    assert ipu_options.ignored(args) is None
+    monkeypatch.setattr(ipu_options.popdist_py, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(ipu_options.popdist_py, "getNumTotalReplicas", lambda: 8)
+    assert ipu_options.ignored(args) == (
         "--replicas 3 and --select-ipus 1: ignored, the launcher gives 8 replicas"
     )
-    assert ipu_utils.ignored(SimpleNamespace(replicas=8, select_ipus=None)) is None
+    assert ipu_options.ignored(SimpleNamespace(replicas=8, select_ipus=None)) is None

@@ -59,7 +59,7 @@ def modelled(*words):
     """Return the reports of memory and time of a program with these options."""
     args = arguments(*words, batch_size=16, accumulation=4)
     module = placed(args)
-    options = cnns.module("ipu_utils").training_options(args)
+    options = cnns.module("ipu_options").training_options(args)
     optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
     training = poptorch.trainingModel(module, options, optimizer=optimizer)
     images = torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.long)
@@ -95,7 +95,7 @@ def test_the_second_value_of_each_stage_is_that_of_matrix_products(words):
         args = arguments(
             *words, "--available-memory-proportion", *values, batch_size=2, accumulation=4
         )
-        module, options = placed(args), cnns.module("ipu_utils").training_options(args)
+        module, options = placed(args), cnns.module("ipu_options").training_options(args)
         sizes = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
         captured = capture(module, options, sizes, training=True)
         run = run_of(captured, options, None, training=True)

@@ -306,7 +306,7 @@ def test_one_order_for_all_instances(arguments, monkeypatch):
         assert cnns.module("idle_options").line(args) is None
         data = cnns.module("datasets")
         images = data.load(args, training=True)
-        options = cnns.module("ipu_utils").training_options(args)
+        options = cnns.module("ipu_options").training_options(args)
         loader = data.loader(args, options, images, training=True, seed=3)
         orders.append(sorted(index for index, _ in loader.sampler))
         loader.terminate()

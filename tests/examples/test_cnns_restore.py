@@ -280,7 +280,7 @@ def test_processes_that_load_images_make_no_difference(whole, tmp_path):
 def test_the_replicas_of_the_launcher_are_kept(tmp_path, monkeypatch):
     """So that it goes on without the launcher too."""
     args = cnns.module("configurations").parse(["--generated-data", "--BN-span", "1"], "", "")
-    monkeypatch.setattr(cnns.module("ipu_utils"), "replicas", lambda _: 4)
+    monkeypatch.setattr(cnns.module("ipu_options"), "replicas", lambda _: 4)
     cnns.module("log").write_arguments(tmp_path, args)
     assert cnns.module("log").read_arguments(tmp_path)["replicas"] == 4
 

@@ -257,7 +257,7 @@ def test_statistics_come_from_training_images(run):
     network.load_state_dict(state)
     means = []
     network.bn1.register_forward_hook(lambda _, inputs, __: means.append(inputs[0].mean((0, 2, 3))))
-    options = cnns.module("ipu_utils").training_options(args)
+    options = cnns.module("ipu_options").training_options(args)
     loader = cnns.module("datasets").loader(args, options, images, training=True)
     with torch.no_grad():
         for pictures, _ in loader:
