@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import batch_sizes
 import instances
-import ipu_options
 import log
 import torch
 from file_writing import private
@@ -44,11 +44,11 @@ class Newest:
     damaged: tuple[int, ...]
 
     @property
-    def done(self) -> ipu_options.Progress:
+    def done(self) -> batch_sizes.Progress:
         """The number of weight updates that the training had made."""
         kept = self.weights.extra
         images = kept["done"] * kept["sizes"]["call"]
-        return ipu_options.Progress(self.weights.step, images // kept["sizes"]["global_batch"])
+        return batch_sizes.Progress(self.weights.step, images // kept["sizes"]["global_batch"])
 
 
 class Checkpoints:
@@ -70,7 +70,7 @@ class Checkpoints:
             run.folder / _FOLDER, model, loader, keep=max(_FEWEST, args.weight_avg_count)
         )
         self._sizes = {
-            "global_batch": ipu_options.sizes(args).global_batch,
+            "global_batch": batch_sizes.sizes(args).global_batch,
             "call": loader.combinedBatchSize * popdist_py.getNumInstances(),
         }
 

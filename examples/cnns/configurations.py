@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-import ipu_options
+import batch_sizes
+import option_checks
 from arguments import DATASETS, make_parser
 from common.arguments import Parser, nearest
 
@@ -28,6 +29,7 @@ __all__ = [
     "complete",
     "from_dict",
     "given",
+    "given_for_run",
     "names",
     "override",
     "parse",
@@ -88,6 +90,13 @@ def given(parser: Parser, argv: Sequence[str] | None) -> dict[str, Any]:
     absent = dict.fromkeys(_defaults(), _ABSENT)
     found = vars(parser.parse_args(argv, argparse.Namespace(**absent)))
     return {name: value for name, value in found.items() if value is not _ABSENT}
+
+
+def given_for_run(parser: Parser, argv: Sequence[str] | None) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of --restore-path, and the other options that the command line gives."""
+    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
+    own = given(parser, argv)
+    return own.pop("restore_path"), own
 
 
 def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,9 +271,9 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     if args.iterations is None:
         _set(args, epochs=100 if large else 160)
     _set(args, valid_batch_size=args.batch_size)
-    _set(args, gradient_accumulation_count=ipu_options.accumulation(args))
-    ipu_options.check(args)
-    _set(args, global_batch_size=ipu_options.sizes(args).global_batch)
+    _set(args, gradient_accumulation_count=batch_sizes.accumulation(args))
+    option_checks.check(args)
+    _set(args, global_batch_size=batch_sizes.sizes(args).global_batch)
     return args
 
 

@@ -101,10 +101,10 @@ def draw(training: Table, validation: Table, title: str, path: Path) -> None:
 def title_of(folder: Path) -> str:
     """Return a line that names model, data, replicas and instances of the training."""
     import configurations
-    import log
     import models
+    import run_folder
 
-    args = configurations.from_dict(log.read_arguments(folder))
+    args = configurations.from_dict(run_folder.read_arguments(folder))
     micro_batch, accumulation = args.batch_size, args.gradient_accumulation_count
     replicas = args.global_batch_size // (micro_batch * accumulation)
     return (

@@ -1,7 +1,7 @@
-"""Rules that find options of the CNN programs without effect, for a log line.
+"""Log lines that name options without effect.
 
-The line names options that differ from their defaults. ``ipu_options.py`` checks combinations
-that are errors, and names the options that the launcher overrides.
+The lines name only options that differ from their defaults. ``option_checks.py`` refuses
+combinations that contradict each other.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import batch_sizes
 from arguments import make_parser
 
 import popdist_py
 
-__all__ = ["line", "line_of_validation"]
+__all__ = ["distribution", "ignored", "line", "line_of_validation", "lines_of_training"]
 
 Test = Callable[[argparse.Namespace], bool]
 
@@ -133,6 +134,11 @@ _ONLY_OF_TRAINING = frozenset(
 )
 
 
+def lines_of_training(args: argparse.Namespace) -> list[str]:
+    """Return the log lines about options of a training that are ineffective or overridden."""
+    return [text for text in (ignored(args), distribution(args), line(args)) if text]
+
+
 def line(args: argparse.Namespace) -> str | None:
     """Return the log line that names ineffective options of a training, if there are any."""
     defaults = vars(make_parser("", "").parse_args([]))
@@ -142,6 +148,33 @@ def line(args: argparse.Namespace) -> str | None:
             if name not in reasons and _is_given(args, name, defaults) and rule.applies(args):
                 reasons[name] = rule.reason
     return _said([f"{_spelled(name, args)} ({reason})" for name, reason in reasons.items()])
+
+
+def ignored(args: argparse.Namespace) -> str | None:
+    """Return the log line that names options that the launcher overrides, if there are any."""
+    if not popdist_py.isPopdistEnvSet():
+        return None
+    found, replicas = [], batch_sizes.replicas(args)
+    if args.replicas not in (1, replicas):
+        found.append(f"--replicas {args.replicas}")
+    if args.select_ipus:
+        found.append(f"--select-ipus {' '.join(args.select_ipus)}")
+    if not found:
+        return None
+    return f"{' and '.join(found)}: ignored, the launcher gives {replicas} replicas"
+
+
+def distribution(args: argparse.Namespace) -> str | None:
+    """Return the log line that explains that --distributed is ineffective, if it is given."""
+    if not args.distributed:
+        return None
+    if popdist_py.isPopdistEnvSet():
+        does = f"the launcher distributes the training, over {popdist_py.getNumInstances()}"
+        return f"--distributed has no effect of its own: {does} instances"
+    return (
+        "--distributed has no effect: one process trains; poprun --num-instances N python "
+        "train.py ... distributes the training"
+    )
 
 
 def line_of_validation(own: Mapping[str, object], *, besides: Collection[str] = ()) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import popdist_py
 
-__all__ = ["Agreed", "end", "on_instance_0", "stop_requests", "together"]
+__all__ = ["Agreed", "end", "on_instance_0", "say", "stop_requests", "together"]
 
 
 class Agreed(ValueError):
@@ -57,6 +57,12 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
     if error is not None:
         raise Agreed(error)
     return result
+
+
+def say(line: str) -> None:
+    """Print a line on instance 0."""
+    if popdist_py.getInstanceIndex() == 0:
+        print(line, flush=True)
 
 
 def end(error: Exception, code: int = 2) -> NoReturn:

@@ -7,23 +7,17 @@ numbers of all instances, and instance 0 prints and writes it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import io
-import json
 import os
-import secrets
-import string
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import configurations
-import ipu_options
 import memory_use
-import models
-from arguments import make_parser
+import run_folder
 from file_writing import private, replaced_at_end
 from instances import on_instance_0
 from tqdm import tqdm
@@ -31,19 +25,9 @@ from tqdm import tqdm
 import popdist_py
 from popdist_py import poptorch
 
-__all__ = [
-    "Run",
-    "read_arguments",
-    "validation_line",
-    "write_arguments",
-]
+__all__ = ["Run", "validation_line"]
 
-_ARGUMENTS = "arguments.json"
-_ALWAYS = {"model", "model_size", "dataset", "batch_size", "global_batch_size"}
-_CHARACTERS = string.ascii_letters + string.digits
-_NORMS = {"batch": "BN", "group": "GN"}
 _LAST = ("epoch", "rate", "images_per_second")  # the same on all instances
-_ATTEMPTS = 100
 
 
 class Run:
@@ -58,12 +42,11 @@ class Run:
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path | None = None) -> None:
-        make = _make_folder if folder is None else (lambda _: folder)
         wandb = _wandb(args) if args.wandb else None
-        self.folder: Path = on_instance_0(lambda: make(args))
+        self.folder: Path = on_instance_0(lambda: folder or run_folder.make_folder(args))
         self._args = args
         if folder is None:
-            on_instance_0(lambda: write_arguments(self.folder, args))
+            on_instance_0(lambda: run_folder.write_arguments(self.folder, args))
         shared = [wandb(self.folder)] if wandb else []
         self._memory = popdist_py.Metrics(shared[:], reductions=memory_use.REDUCTIONS)
         self._logs_memory = bool(wandb)
@@ -81,7 +64,7 @@ class Run:
 
     def go_on(self, step: int) -> None:
         """Remove the table rows after ``step``: the resumed training logs these steps again."""
-        on_instance_0(lambda: write_arguments(self.folder, self._args))
+        on_instance_0(lambda: run_folder.write_arguments(self.folder, self._args))
         on_instance_0(lambda: [_cut(self.folder / f"{part}.csv", step) for part in self._metrics])
         self.line(f"resumed after step {step}: {self.folder}")
 
@@ -153,73 +136,6 @@ class Run:
 def validation_line(step: int, epoch: float, accuracy: float) -> str:
     """Return the line of a validation, which training and validation.py both print."""
     return f"step {step} | epoch {epoch:.2f} | validation accuracy {accuracy:.2f} %"
-
-
-def read_arguments(folder: Path) -> dict[str, Any]:
-    """Return the saved arguments of the training in ``folder``.
-
-    Options that did not exist when the run was saved have their defaults.
-    ``configurations.from_dict`` makes arguments of the result.
-
-    Raises:
-        ValueError: The folder does not hold a run, or the file is damaged.
-    """
-    path = folder / _ARGUMENTS
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(
-            f"{folder} has no {_ARGUMENTS}: give the folder that train.py made below its --log-dir"
-        ) from None
-    except ValueError:
-        found = None
-    defaults = vars(make_parser("", "").parse_args([]))
-    if not isinstance(found, dict) or not defaults.keys() >= found.keys() >= _ALWAYS:
-        raise ValueError(
-            f"{path} is damaged or another program's: the {_ARGUMENTS} of a run with the same "
-            "options can take its place"
-        )
-    return {**defaults, **found}
-
-
-def write_arguments(folder: Path, args: argparse.Namespace) -> None:
-    """Write the arguments of a training, with the number of replicas that it really has."""
-    values = {**configurations.to_dict(args), "replicas": ipu_options.sizes(args).replicas}
-    text = json.dumps(values, indent=2)
-    with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
-        partial.write_text(f"{text}\n", encoding="utf-8")
-
-
-# --- the folder -------------------------------------------------------------------------------
-
-
-def _make_folder(args: argparse.Namespace) -> Path:
-    """Make a new private folder. An existing folder is never used."""
-    args.log_dir.mkdir(parents=True, exist_ok=True)
-    for _ in range(_ATTEMPTS):
-        folder = args.log_dir.absolute() / _name(args)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            return folder
-    raise ValueError(f"{args.log_dir} is full of runs: give another --log-dir")
-
-
-def _name(args: argparse.Namespace) -> str:
-    """Return a name such as RN20_bs32_BN_16.16_v0.2.0_x7Q."""
-    for option, value in (("--name-prefix", args.name_prefix), ("--name-suffix", args.name_suffix)):
-        if "/" in value:
-            raise ValueError(f"{option} {value}: a part of a folder's name is accepted, without /")
-    parts = (
-        args.name_prefix,
-        models.label(args),
-        f"bs{args.batch_size}",
-        _NORMS[args.norm],
-        args.precision,
-        f"v{popdist_py.__version__}",
-        "".join(secrets.choice(_CHARACTERS) for _ in range(3)),
-        args.name_suffix,
-    )
-    return "_".join(part for part in parts if part)
 
 
 # --- sinks ------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+import batch_sizes
 import configurations
 import instances
-import ipu_options
-import log
+import run_folder
 import train
 from arguments import make_parser
 from common.arguments import Parser
@@ -41,9 +41,8 @@ CHANGEABLE = (
 def main(argv: list[str] | None = None):
     """Resume the training in ``--restore-path``, and return its result."""
     parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
-    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
-    own = configurations.given(parser, argv)
-    folder = own.pop("restore_path").absolute()
+    folder, own = configurations.given_for_run(parser, argv)
+    folder = folder.absolute()
     popdist_py.init()
     try:
         args = arguments_of(folder, own, option_names(parser))
@@ -65,7 +64,7 @@ def arguments_of(
     Raises:
         ValueError: The folder does not hold a run, or ``own`` changes an option that must stay.
     """
-    values = instances.on_instance_0(lambda: log.read_arguments(folder))
+    values = instances.on_instance_0(lambda: run_folder.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
     return instances.together(lambda: _changed(folder, saved, own, names))
 
@@ -94,7 +93,7 @@ def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
     Raises:
         ValueError: The replicas cannot reach it. The text names numbers of replicas that can.
     """
-    micro_batches, now = args.global_batch_size // args.batch_size, ipu_options.replicas(args)
+    micro_batches, now = args.global_batch_size // args.batch_size, batch_sizes.replicas(args)
     if micro_batches % now:
         fits = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
         option = "--num-replicas" if popdist_py.isPopdistEnvSet() else "--replicas"

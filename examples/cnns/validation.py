@@ -21,6 +21,7 @@ import instances
 import ipu_options
 import log
 import models
+import run_folder
 import torch
 from arguments import make_parser
 from common.running import run
@@ -93,15 +94,14 @@ class Validation:
 def main(argv: list[str] | None = None) -> list[float]:
     """Print and return the accuracy of the newest checkpoint, or of all, in per cent."""
     parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
-    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
     parser.add_argument("--all", action="store_true", help="all checkpoints, not only the newest")
-    own = configurations.given(parser, argv)
-    folder, is_all = own.pop("restore_path"), own.pop("all")
+    folder, own = configurations.given_for_run(parser, argv)
+    is_all = own.pop("all")
     popdist_py.init()
     try:
         args = arguments_of(folder, own)
-        if (line := idle_options.line_of_validation(own)) and popdist_py.getInstanceIndex() == 0:
-            print(line, flush=True)
+        if line := idle_options.line_of_validation(own):
+            instances.say(line)
         return _validate_all(folder, args, None if is_all else 1)
     except ValueError as error:
         instances.end(error)
@@ -113,7 +113,7 @@ def arguments_of(folder: Path, own: Mapping[str, Any]) -> argparse.Namespace:
     Raises:
         ValueError: The folder does not hold a run, or the options do not fit together.
     """
-    values = instances.on_instance_0(lambda: log.read_arguments(folder))
+    values = instances.on_instance_0(lambda: run_folder.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
     return instances.together(lambda: _for_validation(folder, saved, own))
 
@@ -152,8 +152,7 @@ def _validate_all(folder: Path, args: argparse.Namespace, count: int | None) -> 
     accuracies = []
     for each in found:
         accuracies.append(validation.accuracy(each.model))
-        if popdist_py.getInstanceIndex() == 0:
-            print(log.validation_line(each.step, each.extra["epoch"], accuracies[-1]), flush=True)
+        instances.say(log.validation_line(each.step, each.extra["epoch"], accuracies[-1]))
     validation.close()
     return accuracies
 

@@ -175,24 +175,17 @@ def _write(path: Path, state: State) -> None:
 def main(argv: list[str] | None = None) -> Averaged:
     """Average the checkpoints of ``--restore-path``."""
     parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
-    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
-    own = configurations.given(parser, argv)
-    folder = own.pop("restore_path")
+    folder, own = configurations.given_for_run(parser, argv)
     popdist_py.init()
     try:
         args = arguments_of(folder, own)
         own_too = ("weight_avg", "weight_avg_count", "weight_avg_decay", "batch_size", "seed")
         if line := idle_options.line_of_validation(own, besides=own_too):
-            _print(line)
+            instances.say(line)
         args.weight_avg = args.weight_avg or "mean"
-        return average(folder, args, _print)
+        return average(folder, args, instances.say)
     except ValueError as error:
         instances.end(error)
-
-
-def _print(line: str) -> None:
-    if popdist_py.getInstanceIndex() == 0:
-        print(line, flush=True)
 
 
 if __name__ == "__main__":

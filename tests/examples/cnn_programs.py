@@ -65,6 +65,15 @@ def training_in(folder: Path) -> dict:
     return found
 
 
+def memory_report(args):
+    """Return the modelled memory of a training, without training."""
+    training = module("training").Training(args, module("datasets").seed_of_order(args))
+    image, _ = training.images.data[0]
+    count = training.loader.combinedBatchSize
+    shapes = torch.empty(count, *image.shape, dtype=image.dtype, device="meta")
+    return training.model.memoryReport(shapes, torch.empty(count, dtype=torch.int64, device="meta"))
+
+
 def _loaded(data: bytes) -> dict:
     return torch.load(io.BytesIO(data), weights_only=True)
 

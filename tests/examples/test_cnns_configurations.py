@@ -59,7 +59,7 @@ def refused(capsys, *words, path=None):
 
 
 def sizes(args):
-    found = cnns.module("ipu_options").sizes(args)
+    found = cnns.module("batch_sizes").sizes(args)
     return found.micro_batch, found.accumulation, found.replicas, found.global_batch
 
 
@@ -329,7 +329,7 @@ def test_options_reach_poptorch():
 def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     samples, micro, accumulation, most, logs, iterations, done
 ):
-    ipu_options = cnns.module("ipu_options")
+    batch_sizes = cnns.module("batch_sizes")
     args = SimpleNamespace(
         batch_size=micro, gradient_accumulation_count=accumulation, replicas=1,
         batches_per_step=most, logs_per_epoch=logs, iterations=iterations, epochs=3,
@@ -337,12 +337,12 @@ def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     updates = samples // (micro * accumulation)
     if not updates:
         with pytest.raises(ValueError, match="fewer than a global batch"):
-            ipu_options.device_iterations(args, samples)
+            batch_sizes.device_iterations(args, samples)
         return
     total = 3 * updates if iterations is None else iterations
-    assert ipu_options.updates(args, samples) == ipu_options.Updates(updates, total)
-    progress = ipu_options.Progress(done, done % updates)
-    at_once = ipu_options.device_iterations(args, samples, progress)
+    assert batch_sizes.updates(args, samples) == batch_sizes.Updates(updates, total)
+    progress = batch_sizes.Progress(done, done % updates)
+    at_once = batch_sizes.device_iterations(args, samples, progress)
     assert 1 <= at_once <= updates
     assert at_once * accumulation <= max(most, accumulation)
     assert at_once == 1 or at_once * logs <= updates
@@ -351,32 +351,32 @@ def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     assert (updates - done % updates) % at_once == 0
     assert done >= total or (total - done) % at_once == 0
     # A restored training with the same options has calls of the same length.
-    first = ipu_options.device_iterations(args, samples)
-    place = ipu_options.Progress(first, first % updates)
-    assert ipu_options.device_iterations(args, samples, place) == first
+    first = batch_sizes.device_iterations(args, samples)
+    place = batch_sizes.Progress(first, first % updates)
+    assert batch_sizes.device_iterations(args, samples, place) == first
 
 
 def test_distributed_says_who_distributes(monkeypatch):
-    ipu_options = cnns.module("ipu_options")
+    idle_options, batch_sizes = cnns.module("idle_options"), cnns.module("batch_sizes")
     args = parsed("--generated-data", "--distributed", "--batches-per-step", "1")
-    assert ipu_options.device_iterations(args, 64) == 1
-    assert "no effect: one process trains; poprun --num-instances N" in ipu_options.distribution(
+    assert batch_sizes.device_iterations(args, 64) == 1
+    assert "no effect: one process trains; poprun --num-instances N" in idle_options.distribution(
         args
     )
-    monkeypatch.setattr(ipu_options.popdist_py, "isPopdistEnvSet", lambda: True)
-    monkeypatch.setattr(ipu_options.popdist_py, "getNumInstances", lambda: 2)
-    assert ipu_options.distribution(args).endswith("distributes the training, over 2 instances")
-    assert ipu_options.distribution(parsed("--generated-data")) is None
+    monkeypatch.setattr(idle_options.popdist_py, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(idle_options.popdist_py, "getNumInstances", lambda: 2)
+    assert idle_options.distribution(args).endswith("distributes the training, over 2 instances")
+    assert idle_options.distribution(parsed("--generated-data")) is None
 
 
 def test_the_launchers_numbers_count(monkeypatch):
     """--replicas and --select-ipus are told to be ignored, each launch in one line."""
-    ipu_options = cnns.module("ipu_options")
+    idle_options = cnns.module("idle_options")
     args = SimpleNamespace(replicas=3, select_ipus=["1"])
-    assert ipu_options.ignored(args) is None
-    monkeypatch.setattr(ipu_options.popdist_py, "isPopdistEnvSet", lambda: True)
-    monkeypatch.setattr(ipu_options.popdist_py, "getNumTotalReplicas", lambda: 8)
-    assert ipu_options.ignored(args) == (
+    assert idle_options.ignored(args) is None
+    monkeypatch.setattr(idle_options.popdist_py, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(idle_options.popdist_py, "getNumTotalReplicas", lambda: 8)
+    assert idle_options.ignored(args) == (
         "--replicas 3 and --select-ipus 1: ignored, the launcher gives 8 replicas"
     )
-    assert ipu_options.ignored(SimpleNamespace(replicas=8, select_ipus=None)) is None
+    assert idle_options.ignored(SimpleNamespace(replicas=8, select_ipus=None)) is None

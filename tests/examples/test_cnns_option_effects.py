@@ -172,7 +172,7 @@ def arguments(photographs):
 def facts(args):
     """Return all values that follow from the options before a training starts."""
     torch.manual_seed(0)
-    training = cnns.module("train")._Training(args, cnns.module("datasets").seed_of_order(args))
+    training = cnns.module("training").Training(args, cnns.module("datasets").seed_of_order(args))
     try:
         return list(_facts(training, args))
     finally:
@@ -207,7 +207,7 @@ def _facts(training, args):
     image, label = training.images.data[0]
     yield image.tolist(), image.dtype, int(label), len(training.images.data)
     yield getattr(training.images.data, "_cache", None) is None
-    name = cnns.module("log")._name(args)
+    name = cnns.module("run_folder").name_of(args)
     yield [part for part in name.split("_") if len(part) != 3 or part == "one"]
 
 

@@ -110,7 +110,7 @@ def test_speed_counts_no_image_of_before_the_stop(copy, monkeypatch):
     """The line of step 15 is of three calls, one of them after the stop."""
     seconds = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: next(seconds))
-    monkeypatch.setattr(cnns.module("train"), "time", clock)
+    monkeypatch.setattr(cnns.module("training"), "time", clock)
     log, speeds = cnns.module("log"), []
     own = log.Run.training
     monkeypatch.setattr(
@@ -280,9 +280,9 @@ def test_processes_that_load_images_make_no_difference(whole, tmp_path):
 def test_the_replicas_of_the_launcher_are_kept(tmp_path, monkeypatch):
     """So that it goes on without the launcher too."""
     args = cnns.module("configurations").parse(["--generated-data", "--BN-span", "1"], "", "")
-    monkeypatch.setattr(cnns.module("ipu_options"), "replicas", lambda _: 4)
-    cnns.module("log").write_arguments(tmp_path, args)
-    assert cnns.module("log").read_arguments(tmp_path)["replicas"] == 4
+    monkeypatch.setattr(cnns.module("batch_sizes"), "replicas", lambda _: 4)
+    cnns.module("run_folder").write_arguments(tmp_path, args)
+    assert cnns.module("run_folder").read_arguments(tmp_path)["replicas"] == 4
 
 
 def test_other_replicas_keep_the_global_batch(tmp_path, capsys):

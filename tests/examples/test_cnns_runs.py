@@ -69,7 +69,7 @@ def test_a_run_is_in_a_private_folder_of_its_own(run):
 
 def test_a_name_that_is_taken_is_never_used(tmp_path, monkeypatch):
     log = cnns.module("log")
-    monkeypatch.setattr(log.secrets, "choice", lambda _: "x")
+    monkeypatch.setattr(cnns.module("run_folder").secrets, "choice", lambda _: "x")
     args = arguments("--log-dir", tmp_path, "--name-prefix", "first", "--name-suffix", "try")
     folder = log.Run(args).folder
     assert folder.name == f"first_RN8_bs4_BN_32.32_v{popdist_py.__version__}_xxx_try"

@@ -297,10 +297,10 @@ def test_configurations_of_pods_fit_on_their_ipus(name):
         {"config": name, "generated_data": True, "generated_samples": 6000}
     )
     assert (args.device, args.image_size, args.batch_size) == ("mk2", 224, 20)
-    report = cnns.module("train").memory_report(args)
+    report = cnns.memory_report(args)
     (ipu,) = report.ipus
     assert ipu.fullest_tile / ipu.tile_bytes == pytest.approx(PODS[name], abs=0.01)
     # Without recomputation they do not.
     args.enable_recompute = False
-    (ipu,) = cnns.module("train").memory_report(args).ipus
+    (ipu,) = cnns.memory_report(args).ipus
     assert ipu.fullest_tile > ipu.tile_bytes
