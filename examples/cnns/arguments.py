@@ -142,7 +142,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
                        help="average the last weights after training")  # fmt: skip
     group.add_argument("--weight-avg-count", type=positive, default=5, help="checkpoints averaged")
     group.add_argument("--weight-avg-decay", type=share, default=0.9,
-                       help="weight of what is older in an exponential average")  # fmt: skip
+                       help="exponential average: factor for each older checkpoint")  # fmt: skip
 
 
 def _rates(parser: argparse.ArgumentParser) -> None:

@@ -181,8 +181,8 @@ def _check_login() -> None:
 
     if not wandb.login(prompt=False):
         raise ValueError(
-            "--wandb: nobody is logged in to Weights & Biases: wandb login, or WANDB_MODE=offline "
-            "in the environment"
+            "--wandb: this user is not logged in to Weights & Biases: type wandb login, or set "
+            "WANDB_MODE=offline"
         )
 
 

@@ -76,7 +76,7 @@ def _changed(
         if value != saved[name] and name not in CHANGEABLE:
             raise ValueError(
                 f"{names[name]} {_said(value)} is given, and {folder} was trained "
-                f"{_with(names[name], saved[name])}, which stays. What may change: "
+                f"{_with(names[name], saved[name])}, which stays. These options may change: "
                 f"{', '.join(names[each] for each in CHANGEABLE)}"
             )
     args = configurations.with_options(saved, own)

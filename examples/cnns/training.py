@@ -173,6 +173,7 @@ class Training:
         with instances.stop_requests() as stop_is_asked, self._bar() as bar:
             stopped = self._go_through(stop_is_asked, bar)
         if self.args.weight_avg and not stopped:
+            self.close()  # --select-ipus gives the average the same device as the validation
             weight_avg.average(run.folder, self.args, run.line)
         run.line(self._last_line(stopped=stopped))
         rate = self.clock.images_per_second

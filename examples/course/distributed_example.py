@@ -171,7 +171,11 @@ def main(argv: list[str] | None = None) -> Result:
     """Join the other ranks, train, test and leave."""
     parser = training_arguments(__doc__, epochs=2, batch_size=32)
     add = parser.add_argument
-    add("--show-samples", action="store_true", help="which samples DistributedSampler gives whom")
+    add(
+        "--show-samples",
+        action="store_true",
+        help="the samples that DistributedSampler gives each rank",
+    )
     add("--show-environment", action="store_true", help="which variables are read")
     add("--without-ddp", action="store_true", help="leave the wrapper out: each trains for itself")
     add("--late-rank", type=rate, metavar="SECONDS", help="the last rank comes that late")
@@ -180,9 +184,7 @@ def main(argv: list[str] | None = None) -> Result:
     try:
         join_others()
     except ValueError as error:
-        parser.error(
-            f"the variables {', '.join(VARIABLES)} do not say who this process is: {error}"
-        )
+        parser.error(f"the variables {', '.join(VARIABLES)} do not define this process: {error}")
     try:
         result = run(args)
         # Waiting lets go of Python's lock, which gloo's thread needs to free the last tensor.

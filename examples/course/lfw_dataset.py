@@ -341,7 +341,7 @@ def main(argv: list[str] | None = None) -> list[Timing]:
     count = popdist_py.all_reduce(max(map(len, datasets.values())))
     say(f"{count} pictures of {shape}, batches of {args.batch_size}")
     if args.pin_memory and not torch.cuda.is_available():
-        say("-pin_memory has no effect: no GPU is here to which a batch could be copied")
+        say("-pin_memory has no effect: this host does not have a GPU")
     if args.visualize_batch and first:
         say(show(picture_of(dataset, args), args.output))
     if args.count_messages and first:

@@ -311,7 +311,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     for name in ("csv", "json", "figure"):
         path = getattr(args, name)
         if path and not path.parent.is_dir():
-            parser.error(f"argument --{name}: {path.parent} is no folder")
+            parser.error(f"argument --{name}: {path.parent} is not a folder")
     trained = "repeats model side batch_size data_dir"
     parser.say_idle(args, (args.steps == 0, "--steps 0 trains nothing", trained))
     return args

@@ -97,7 +97,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if why := too_few_values(args.batch_size, args.side):
         parser.error(why)
     if args.times and not args.times.parent.is_dir():
-        parser.error(f"argument --times: {args.times.parent} is no folder")
+        parser.error(f"argument --times: {args.times.parent} is not a folder")
     parser.say_idle(
         args, (popdist_py.isPopdistEnvSet(), "the launcher gives the replicas", "replicas")
     )

@@ -16,6 +16,6 @@ def too_few_values(batch_size: int, side: int) -> str | None:
     if batch_size > 1 or side > 32:
         return None
     return (
-        "argument --batch-size: 1 is given with images of 32 or less, of which the last batch "
-        "normalisation gets one value a channel: 2 or more are accepted, or --side 33"
+        "argument --batch-size: 1 is given with images of 32 or less, whose last batch "
+        "normalisation gets one value per channel: 2 or more are accepted, or --side 33"
     )

@@ -114,7 +114,7 @@ def read_profile(folder: Path) -> Profile:
             needed=tuple(ipu["needed"] for ipu in read["memory"]["ipus"]),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is no profile of this program: {error!r}") from None
+        raise ValueError(f"{folder} is not a profile of this program: {error!r}") from None
 
 
 def _page(strategy: str, schedule: Schedule, execution: str, memory: str) -> str:

@@ -85,7 +85,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     args = parser.parse_args(argv)
     if args.cluster == "slurm" and submitit.AutoExecutor.which() != "slurm":
-        parser.error("--cluster slurm: this machine has no srun; use one that has, or local")
+        parser.error(
+            "--cluster slurm: this machine does not have srun; use a machine with Slurm, or "
+            "--cluster local"
+        )
     parser.say_idle(args, (args.cluster == "local", "no --cluster slurm", "partition cpus"))
     return args
 

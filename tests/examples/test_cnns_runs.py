@@ -288,6 +288,12 @@ def test_ids_are_checked_before_anything_is_trained(tmp_path, ids, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_average_at_the_end_validates_on_the_chosen_device(tmp_path, capsys):
+    folder = train("--log-dir", tmp_path, "--weight-avg", "mean", "--select-ipus", "0", "1").folder
+    assert "mean of " in capsys.readouterr().out
+    assert (folder / "weights.pt").is_file()
+
+
 # --- Weights & Biases ---------------------------------------------------------------------------
 
 

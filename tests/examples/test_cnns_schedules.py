@@ -65,7 +65,7 @@ def test_rates_rise_in_a_straight_line_and_then_only_fall(schedules, words, epoc
 
 
 @given(every_schedule, st.floats(0.01, 100.0))
-def test_the_warm_up_ends_where_the_way_down_begins(schedules, words, epochs):
+def test_the_warm_up_ends_where_the_decay_begins(schedules, words, epochs):
     warmup = words["warmup_epochs"]
     assume(1e-3 < warmup < epochs)
     schedule = made(schedules, epochs, **words)

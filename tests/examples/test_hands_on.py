@@ -117,7 +117,7 @@ def test_arguments_are_printed_as_the_session_does(module):
     [
         (["--gradient-accumulation", "2"], "2 is given, a pipeline over 2 IPUs needs 3 or more"),
         (["--batch-size", "1", "--side", "16"], "2 or more are accepted"),
-        (["--times", "/dev/null/file"], "/dev/null is no folder"),
+        (["--times", "/dev/null/file"], "/dev/null is not a folder"),
     ],
 )
 def test_what_cannot_run_is_one_line(module, words, said, capsys):

@@ -182,4 +182,4 @@ def test_slurm_is_refused_where_there_is_none(example, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         program.main(["--cluster", "slurm"])
     assert caught.value.code == 2
-    assert "this machine has no srun" in capsys.readouterr().err
+    assert "this machine does not have srun" in capsys.readouterr().err

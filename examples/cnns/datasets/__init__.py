@@ -99,7 +99,7 @@ def folder_of(args: argparse.Namespace) -> Path:
     """
     folder: Path = args.data_dir
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder: give a --data-dir that holds a data set")
+        raise DataError(f"{folder} is not a folder: give a --data-dir that holds a data set")
     if not os.access(folder, os.R_OK | os.X_OK):
         raise DataError(f"{folder} cannot be read: give a --data-dir that this user may read")
     return folder
@@ -115,9 +115,7 @@ def infer(folder: Path) -> str:
     if not found:
         raise _missing(f"any of {', '.join(DATASETS)}", folder, *DATASETS)
     if len(found) > 1:
-        raise DataError(
-            f"{folder} holds {' and '.join(found)}: say with --dataset which is to be used"
-        )
+        raise DataError(f"{folder} holds {' and '.join(found)}: choose one with --dataset")
     return found[0]
 
 

@@ -105,7 +105,7 @@ class Pictures(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not 0 <= index < len(self):
-            raise IndexError(f"image {index} is asked for, 0 to {len(self) - 1} are there")
+            raise IndexError(f"image {index} is asked for, 0 to {len(self) - 1} exist")
         images, labels = self.__getitems__([(index, None)])
         return images[0], labels[0]
 

@@ -176,8 +176,8 @@ def _features(data: bytes, where: str) -> tuple[bytes, int]:
         return found["image/encoded"], int(found["image/class/label"][0])
     except (DecodeError, KeyError, TypeError, IndexError):
         raise DataError(
-            f"{where} is no image of ImageNet: expected an Example with the bytes image/encoded "
-            "and the integer image/class/label"
+            f"{where} is not an image of ImageNet: expected an Example with the bytes "
+            "image/encoded and the integer image/class/label"
         ) from None
 
 

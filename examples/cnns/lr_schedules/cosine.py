@@ -12,6 +12,6 @@ __all__ = ["Cosine"]
 class Cosine(Schedule):
     """A decay from the base to 0 (Loshchilov and Hutter 2017, without restarts)."""
 
-    def way_down(self, epoch: float) -> float:
+    def decayed(self, epoch: float) -> float:
         """Return the base times (1 + cos(pi x progress)) / 2."""
         return self.base * (1 + math.cos(math.pi * self.span.after_warmup(epoch))) / 2

@@ -21,7 +21,7 @@ class Exponential(Schedule):
     factor: float
     decay_epochs: float
 
-    def way_down(self, epoch: float) -> float:
+    def decayed(self, epoch: float) -> float:
         """Return the base times the factor to the power of the decays since the warm-up."""
         since = max(epoch - self.span.warmup, 0.0)
         return self.base * self.factor ** (since / self.decay_epochs)

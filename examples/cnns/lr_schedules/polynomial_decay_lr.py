@@ -21,7 +21,7 @@ class PolynomialDecay(Schedule):
     power: float
     end_ratio: float
 
-    def way_down(self, epoch: float) -> float:
+    def decayed(self, epoch: float) -> float:
         """Return the last rate plus (1 - progress)^power x (base - last rate)."""
         left = (1 - self.span.after_warmup(epoch)) ** self.power
         return self.base * (self.end_ratio + (1 - self.end_ratio) * left)

@@ -45,10 +45,10 @@ class Schedule:
         """
         warmup = self.span.warmup
         if epoch >= warmup:
-            return self.way_down(epoch)
-        top = self.way_down(warmup) if warmup < self.span.epochs else self.base
+            return self.decayed(epoch)
+        top = self.decayed(warmup) if warmup < self.span.epochs else self.base
         return top * (epoch / warmup)
 
-    def way_down(self, epoch: float) -> float:
+    def decayed(self, epoch: float) -> float:
         """Return the rate without a warm-up."""
         raise NotImplementedError

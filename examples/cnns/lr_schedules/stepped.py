@@ -33,7 +33,7 @@ class Stepped(Schedule):
                 "as steps"
             )
 
-    def way_down(self, epoch: float) -> float:
+    def decayed(self, epoch: float) -> float:
         """Return the base times the factors of all steps so far."""
         done = epoch / self.span.epochs
         factors = self.factors if len(self.factors) > 1 else self.factors * len(self.steps)

@@ -60,8 +60,8 @@ def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
         network = resnet.make(plan, num_classes, norm)
     if args.norm == "batch" and args.batch_size == 1 and args.image_size <= 2**halvings:
         raise ValueError(
-            f"--batch-size 1 is given with images of {args.image_size}, of which the last batch "
-            f"norm gets one value a channel: give 2 or more, --image-size {2**halvings + 1} or "
+            f"--batch-size 1 is given with images of {args.image_size}, whose last batch "
+            f"norm gets one value per channel: give 2 or more, --image-size {2**halvings + 1} or "
             "more, or --group-norm"
         )
     return prepare(network, args)

@@ -76,7 +76,7 @@ def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
     for name in chosen:
         if name not in possible:
             raise ValueError(
-                f"--pipeline-splits: {name!r} is no place to cut{nearest(name, possible)}; "
+                f"--pipeline-splits: {name!r} is not a place to cut{nearest(name, possible)}; "
                 f"these are accepted: {' '.join(possible)}"
             )
     for first, second in pairwise(chosen):
@@ -93,8 +93,8 @@ def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
 def _check_number(chosen: list[str], possible: list[str], args: argparse.Namespace) -> None:
     if args.shards == 1 and args.pipeline_schedule != "Sequential":
         raise ValueError(
-            f"--pipeline-schedule {args.pipeline_schedule} is given with one IPU, which has no "
-            "other to run beside: give --shards 2 or more, or the schedule Sequential"
+            f"--pipeline-schedule {args.pipeline_schedule} is given with one IPU, which cannot "
+            "run beside another one: give --shards 2 or more, or the schedule Sequential"
         )
     if not chosen:
         raise ValueError(
