@@ -847,7 +847,7 @@ def test_folder_without_data_is_told(datasets, tmp_path, refuses):
     assert "is it meant?" not in str(other.value)
     (tmp_path / "photographs" / "train").rmdir()
     none = tmp_path / "none"
-    refuses(none, "no folder", call=lambda: datasets.load(arguments(data_dir=none), True))
+    refuses(none, "not a folder", call=lambda: datasets.load(arguments(data_dir=none), True))
     write_cifar10(tmp_path)
     refuses(
         "--image-size 64", "32",
