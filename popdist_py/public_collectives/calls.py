@@ -1,7 +1,7 @@
 """The public collectives of arrays, tensors, numbers, other objects and containers of them.
 
-Every function checks its arguments. Then it calls ``value_calls`` or the communicator, either at
-once or in the background.
+Every function checks its arguments. Then the function calls ``value_calls`` or the communicator,
+either at once or in the background.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def all_reduce(
             array that is in a container twice is reduced once. Python integers become 64-bit
             integers, which wrap around on overflow.
         op: The operation ``sum``, ``mean``, ``max``, ``min`` or ``prod``.
-        name: A name of the call, which must be equal on all instances. Error messages contain it.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the result. The
+        name: A name for error messages. All instances must pass the same name.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the result. The
             program must not use ``x`` before that.
 
     Raises:
@@ -80,7 +80,7 @@ def all_reduce(
         InstanceLostError: Another instance has ended or did not make the call in time.
     """
     if not async_op:
-        # Most calls take this path. It is short because the other instances wait meanwhile.
+        # Most calls take this path, which is short because the other instances wait for this one.
         array = value_calls.leaf_arrays().own_memory(x, op)
         if array is not None:
             communicator = context.communicator()
@@ -108,8 +108,8 @@ def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool 
         x: An array, a tensor, any other object that can be pickled, or a dict, list, tuple or
             dataclass of these. Keys, shapes and dtypes must be equal on all instances.
         root: The index of the instance whose ``x`` is sent.
-        name: A name of the call, which must be equal on all instances. Error messages contain it.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns ``x``.
+        name: A name for error messages. All instances must pass the same name.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns ``x``.
 
     Raises:
         ValueError: ``root`` is not the index of an instance.
@@ -137,15 +137,16 @@ def broadcast_object(
 ) -> Any:
     """Return the ``obj`` of instance ``root`` on all instances, whatever the others pass.
 
-    The object is pickled. Unpickling runs code that the sender chooses. This is safe because all
-    instances of a job run the program of one user, and other processes cannot send to them.
+    The object is pickled. Unpickling runs code that the sender chooses. Unpickling is safe here
+    because all instances of a job run the program of one user, and other processes cannot send to
+    them.
 
     Args:
         obj: An object of any size that can be pickled. If the job has a single instance, the same
             object is returned.
         root: The index of the instance whose ``obj`` is sent.
-        name: A name of the call, which must be equal on all instances. Error messages contain it.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the object.
+        name: A name for error messages. All instances must pass the same name.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the object.
 
     Raises:
         ValueError: ``root`` is not the index of an instance.
@@ -169,8 +170,8 @@ def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> An
     Args:
         x: A NumPy array or torch tensor of equal shape and dtype on all instances, or any other
             object that can be pickled, such as a number, a string or a container.
-        name: A name of the call, which must be equal on all instances. Error messages contain it.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the list.
+        name: A name for error messages. All instances must pass the same name.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the list.
 
     Raises:
         CollectiveMismatchError: The instances differ in shape, dtype or name.
@@ -198,7 +199,7 @@ def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = Fal
         obj: An object that can be pickled, as for ``broadcast_object``. Arrays and tensors may have
             different shapes on the instances.
         name: The same as for ``all_gather``.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the list.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the list.
 
     Raises:
         TypeError: The object of an instance cannot be pickled. Every instance raises this error.
@@ -225,7 +226,7 @@ def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = F
         x: The same as for ``all_gather``.
         root: The index of the instance that gets the list.
         name: The same as for ``all_gather``.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the list or None.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the list or None.
 
     Raises:
         ValueError: ``root`` is not the index of an instance.
@@ -256,7 +257,7 @@ def gather_object(
         obj: The same as for ``all_gather_object``.
         root: The index of the instance that gets the list.
         name: The same as for ``all_gather``.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the list or None.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the list or None.
 
     Raises:
         ValueError: ``root`` is not the index of an instance.
@@ -289,7 +290,7 @@ def reduce_scatter(
             multiple of the number of instances.
         op: The same as for ``all_reduce``.
         name: The same as for ``all_reduce``.
-        async_op: If true, return a Handle at once. Its method ``wait`` returns the block.
+        async_op: If true, return a Handle at once. ``Handle.wait`` returns the block.
 
     Raises:
         ValueError: The ``op`` is unknown, or the first dimension cannot be divided by the number of

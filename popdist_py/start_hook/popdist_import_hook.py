@@ -5,7 +5,7 @@ Python imports this module at its start, so it imports only modules that Python 
 
 import sys
 
-# Stands for typing.TYPE_CHECKING: importing typing takes longer than the rest of this module.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

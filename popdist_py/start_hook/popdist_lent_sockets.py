@@ -93,7 +93,7 @@ def _lent(handle: int, descriptor: int) -> int:
 
 @contextlib.contextmanager
 def _standing_still(process: int) -> "Iterator[None]":
-    """Stop all threads of a process during a block. They continue even if this process is killed.
+    """Stop all threads of a process during a block, and at most until this process ends.
 
     Without the stop, a thread that waits for a connection would notice the change and fail.
 
@@ -130,7 +130,7 @@ def _wait_until_stopped(thread: int) -> None:
         time.sleep(0.0001)
 
 
-# --- its sockets -------------------------------------------------------------------------------
+# --- moving one socket -------------------------------------------------------------------------
 
 
 def _rebind(listener: socket.socket, network: str) -> int:

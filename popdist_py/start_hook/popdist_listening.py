@@ -172,13 +172,13 @@ def move_own(network: str, before: "set[int]") -> int:
 def _replace(descriptor: int, listener: socket.socket, address: str) -> bool:
     waiting, most = queue(listener)
     if waiting:
-        return False  # moving the socket would reset these connections
+        return False  # moving the socket would reset the waiting connections
     with sharing_port(listener, address) as narrow:
         narrow.listen(most)
         narrow.setblocking(os.get_blocking(descriptor))
         waits = [*_waits(descriptor)]
         os.dup2(narrow.fileno(), descriptor, inheritable=os.get_inheritable(descriptor))
-        # This closes the last descriptor of the old socket, which removes it from each epoll.
+        # Closing the last descriptor of the old socket also removes the socket from each epoll.
         listener.close()
         for epoll, events in waits:
             with select.epoll.fromfd(os.dup(epoll)) as waiter:

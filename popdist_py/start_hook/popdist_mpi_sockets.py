@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# The libraries that may contain PMIx. The last two belong to Open MPI 4.
+# The libraries that may contain PMIx, which are PMIx itself and two libraries of Open MPI 4.
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -80,8 +80,8 @@ def _listening() -> "ModuleType":
 def _fence() -> "Callable[[], object] | None":
     """Return a function that waits for all instances without MPI, or None if MPI has not started.
 
-    Before all instances have moved their sockets, none may connect, because moving would reset its
-    connection.
+    An instance must not connect to an instance that has not moved its sockets yet, because the move
+    would reset the connection.
     """
     import ctypes
 

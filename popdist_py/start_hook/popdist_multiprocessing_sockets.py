@@ -1,8 +1,8 @@
 """Keeps the sockets of multiprocessing in the folder of the job, which the launcher removes.
 
-By default they lie in a folder ``pymp-*`` in TMPDIR. A process removes that folder when it ends by
-itself, but not when a signal or an exception ends it. This module is imported when Python starts,
-so it imports only popdist_import_hook and modules that Python has already loaded.
+By default, the sockets are in a folder ``pymp-*`` in TMPDIR. A process removes that folder when it
+ends by itself, but not when a signal or an exception ends it. This module is imported when Python
+starts, so it imports only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os
@@ -10,14 +10,15 @@ import sys
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# Stands for typing.TYPE_CHECKING: importing typing takes longer than the rest of this module.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
 _MODULE = "multiprocessing.util"
-# Linux limits the path of a socket to 107 bytes; multiprocessing adds a name to the folder.
+# Linux limits the path of a socket to 107 bytes, and multiprocessing adds a file name to the
+# folder.
 _LONGEST_FOLDER = 107 - len("/listener-12345678")
 
 
@@ -33,7 +34,7 @@ def _keep_in(folder: str, util: "ModuleType") -> None:
 
 
 def start() -> None:
-    """Change multiprocessing.util when a program of a job imports it, or now if it is imported."""
+    """Change multiprocessing.util at once, or when a program of a job imports it."""
     folder = os.environ.get("POPDIST_JOB_FOLDER", "")
     if not folder or len(os.fsencode(folder)) > _LONGEST_FOLDER:
         return

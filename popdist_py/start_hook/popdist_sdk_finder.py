@@ -21,7 +21,8 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SDK = dict.fromkeys(
     ("horovod", "popart", "popdist", "poptorch"), os.path.join(_LIBRARY, "sdk_names")
 )
-# The packages that our packages import. They are found even if only this folder is in sys.path.
+# The modules that our packages import. The finder finds them even if only this folder is in
+# sys.path.
 _NEEDED = dict.fromkeys(("popdist_py", "popdist_torchvision_hook"), os.path.dirname(_LIBRARY))
 _FOLDERS = {**_SDK, **_NEEDED}
 
@@ -30,8 +31,8 @@ class _SdkFinder:
     """The first finder, which asks the other finders before it returns a package of ours.
 
     Args:
-        always: Whether our package replaces an installed package. Only the program's own package is
-            then preferred.
+        always: Whether our packages replace installed packages. If true, only a package in the
+            program's own folder takes precedence.
     """
 
     def __init__(self, always: bool) -> None:
@@ -42,7 +43,7 @@ class _SdkFinder:
     def find_spec(
         self, name: str, path: object = None, target: object = None
     ) -> "ModuleSpec | None":
-        """Return the spec of one of the packages; None for every other module."""
+        """Return the spec of one of the packages, and None for every other module."""
         if name not in _FOLDERS:
             return None
         theirs = self._theirs(name)

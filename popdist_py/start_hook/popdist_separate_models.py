@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 
-# Stands for typing.TYPE_CHECKING: importing typing takes longer than the rest of this module.
+# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator

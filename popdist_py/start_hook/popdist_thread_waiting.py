@@ -10,7 +10,8 @@ which is loaded by then.
 
 import os
 
-# The runtime reads these when torch is imported. If a program or user sets one, it is kept.
+# The OpenMP runtime reads these variables when torch is imported. A variable that a program or a
+# user has set is kept.
 _OF_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # About a millisecond. Alone on a machine, a training step is as fast as with the runtime's default,
 # and twice as fast as with 100 or 1000 spins, where threads sleep and are woken in every operation.
