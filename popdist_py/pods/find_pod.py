@@ -22,17 +22,17 @@ def find_pod(
     """Open the configured pod; return None if no pod is configured.
 
     Args:
-        where: ``none``; the name of a pod of this machine; its folder; ``http://HOST:PORT`` of a
-            server; ``server`` for the one of IPUOF_VIPU_API_HOST and _PORT (or
-            VIPU_CLI_API_HOST), by default localhost:8090. None for POPRUN_POD, and without that
-            the only pod of this machine.
+        where: The name or folder of a pod of this machine, ``http://HOST:PORT`` of a server,
+            ``server`` or ``none``. ``server`` stands for the server in IPUOF_VIPU_API_HOST and
+            _PORT, or in VIPU_CLI_API_HOST and _PORT, by default localhost:8090. If ``where`` is
+            None, POPRUN_POD is used, and without POPRUN_POD the only pod of this machine.
         environ: The environment variables.
         timeout: The time-out of each request to a server, in seconds.
 
     Raises:
         PodError: The pod cannot be opened, or this machine has several pods and none is selected.
     """
-    # An empty variable counts as not set.
+    # An empty variable has the same meaning as a missing variable.
     given = where if where is not None else environ.get("POPRUN_POD") or None
     if given == "none":
         return None
@@ -44,7 +44,7 @@ def find_pod(
         if len(names) > 1:
             raise InvalidRequestError(
                 f"{root} has the pods {', '.join(names)}: name one with --pod or POPRUN_POD, "
-                "or say none"
+                "or give none"
             )
         return open_pod(root, names[0])
     if given == "server":

@@ -1,8 +1,8 @@
-"""The pod of a machine without a configured pod, whose IPUs ``gc-info -l`` lists.
+"""The pod of a machine without a configured pod. ``gc-info -l`` lists its IPUs.
 
-Programs that name the id of a device attach to it, so that one program at a time holds a device.
-Programs that take any device do not use this pod, and have any number of IPUs. The pod is a hidden
-folder beside this user's pods. It is made when a program first names an id.
+Programs that name the id of a device attach to this pod, so that a device has one holder at a time.
+Programs that use any device do not use this pod, and have any number of IPUs. The pod is a hidden
+folder beside the pods of this user. It is made when a program first names an id.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
 
 
 def _root(environ: Mapping[str, str]) -> Path:
-    """Return the folder of this machine's pod; hosts may share the folder of the user's pods."""
+    """Return the parent folder of this machine's pod, which no other host uses."""
     return pods_root(environ) / f".machine-{os.uname().nodename}"

@@ -25,18 +25,19 @@ from popdist_py.pods.model.pod_parts import (
 def write_pod_text(pod: Pod) -> str:
     """Return the text of a pod in the database.
 
-    It has no seconds that a partition stays PENDING, because those of ``pod.toml`` count at once.
+    The text does not include ``create_seconds`` and ``reset_seconds``, because their values in
+    ``pod.toml`` take effect immediately.
     """
     return json.dumps(asdict(replace(pod, create_seconds=0, reset_seconds=0)), sort_keys=True)
 
 
 @functools.lru_cache(maxsize=8)
 def read_pod_text(text: str) -> Pod:
-    """Return the pod that the database keeps (DamagedError)."""
+    """Return the pod from its text in the database (DamagedError)."""
     try:
         return pod_of(json.loads(text), "the pod's database")
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise DamagedError("the pod's database describes no pod") from None
+        raise DamagedError("the text of the pod in its database is invalid") from None
 
 
 @functools.lru_cache(maxsize=8)
@@ -66,7 +67,7 @@ def read_partitions(
 
 
 def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition:
-    # If the clock was set back, the wait must not become longer.
+    # A clock that was set back must not extend the state PENDING.
     pending = row["began"] <= now < row["ready_at"]
     if row["error"]:
         state, operation = PartitionState.ERROR, OperationState.FAILED
@@ -94,7 +95,7 @@ def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition
 
 
 def add_partition(connection: sqlite3.Connection, partition: Partition, ready_at: float) -> None:
-    """Write a new partition and its IPUs; it is PENDING from ``created`` to ``ready_at``."""
+    """Write a new partition with its IPUs. It is PENDING from ``created`` to ``ready_at``."""
     connection.execute(
         f"INSERT INTO partitions VALUES ({_marks(15)})",
         (
@@ -154,7 +155,7 @@ def add_attachment(
 def read_attachments(
     connection: sqlite3.Connection, partition: str | None = None
 ) -> tuple[Attachment, ...]:
-    """Return the attachments, oldest first, of all partitions or of one. Their ids are empty."""
+    """Return the attachments of all partitions or of one, oldest first. The ids are empty."""
     where, values = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
     ipus: dict[str, list[int]] = {}
     for row in connection.execute(f"SELECT * FROM attached_ipus{where} ORDER BY ipu", values):

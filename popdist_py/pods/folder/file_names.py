@@ -1,6 +1,6 @@
 """The names of the files in a pod's folder.
 
-The module imports nothing, because each launch looks for pods before it needs one.
+The module is separate because each launch lists pods, but few launches open a pod.
 """
 
 from typing import Final

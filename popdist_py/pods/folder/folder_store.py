@@ -1,7 +1,7 @@
-"""The store of a pod in a folder of this machine, which is a SQLite database in WAL mode.
+"""The store of a pod in a folder of this machine.
 
-The folder must be on a disk of this machine, because the database uses shared memory and locks of
-the kernel.
+The data is in a SQLite database in WAL mode, which uses shared memory and locks of the kernel. The
+folder must therefore be on a local disk.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Shared:
 
     lock: HolderLock
     ends_leases: bool = False
-    # A time when the server ran: leases that end later are not ended yet.
+    # A time at which the server ran. Leases that end after this time are kept.
     last_run: float = math.inf
 
 
@@ -74,7 +74,7 @@ class FolderStore:
     def __init__(
         self, folder: Path, *, user: str | None = None, busy_timeout: float = 30.0
     ) -> None:
-        """Open a pod, and make its database if there is none.
+        """Open a pod, and make its database if the database does not exist.
 
         Args:
             folder: The folder with ``pod.toml``.
@@ -83,7 +83,7 @@ class FolderStore:
 
         Raises:
             PodError: The folder is not a pod, or another user owns it or can change it.
-            DamagedError: Its file or database cannot be read; they are not changed.
+            DamagedError: The file or database of the pod cannot be read. It is not changed.
         """
         self.where = str(folder)
         self.user = own_user() if user is None else user
@@ -99,7 +99,7 @@ class FolderStore:
         self._apply_description(text)
 
     def _apply_description(self, text: str) -> None:
-        """Apply a changed ``pod.toml`` if there are no partitions."""
+        """Apply a changed ``pod.toml`` if the pod does not have partitions."""
         with self._transaction() as connection:
             described = connection.execute("SELECT described FROM layout").fetchone()[0]
             used = connection.execute("SELECT 1 FROM partitions LIMIT 1").fetchone()
@@ -107,7 +107,7 @@ class FolderStore:
                 connection.execute("UPDATE layout SET described = ?, pod = ?", (text, text))
 
     def with_user(self, user: str) -> FolderStore:
-        """Return a view for the calls of another user; closing this store closes it."""
+        """Return a view for the calls of another user. Closing this store also closes the view."""
         view = copy.copy(self)
         view.user = user
         return view
@@ -226,9 +226,9 @@ class FolderStore:
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Give ``holder`` IPUs of a partition until ``detach`` or its death (``PodStore``).
+        """Attach IPUs of a partition for ``holder`` (``PodStore``).
 
-        The holder counts as alive while this store is open in this process.
+        The attachment ends with ``detach``, ``close`` or the end of this process.
         """
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
@@ -265,8 +265,8 @@ class FolderStore:
     def renew_all(self, seconds: float) -> None:
         """Renew all leases for ``seconds`` from now, and let leases end from then on.
 
-        A server calls it at its start. Only the store of a server ends leases, so none ends while
-        no server runs.
+        A server makes this call when it starts. Leases end only in the store of a server, so they
+        do not end while the server is stopped.
         """
         # A server that did not run could not receive renewals.
         self._shared.ends_leases = False
@@ -278,10 +278,10 @@ class FolderStore:
         self._shared.ends_leases = True
 
     def note_run(self, now: float) -> None:
-        """Record that the server runs now. Only leases that have ended before now are freed.
+        """Record that the server runs now. Only leases that end before now are freed.
 
-        A request that waited while the server was stopped must not free the leases that could not
-        be renewed meanwhile.
+        While a server is stopped, leases cannot be renewed. A request that waited meanwhile must
+        not end these leases.
         """
         self._shared.last_run = now
 
@@ -381,14 +381,14 @@ def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
-        # Without the server, it is not known whether the remote holder is alive.
+        # A holder with a lease may have ended while the server was stopped, so force is offered.
         force = ", or force it" if done == "removed" else ""
         ways = f"wait for them{',' if force else ', or'} end them{force}"
         raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")
 
 
 def _holders(held: Sequence[Attachment]) -> str:
-    """Return a text with the first holders."""
+    """Return a text about the first three holders."""
     shown = [
         f"{each.holder.program} (process {each.holder.pid} of {each.holder.user} on "
         f"{each.holder.host}) has {len(each.ipus)}"

@@ -1,7 +1,7 @@
 """Locked files that tell which processes with attached IPUs are alive.
 
-The kernel releases the lock (``flock``) when the process ends for any reason. Programs that the
-process starts do not inherit the lock, and forked processes release it.
+When a process ends for any reason, the kernel releases its lock (``flock``). Programs that the
+process starts do not inherit the lock, and a forked process closes its copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def own_locks() -> str:
 
 
 class HolderLock:
-    """The locked file of one store of this process, made for its first attachment."""
+    """The locked file of one store of this process, which is made at the first attachment."""
 
     def __init__(self, folder: Path) -> None:
         """Create the lock for the pod in ``folder`` without making its file."""
@@ -60,11 +60,11 @@ class HolderLock:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
-            raise PodError(f"{self._folder} has no locks: {error.strerror}") from None
+            raise PodError(f"{self._folder} does not support locks: {error.strerror}") from None
         return name, descriptor
 
     def close(self) -> None:
-        """Release the lock. The next call of any store releases the IPUs. This cannot fail."""
+        """Release the lock. The next call of any store of the pod releases the IPUs."""
         with self._guard:
             self._closed = True
             if self._name is not None:
@@ -75,7 +75,7 @@ class HolderLock:
                 _locks.discard(self)
 
     def forget_in_child(self) -> None:
-        """Close the parent's lock file in a forked process, which has no attachments."""
+        """Close the parent's lock file in a forked process, which does not have attachments."""
         self._guard = threading.Lock()
         if self._name is not None:
             os.close(self._descriptor)
@@ -110,7 +110,7 @@ def is_alive(folder: Path, name: str) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        raise PodError(f"{folder / HOLDERS} has no locks: {error.strerror}") from None
+        raise PodError(f"{folder / HOLDERS} does not support locks: {error.strerror}") from None
     finally:
         os.close(descriptor)
     return False

@@ -1,4 +1,4 @@
-"""The SQLite database of a pod: its tables, its creation, and its transactions.
+"""The creation, the check and the transactions of a pod's SQLite database.
 
 Each transaction opens its own connection, so a store can be used from any thread and after a fork.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from popdist_py.pods.folder.file_names import DATABASE, DATABASE_LOG, HOLDERS
 from popdist_py.pods.model.pod_errors import DamagedError, PodError
 
-_ASIDE = f"put it and {DATABASE_LOG} aside to begin anew"
+_ASIDE = f"put it and {DATABASE_LOG} aside to start with an empty database"
 SCHEMA_VERSION = 1
 # The keys guarantee that an IPU has at most one partition and one holder.
 _SCHEMA = """
@@ -82,28 +82,29 @@ def check_folder(folder: Path) -> None:
     try:
         found = folder.stat()
     except OSError as error:
-        raise PodError(f"{folder} is no pod: {error.strerror}") from None
+        raise PodError(f"{folder} is not a pod: {error.strerror}") from None
     if not folder.is_dir():
-        raise PodError(f"{folder} is no pod: it is no folder")
+        raise PodError(f"{folder} is not a pod: it is not a folder")
     if os.geteuid() not in (0, found.st_uid):
         raise PodError(
             f"{folder} belongs to user {found.st_uid}: use a pod of your own, or a server"
         )
     if found.st_mode & 0o022:
-        raise PodError(f"{folder} may be changed by others: chmod go-w {folder}")
+        raise PodError(f"{folder} can be changed by other users: chmod go-w {folder}")
 
 
 def make_database(folder: Path, described: str) -> None:
-    """Make the database of a pod, whole or not at all. Another process may be first.
-
-    It raises DamagedError if there is the log of a removed database, because SQLite would apply it
-    to the new database.
+    """Make the complete database of a pod, unless another process makes it first.
 
     Args:
         folder: The pod's folder.
-        described: The text of its description.
+        described: The text of the pod's description.
+
+    Raises:
+        DamagedError: The log of a removed database exists. SQLite would apply it to the new one.
+        PodError: The folder cannot be written.
     """
-    # The log is checked first, because another process makes its database before its log.
+    # The log is checked before the database, because another process makes the database first.
     if (folder / DATABASE_LOG).exists() and not (folder / DATABASE).exists():
         raise DamagedError(
             f"{folder / DATABASE} is gone, but {DATABASE_LOG} with its last changes is there: "
@@ -117,7 +118,7 @@ def make_database(folder: Path, described: str) -> None:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
-            # The database is renamed only when it is complete and on the disk.
+            # The file gets its name only when it is complete and on the disk.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
@@ -148,10 +149,10 @@ def _write_through(file: Path) -> None:
 
 
 def check_integrity(folder: Path, busy_timeout: float) -> None:
-    """Check the whole database if its file has another size than its header says (DamagedError).
+    """Check the whole database if the size of its file differs from its header (DamagedError).
 
-    Other damage is noticed by the call that reads the damaged part. Programs open a pod for a few
-    calls only, and should not wait each time until the whole database has been read.
+    Otherwise, the call that reads a damaged part raises the error. The whole database is not read
+    each time, because programs open a pod for a few calls only.
     """
     file = folder / DATABASE
     if _has_its_size(file):
@@ -182,14 +183,14 @@ def _has_its_size(file: Path) -> bool:
 def _check_version(file: Path, connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        raise PodError(f"{file} was made by a newer version: install that one")
+        raise PodError(f"{file} was made by a newer version: install that version")
     if version != SCHEMA_VERSION:
-        raise DamagedError(f"{file} is no database of a pod: {_ASIDE}")
+        raise DamagedError(f"{file} is not the database of a pod: {_ASIDE}")
 
 
 @contextlib.contextmanager
 def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connection]:
-    """Yield the only connection that writes; commit at the end of the block, unless it raises.
+    """Yield the only connection that writes, and commit if the block does not raise.
 
     Args:
         folder: The pod's folder.
@@ -197,12 +198,12 @@ def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connectio
 
     Raises:
         PodError: The database is missing, busy or full, or must not be written.
-        DamagedError: It cannot be read.
+        DamagedError: The database cannot be read.
     """
     file = folder / DATABASE
     with _plain_errors(file), contextlib.closing(_connect(file, busy_timeout)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        # A killed process loses no changes. A power failure may lose the last changes.
+        # The last changes may be lost in a power failure, but not if the process is killed.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -226,7 +227,7 @@ def _connect(file: Path, busy_timeout: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _plain_errors(file: Path) -> Iterator[None]:
-    """Convert errors of SQLite into PodErrors of one line."""
+    """Convert errors of SQLite into a PodError."""
     try:
         yield
     except UnicodeDecodeError:
@@ -236,7 +237,7 @@ def _plain_errors(file: Path) -> Iterator[None]:
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT")):
             raise _damaged(file, str(error)) from None
         if not file.exists():
-            raise PodError(f"{file} is gone: the pod was removed, make it again") from None
+            raise PodError(f"{file} does not exist: the pod was removed; make it again") from None
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             why = "other processes write to it all the time: try again"
         elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):

@@ -17,8 +17,8 @@ from popdist_py.pods.model.pod_rules import check_pod
 def format_pod(pod: Pod) -> str:
     """Return the text of ``pod.toml``."""
     lines = [
-        "# A pod of emulated IPUs; agents are IPU-Machines. What is changed here counts as soon as",
-        "# the pod has no partitions; the seconds that a partition stays PENDING count at once.",
+        "# A pod of emulated IPUs, whose agents are IPU-Machines. Changes take effect when the pod",
+        "# has no partitions. Changes of create_seconds and reset_seconds take effect immediately.",
         *_entries(pod, ("name", "create_seconds", "reset_seconds")),
     ]
     for table, parts in (
@@ -38,7 +38,7 @@ def _entries(value: Any, names: Sequence[str]) -> list[str]:
 def _toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # Strings, numbers and booleans are written alike in JSON and TOML for the checked names.
+    # The strings, numbers and booleans of a checked pod have the same form in JSON and TOML.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -52,19 +52,19 @@ def read_pod(file: Path) -> Pod:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise DamagedError(f"{file} is no text in UTF-8") from None
+        raise DamagedError(f"{file} is not text in UTF-8") from None
     except OSError as error:
         raise PodError(f"{file} cannot be read: {error.strerror}") from None
     return parse_pod(text, str(file))
 
 
 def parse_pod(text: str, source: str) -> Pod:
-    """Read the text of ``pod.toml``; ``source`` is its name in messages.
+    """Return the pod for the text of ``pod.toml``. Messages name the file as ``source``.
 
     Raises:
         DamagedError: The text is not TOML, or does not describe a pod.
     """
-    # Imported here, because a launch without a pod does not need it.
+    # tomllib is imported here, because a launch without a pod does not need it.
     import tomllib
 
     try:

@@ -1,4 +1,4 @@
-"""The folders of this user's pods, one for each pod: list, make, open and remove them."""
+"""Functions that list, make, open and remove the pods of this user, which are folders."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def pods_root(environ: Mapping[str, str]) -> Path:
         state = environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(state).expanduser() / "poprun-py" / "pods"
     except RuntimeError:
-        # A user without a home folder has no pods.
+        # Without a home folder, this path does not exist, so the list of pods is empty.
         return Path(os.devnull, "poprun-py", "pods")
 
 
 def list_pods(root: Path) -> tuple[str, ...]:
     """Return the sorted names of the pods below ``root``.
 
-    A folder that is missing, or that this user must not read, has no pods.
+    If the folder is missing, or this user must not read it, the result is empty.
 
     Raises:
         PodError: The folder cannot be read.
@@ -53,7 +53,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
         return ()
     except OSError as error:
         raise PodError(f"{root} cannot be read: {error.strerror}") from None
-    # A name that begins with a dot is that of a pod being made or removed.
+    # The names of unfinished and removed pods begin with a dot.
     return tuple(
         sorted(
             name for name in entries if name[0] != "." and os.path.lexists(root / name / POD_FILE)
@@ -62,7 +62,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
 
 
 def make_pod(root: Path, pod: Pod) -> Path:
-    """Make the folder of a new pod below ``root``, whole or not at all, and return it.
+    """Make the complete folder of a new pod below ``root``, and return its path.
 
     Raises:
         InvalidRequestError: The pod or its name breaks a rule.
@@ -89,7 +89,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
         FolderStore(partial).close()
         partial.rename(folder)
     except OSError as error:
-        # The renamed folder can only replace an empty folder.
+        # rename() fails if another pod has this name, because that folder is not empty.
         if os.path.lexists(folder):
             raise NameTakenError(
                 f"there is a pod {pod.name} already ({folder}): choose another name, "
@@ -115,9 +115,7 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
 
 
 def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
-    """Remove a pod and its folder.
-
-    With ``force``, a pod that is in use or damaged is removed too.
+    """Remove the folder of a pod. With ``force``, also remove a used or damaged pod.
 
     Raises:
         UnknownNameError: No pod has this name.

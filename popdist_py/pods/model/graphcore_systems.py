@@ -1,4 +1,4 @@
-"""Descriptions of pods that are like Graphcore's systems: POD4 to POD256, and a single machine."""
+"""Pods that correspond to Graphcore's systems POD4 to POD256, or to a single machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MACHINE_IPUS = 16
 def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Pod:
     """Return a pod like a Graphcore system, with one allocation of all its IPU-Machines.
 
-    Racks of 64 IPUs are a torus, and their GW-Links a ring; smaller systems are a mesh.
+    From 64 IPUs on, the IPU-Links form a torus and the GW-Links a ring. Smaller systems are a mesh.
 
     Args:
         system: A key of SYSTEMS, in any case.
@@ -43,22 +43,22 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
         InvalidRequestError: The system is unknown, or the hosts are too many or repeated.
     """
     if system.upper() not in SYSTEMS:
-        raise InvalidRequestError(f"{system!r} is no system: give {', '.join(SYSTEMS)}")
+        raise InvalidRequestError(f"{system!r} is not a system: give {', '.join(SYSTEMS)}")
     machines, num_ilds = SYSTEMS[system.upper()]
     return _uniform_pod(name, [IPUS_PER_MACHINE] * machines, num_ilds, hosts)
 
 
 def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
-    """Return a pod of this host's IPUs: IPU-Machines of 4 in one IPU-Link domain, as a POD16.
+    """Return a pod of this host, with IPU-Machines of 4 IPUs in one IPU-Link domain.
 
-    NUMA nodes do not matter, because an IPU-Machine is attached by the network of its host.
+    The NUMA nodes of the host do not matter, because hosts reach IPU-Machines over the network.
 
     Raises:
         InvalidRequestError: ``num_ipus`` is not a power of two up to 64.
     """
     if not is_power_of_two(num_ipus) or num_ipus > LINK_DOMAIN_IPUS:
         raise InvalidRequestError(
-            f"a machine has no {num_ipus} IPUs: give 1, 2, 4, 8, ... or {LINK_DOMAIN_IPUS}"
+            f"a machine cannot have {num_ipus} IPUs: give 1, 2, 4, 8, ... or {LINK_DOMAIN_IPUS}"
         )
     each = min(num_ipus, IPUS_PER_MACHINE)
     return _uniform_pod(name, [each] * (num_ipus // each), 1, None)

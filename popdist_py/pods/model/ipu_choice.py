@@ -1,8 +1,8 @@
-"""Choice of free IPUs for a new partition: aligned groups in each IPU-Link domain, by best fit.
+"""Allocation of free IPUs to a new partition with the buddy system.
 
-In each IPU-Link domain a partition takes 2^k neighbours that begin at a multiple of 2^k. Of all
-free groups, it takes the group inside the smallest free block, so that large blocks stay whole (the
-buddy system: Knuth, The Art of Computer Programming 1, 2.5).
+In each IPU-Link domain a partition gets 2^k neighbours that begin at a multiple of 2^k. Among the
+free groups, the group inside the smallest free block is chosen, so that large blocks remain free
+(Knuth, The Art of Computer Programming 1, 2.5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversion between values of Python and JSON: dataclasses, tuples and enumerations.
+"""Conversion of dataclasses, tuples and enumerations to JSON, and back with checks.
 
 A dataclass becomes an object, a tuple an array, and an enumeration its name in V-IPU's protocol.
 Reading checks each field. The error for an unknown, missing or wrong field names the field.
@@ -24,7 +24,7 @@ _LARGEST_INTEGER: Final = (1 << 53) - 1
 
 
 def encode(value: object) -> bytes:
-    """Return a value made of JSON's types as compact JSON.
+    """Return a value of JSON types as compact JSON.
 
     Raises:
         InvalidRequestError: A text is not valid Unicode, or a number is not finite.
@@ -97,7 +97,7 @@ def from_json(kind: Any, value: object, name: str) -> Any:
 
 
 def _plain(kind: Any, value: object, name: str) -> object:
-    """Read text, a number, true or false, or null."""
+    """Return a text, a number, a boolean or None after checking it."""
     if kind is str:
         return _text(value, name)
     if kind is bool and isinstance(value, bool):
@@ -131,7 +131,7 @@ def _text(value: object, name: str) -> str:
 def read_fields(
     kinds: Mapping[str, Any], defaults: Mapping[str, object], value: object, name: str
 ) -> dict[str, Any]:
-    """Read an object with exactly these fields; those with a default may be missing."""
+    """Return the fields of an object. Fields without a default are required."""
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object")
     accepted = ", ".join(kinds) or "none"
@@ -186,4 +186,4 @@ def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> object:
-    raise InvalidRequestError(f"{name} is no number of JSON")
+    raise InvalidRequestError(f"{name} is not a number of JSON")

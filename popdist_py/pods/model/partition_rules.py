@@ -1,4 +1,4 @@
-"""Rules for partitions: valid requests, usable partitions, and the IPUs of a device.
+"""Rules for requests of partitions, for the use of partitions, and for attached IPUs.
 
 The rules are from the user guide and the protocol of V-IPU.
 """
@@ -25,17 +25,17 @@ def check_name(what: str, name: str) -> None:
     """Check the name of a partition, agent, cluster, allocation or pod (InvalidRequestError)."""
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{what} {name!r} is no name: give up to 64 letters, digits, '-', '_' and '.', "
-            "a letter or digit first"
+            f"{what} {name!r} is not a valid name: give up to 64 letters, digits, '-', '_' and "
+            "'.', a letter or digit first"
         )
 
 
 def check_request(request: PartitionRequest) -> None:
     """Check a request without a pod (InvalidRequestError).
 
-    Size, GCDs and IPU-Link domains are powers of two; GCDs and domains divide the size; GCDs divide
-    the replicas, which divide the size; no more than 64 IPUs in a domain. A reconfigurable
-    partition has one GCD, one domain and the sync type c2-compatible.
+    The numbers of IPUs, GCDs and IPU-Link domains are powers of two. GCDs and domains divide the
+    IPUs. GCDs divide the replicas, and the replicas divide the IPUs. A domain has up to 64 IPUs. A
+    reconfigurable partition has one GCD, one domain and the sync type c2-compatible.
     """
     check_name("partition", request.name)
     size, gcds, ilds, replicas = (
@@ -110,11 +110,11 @@ def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
 
 
 def misfit(partition: Partition, request: PartitionRequest) -> str:
-    """Return why a job with this request cannot use a partition; empty if it can.
+    """Return the reason why a job with this request cannot use a partition, or an empty text.
 
-    A reconfigurable partition must be large enough. A preconfigured one must have the same size,
-    GCDs and replicas. A requested number of IPU-Link domains, sync type, allocation or cluster must
-    be that of the partition.
+    A reconfigurable partition must be large enough. A preconfigured partition must have the same
+    size, GCDs and replicas. A requested number of IPU-Link domains, sync type, allocation or
+    cluster must be that of the partition.
     """
     wanted: list[tuple[str, object, object]] = []
     if partition.reconfigurable:
@@ -147,11 +147,10 @@ def free_ipus(
     taken: Collection[int],
     ipus: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return the IPUs of a partition for an attachment; empty if too few are free.
+    """Return the IPUs of a partition for an attachment, or an empty tuple if too few are free.
 
-    Without named IPUs, these are the first free device of the size, or the first free domains.
-
-    It raises InvalidRequestError and NotEnoughIpusError as ``PodStore.attach`` does.
+    If ``ipus`` is None, the first free device of the size or the first free domains are chosen. The
+    function raises InvalidRequestError and NotEnoughIpusError as ``PodStore.attach`` does.
     """
     if ipus is not None:
         chosen = tuple(ipus)

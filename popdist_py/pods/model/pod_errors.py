@@ -1,4 +1,4 @@
-"""The errors of pods; each class has the code that a pod's server sends.
+"""The errors of pods, with the codes that a pod's server sends.
 
 A message is one line. It names the given value, the accepted values, and a remedy.
 """
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class PodError(Exception):
-    """The base class of all errors of pods. Raised itself, it means that the storage failed.
+    """The base class of all errors of pods. An error of the storage has this class itself.
 
     ``code`` is the name of the class in the server's answers.
     """

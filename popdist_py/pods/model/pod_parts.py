@@ -1,4 +1,4 @@
-"""The parts of a pod as values: IPUs, agents, clusters, allocations, partitions and holders.
+"""Immutable values for the IPUs, agents, clusters, allocations and partitions of a pod.
 
 The terms are those of V-IPU.
 """
@@ -52,7 +52,7 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Agents that are connected, in IPU-Link domains of equal size.
+    """Connected agents in IPU-Link domains of equal size.
 
     ``topology`` of the IPU-Links is ``mesh`` or ``torus`` (a closed loop). ``is_looped`` tells
     whether the GW-Links between the domains form a ring.
@@ -67,7 +67,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """Agents of one cluster for the partitions of users. No partition is in two allocations."""
+    """Agents of one cluster for the partitions of users. A partition is in one allocation."""
 
     name: str
     cluster: str
@@ -94,8 +94,8 @@ class Ipu:
 class Pod:
     """A named set of emulated IPUs over hosts.
 
-    A new partition is PENDING for ``create_seconds``, and one that is reset for ``reset_seconds``.
-    On real hardware this takes minutes. Emulated partitions are ready at once by default.
+    A new partition is PENDING for ``create_seconds``, and a reset partition for ``reset_seconds``.
+    These times are minutes on real hardware. By default, emulated partitions are ready immediately.
     """
 
     name: str
@@ -130,8 +130,9 @@ class Pod:
 class PartitionRequest:
     """The requirements for a new partition (V-IPU's PartitionRequirements).
 
-    The pod decides a field that is None: any ``allocation`` and ``cluster`` with enough free IPUs,
-    the smallest ``num_ilds``, ``num_replicas`` = ``num_gcds``, and the default ``sync_type``.
+    The pod chooses the value of a field that is None. It chooses an ``allocation`` and ``cluster``
+    with enough free IPUs, the smallest ``num_ilds``, ``num_gcds`` as ``num_replicas``, and the
+    default ``sync_type``.
     """
 
     name: str
@@ -147,7 +148,7 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device for programs: one IPU of a partition, or a group of 2, 4, 8, ... IPUs.
+    """One IPU of a partition, or a group of 2, 4, 8, ... IPUs, that programs use as a device.
 
     The numbers in ``ipus`` are relative to the partition.
     """
@@ -157,9 +158,9 @@ class Device:
 
 
 def devices_of(num_ipus: int, num_ilds: int) -> Iterator[Device]:
-    """Return the devices of a partition in the order of their ids: single IPUs, pairs, fours, ...
+    """Yield the devices of a partition in the order of their ids, which begin with single IPUs.
 
-    No device spans IPU-Link domains.
+    Pairs, groups of four and larger groups follow. A device does not span IPU-Link domains.
     """
     size = 1
     while size <= num_ipus // num_ilds:
@@ -205,7 +206,7 @@ class Partition:
         return tuple(dict.fromkeys(ipu.host for ipu in self.ipus))
 
     def domain_of(self, ipu: int) -> int:
-        """Return the partition's IPU-Link domain, from 0, of an IPU numbered within it."""
+        """Return the number of the IPU-Link domain of an IPU. Both are counted in the partition."""
         return ipu * self.num_ilds // self.size
 
     def devices(self) -> Iterator[Device]:
@@ -215,10 +216,10 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """The process that holds IPUs: a job's launcher, or a program without a launcher.
+    """The process that holds IPUs, which is a job's launcher or a program without a launcher.
 
-    The texts are names of files and users, which may contain any bytes. Characters that cannot be
-    printed become ``?``, and a text is cut to 255 characters.
+    The names of programs and users may contain any characters. Unprintable characters are replaced
+    by ``?``, and the texts are cut to 255 characters.
     """
 
     host: str
@@ -238,9 +239,9 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attachment:
-    """The IPUs of a partition that one holder has, numbered in the partition.
+    """The attachment of IPUs, numbered in the partition, to one holder.
 
-    If a server keeps the pod, only the holder knows ``id``. It is empty in lists.
+    Only the holder knows ``id``. Lists of attachments have empty ids.
     """
 
     id: str

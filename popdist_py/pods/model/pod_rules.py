@@ -53,7 +53,7 @@ def check_pod(pod: Pod) -> None:
 
 
 def check_cluster(pod: Pod, cluster: Cluster) -> None:
-    """Check a new cluster. Its agents must be in no cluster and fill equal IPU-Link domains.
+    """Check a new cluster. Its agents must not be in another cluster, and fill equal domains.
 
     It raises InvalidRequestError, NameTakenError, UnknownNameError for an agent, and InUseError for
     an agent of another cluster.
@@ -67,7 +67,9 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
     for agent in cluster.agents:
         check_known("agent", agent, agents, f"in pod {pod.name}")
         if agent in owners:
-            raise InUseError(f"agent {agent} belongs to cluster {owners[agent]}: remove that first")
+            raise InUseError(
+                f"agent {agent} belongs to cluster {owners[agent]}: remove that cluster first"
+            )
     if cluster.topology not in _TOPOLOGIES:
         raise InvalidRequestError(
             f"cluster {cluster.name} has the topology {cluster.topology!r}: "

@@ -1,6 +1,6 @@
 """The interface of a pod store, which a folder of this machine and a server implement.
 
-Every call is atomic. A process that is killed during a call leaves the pod as before or after it.
+Every call is atomic. If a process is killed during a call, the call is complete or has no effect.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def own_user() -> str:
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a container may run with a user id that has no name
+    except KeyError:  # a container may run with a user id without a name
         return str(uid)
 
 
 class PodStore(Protocol):
     """The interface of a pod.
 
-    All methods raise a PodError (``pod_errors.py``): UnreachableError or DamagedError if the pod
-    cannot be used, and the errors that they name.
+    All methods raise UnreachableError, DamagedError or PodError if the pod cannot be used. They
+    also raise the errors in their descriptions.
     """
 
     where: str  # for messages: the folder or http://HOST:PORT
@@ -65,12 +65,12 @@ class PodStore(Protocol):
     def remove_partition(self, name: str, *, force: bool = False) -> None:
         """Free the IPUs of a partition.
 
-        With ``force``, a partition is removed that is in use or belongs to another user. It raises
+        With ``force``, the partition may be in use or belong to another user. The method raises
         UnknownNameError, InUseError and NotAllowedError.
         """
 
     def create_cluster(self, cluster: Cluster) -> None:
-        """Make a cluster of agents without one (InvalidRequestError, NameTakenError, ...)."""
+        """Make a cluster of agents without a cluster (InvalidRequestError, NameTakenError, ...)."""
 
     def remove_cluster(self, name: str) -> None:
         """Remove a cluster (UnknownNameError; InUseError while it has allocations)."""

@@ -19,12 +19,12 @@ _RENEWALS_PER_LEASE: Final = 6
 class Renewal:
     """Renews the leases of attachments until they are detached or the process ends.
 
-    If a lease has ended, because the network or the process was stopped for longer, the same IPUs
-    are attached again. If another process has them, or the partition was removed, a warning is
-    logged and the job continues.
+    A lease ends if it is not renewed, for example because the network failed. The same IPUs are
+    then attached again. If another process holds the IPUs, or the partition was removed, a warning
+    is logged and the job continues.
 
     Args:
-        renew: Renews leases by their ids for a number of seconds, and returns the ended ones.
+        renew: Renews leases by their ids within a time-out, and returns the ids of ended leases.
         attach_again: Attaches the IPUs of an attachment whose lease has ended.
     """
 
@@ -52,8 +52,8 @@ class Renewal:
     def kept_ids(self) -> frozenset[str]:
         """Return the ids of the renewed attachments, as the holder knows them.
 
-        It does not take the lock, because it is also called in a forked process. There, the lock
-        may be held by a thread that exists only in the parent.
+        This method does not take the lock, because a forked process calls it too. In a forked
+        process, the lock may belong to a thread that exists only in the parent.
         """
         return frozenset(self._held)
 
@@ -91,7 +91,7 @@ class Renewal:
         try:
             gone = set(self._renew(ids, max(1.0, 2 * period)))
         except PodError:
-            return  # without a server, the job continues, and renewal is tried again
+            return  # the job continues without a server, and the leases are renewed later
         for own_id, lease in held.items():
             if lease.attachment.id in gone:
                 self._take_back(own_id, lease)
@@ -104,14 +104,14 @@ class Renewal:
         try:
             again = self._attach_again(lost)
         except UnreachableError:
-            return  # tried again with the next renewal
+            return  # the next renewal tries again
         except PodError as error:
             with self._lock:
                 self._held.pop(own_id, None)
             logging.getLogger("popdist").warning(
                 "the pod's server no longer has IPUs %s of the partition %s for this job: the "
-                "partition was removed, or nothing was heard of the job for too long; the job goes "
-                "on (%s)",
+                "partition was removed, or the lease was not renewed in time; the job continues "
+                "(%s)",
                 ipu_list(lost.ipus), lost.partition, error,
             )  # fmt: skip
             return

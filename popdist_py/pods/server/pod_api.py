@@ -22,7 +22,7 @@ from popdist_py.pods.model.pod_parts import (
 
 Result = TypeVar("Result")
 
-# The version, which increases when older clients or servers would misunderstand a call.
+# The version of the calls. It increases when older clients or servers would misunderstand a call.
 API: Final = 1
 VERSION_PATH: Final = f"/v{API}/version"
 USER_HEADER: Final = "X-Poprun-User"
@@ -100,7 +100,7 @@ ATTACH: Final = Call[Lease](
 )
 # Ids are only in bodies, because paths are logged.
 DETACH: Final = Call[None]("detach", {"attachment": Attachment}, None)
-# The result is the ids whose leases have ended.
+# The result contains the ids of ended leases.
 RENEW: Final = Call[tuple[str, ...]]("renew", {"ids": tuple[str, ...]}, tuple[str, ...])
 
 CALLS: Final[tuple[Call[Any], ...]] = (

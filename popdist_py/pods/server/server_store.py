@@ -1,6 +1,6 @@
-"""The store of a pod that a server keeps: it calls the server over HTTP, and renews leases.
+"""The client of a pod's server, which implements ``PodStore`` with HTTP requests.
 
-pod_api.py defines the calls, and lease_renewal.py renews the leases.
+``pod_api.py`` defines the calls, and ``lease_renewal.py`` renews the leases.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from popdist_py.pods.server.server_url import host_and_port
 
 Result = TypeVar("Result")
 
-# A server that restarts is back within these pauses. More of them would only delay the error.
+# A restarted server answers again within these pauses. More attempts would only delay the error.
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.1
 # A reachable host accepts a connection within milliseconds.
@@ -58,8 +58,9 @@ class ServerStore:
     """The pod of a server (``PodStore``), for several threads.
 
     A request without an answer is repeated a few times. A repeated change has the same request id,
-    so that the server does it once. A daemon thread renews the leases while this process runs.
-    Leases do not end while the server does not run. A forked child neither renews nor releases.
+    so that the server makes the change only once. A daemon thread renews the leases while this
+    process runs. Leases do not end while the server is stopped. A forked child neither renews nor
+    releases the leases of its parent.
 
     Args:
         url: ``http://HOST:PORT``.
@@ -68,8 +69,8 @@ class ServerStore:
         user: The user who makes the calls; by default the user of this process.
 
     Raises:
-        InvalidRequestError: ``url`` is not an address of this form.
-        NotAllowedError: ``token`` is empty, or is not a token.
+        InvalidRequestError: ``url`` does not have this form.
+        NotAllowedError: ``token`` is empty, or contains characters that are not allowed.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class ServerStore:
         with contextlib.suppress(PodError):
             for attachment in self._renewal.end():
                 left = max(_LEAST_SECONDS, deadline - time.monotonic())
-                # A second attempt, because the server may have closed the idle connection.
+                # The server may have closed the idle connection, so a second attempt is made.
                 self._ask_within(left, 2, pod_api.DETACH, {"attachment": attachment})
         self._pool.close()
 
@@ -190,14 +191,14 @@ class ServerStore:
         return self._attach(lost.partition, len(lost.ipus), lost.holder, lost.ipus)
 
     def _renew(self, ids: tuple[str, ...], seconds: float) -> tuple[str, ...]:
-        # The next renewal repeats the request.
+        # A failed request is not repeated, because the next renewal follows soon.
         return self._ask_within(min(self._timeout, seconds), 1, pod_api.RENEW, {"ids": ids})
 
     def _is_child(self) -> bool:
         return self._pid != os.getpid()
 
     def _start_over(self) -> None:
-        """Open connections for this process. A forked child must not use those of its parent."""
+        """Open new connections. A forked child must not use the connections of its parent."""
         self._pid = os.getpid()
         self._pool = urllib3.HTTPConnectionPool(self._host.strip("[]"), self._port, maxsize=4)
         self._renewal = Renewal(self._renew, self._attach_again)
@@ -266,7 +267,8 @@ class ServerStore:
         """Return the result in an answer.
 
         Raises:
-            PodError: The server refused the call. UnreachableError: It is not a pod's server.
+            UnreachableError: The answer is not from a pod's server of this version.
+            PodError: The server refused the call. The class depends on the code in the answer.
         """
         try:
             if len(body) > _MOST_ANSWER_BYTES:
@@ -293,7 +295,7 @@ class ServerStore:
 
     def _unreachable(self, error: HTTPError, call: Call[Any], seconds: float) -> UnreachableError:
         doubt = "; it may have been done" if call.changes else ""
-        if isinstance(error, NewConnectionError):  # one of the TimeoutErrors too
+        if isinstance(error, NewConnectionError):  # a subclass of TimeoutError
             reason = "cannot be reached: " + str(error).rpartition("] ")[2].rstrip(")")
             doubt = ""
         elif isinstance(error, TimeoutError):

@@ -1,6 +1,6 @@
 """URLs of pod servers, ``http://HOST:PORT``.
 
-The module does not import the client, because commands also name servers that they do not call.
+The module is separate from the client, which imports urllib3.
 """
 
 import re
@@ -14,14 +14,16 @@ _URL: Final = re.compile(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]
 
 
 def server_url(host: str, port: int | str) -> str:
-    """Return the URL of a server; an IPv6 address may be given with or without brackets."""
+    """Return the URL of a server. The brackets of an IPv6 address may be missing in ``host``."""
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"http://{host}:{port}"
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Return the host of a URL, with the brackets of an IPv6 address, and the port (8090).
+    """Return the host and port of a URL. The default port is 8090.
+
+    The host keeps the brackets of an IPv6 address.
 
     Raises:
         InvalidRequestError: ``url`` is not the URL of a pod server.

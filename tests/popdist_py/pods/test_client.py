@@ -266,7 +266,7 @@ def test_what_somebody_else_has_by_then_is_said(pod, port, caplog):
         (record,) = said()
         message = record.getMessage()
         assert "no longer has IPUs 0, 1 of the partition p for this job" in message
-        assert message.endswith("the job goes on (no p)")
+        assert message.endswith("the job continues (no p)")
 
 
 def test_a_forked_child_neither_renews_nor_gives_back(pod, port):

@@ -269,7 +269,7 @@ def test_a_database_of_a_newer_version_is_left(folder):
 
 @pytest.mark.parametrize(
     ("version", "error", "words"),
-    [(2, PodError, "newer version"), (0, DamagedError, "no database of a pod")],
+    [(2, PodError, "newer version"), (0, DamagedError, "not the database of a pod")],
 )
 def test_a_database_that_is_another_one_by_now_is_left(folder, store, version, error, words):
     with closing(sqlite3.connect(folder / "pod.sqlite")) as connection:
@@ -306,7 +306,7 @@ def test_the_log_of_a_database_that_is_gone_is_not_taken_for_a_new_one(folder):
 def test_a_folder_that_goes_away_is_said_and_not_made_anew(folder, store):
     store.create_partition(_ask())
     folder.rename(folder.with_name("moved"))
-    with pytest.raises(PodError, match="is gone"):
+    with pytest.raises(PodError, match="does not exist: the pod was removed"):
         store.partitions()
     assert not folder.exists()
 

@@ -67,7 +67,7 @@ def test_this_machine_is_one_domain_of_machines_of_four():
     assert [ipu.number for ipu in pod.ipus()] == [3, 2, 1, 0] * 4
     assert {ipu.domain for ipu in pod.ipus()} == {0}
     assert [agent.num_ipus for agent in machine_pod("small", 2).agents] == [2]
-    with pytest.raises(InvalidRequestError, match="no 12 IPUs"):
+    with pytest.raises(InvalidRequestError, match="cannot have 12 IPUs"):
         machine_pod("odd", 12)
 
 
