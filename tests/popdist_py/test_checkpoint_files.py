@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there, whatever happens to the writer or the disk."""
+"""Checkpoint files are complete or absent after any failure of the writer or of the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the collectives refuse, before anything is sent; one instance is enough to see it."""
+"""Values that the collectives refuse before they send data, tested with one instance."""
 
 from __future__ import annotations
 

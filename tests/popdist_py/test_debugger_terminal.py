@@ -1,4 +1,4 @@
-"""The debugger's terminal: lent by the wrapper, and given back."""
+"""The terminal that the wrapper lends to the debugger, and its return."""
 
 from __future__ import annotations
 

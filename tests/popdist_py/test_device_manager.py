@@ -1,4 +1,4 @@
-"""popart.DeviceManager: the devices of a pod, of an instance, and of a process without either."""
+"""popart.DeviceManager with the devices of a pod, of an instance, and of an ordinary process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the heartbeat counts: training steps as the user counts them, and other calls apart."""
+"""The counters of the heartbeat for training steps and for other calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def words(monkeypatch):
 
 
 def counted(words):
-    """Return training steps, calls since the last, the step resumed from, and what goes on."""
+    """Return the steps, the calls since the last step, the resumed step, and the activity."""
     return [
         words[word]
         for word in (heartbeat._STEP, heartbeat._CALLS, heartbeat._RESUMED, heartbeat._DOING)

@@ -86,8 +86,8 @@ def test_jobs_are_kept_by_size_and_variables_and_at_most_two_are_alive(jobs):
     assert jobs.run(_pid) == before
     oldest = next(iter(jobs._jobs.values()))
     assert survivors(oldest._mark)
-    # This ends the job that has not been used for longest, and all its processes, though a process
-    # that a test has forked holds the connections to it, too.
+    # This call ends the least recently used job and all its processes. A forked process, which
+    # holds the same connections, does not prevent that.
     if (forked := os.fork()) == 0:
         signal.pause()
     assert jobs.run(_variable, count=1, environ={"TEST_VARIABLE": "given"}) == ["given"]

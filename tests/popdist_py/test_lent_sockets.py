@@ -14,7 +14,7 @@ import pytest
 from poprun_py.instance import program_environment
 
 lent_sockets = program_environment.import_lent_sockets()
-# Accepts whoever comes, as MPI does: an event without a visitor is an error.
+# A program that accepts every connection, as MPI does. An event without a connection is an error.
 OTHER = """
 import select, socket
 sockets = [socket.create_server(("", 0)) for _ in range({each})]
@@ -36,7 +36,7 @@ WAITERS = {"poll": "select.POLLIN", "epoll": "select.EPOLLIN"}
 
 @contextlib.contextmanager
 def other(each: int, waiter: str = "poll") -> Iterator[tuple[subprocess.Popen, list[int]]]:
-    """A process that listens on every address, at so many ports for each family."""
+    """Run a process that listens on every address, with ``each`` ports of each address family."""
     program = OTHER.format(each=each, waiter=waiter, events=WAITERS[waiter])
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -47,7 +47,7 @@ def other(each: int, waiter: str = "poll") -> Iterator[tuple[subprocess.Popen, l
 
 
 def visit(address: str, port: int) -> str:
-    """Return the address at which somebody listens, as it says itself."""
+    """Connect to a port and return the address that the listening process reports."""
     with socket.create_connection((address, port), 10) as visitor:
         return visitor.recv(100).decode()
 

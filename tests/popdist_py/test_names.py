@@ -1,4 +1,4 @@
-"""PopDist's functions as a program finds them: alone, and as one instance of a job."""
+"""PopDist's functions and public names, without the launcher and as one instance of a job."""
 
 from __future__ import annotations
 

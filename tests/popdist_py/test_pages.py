@@ -19,7 +19,7 @@ PROGRAMS = [
     for name in ("collectives", "metrics")
     for number, text in enumerate(_BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text()))
 ]
-# What a program leaves, by a word that it holds.
+# The files that a program writes, by a text that the program contains.
 FILES = {
     "runs/first": ["metrics.csv", "runs/first"],
     "losses.csv": ["losses.csv", "checkpoints/step-000000000006.checkpoint"],

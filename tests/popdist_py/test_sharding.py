@@ -1,4 +1,4 @@
-"""The shares of a data set: the worked example, and what holds for every one."""
+"""The parts of a data set, with a worked example and properties of all parts."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Where time goes: all of it belongs to one activity, and steps know what they waited."""
+"""Each nanosecond belongs to one activity, and each step contains its waiting time."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_an_error_ends_the_activity_that_it_leaves(clock):
 
 
 def test_steps_leave_out_what_is_no_step_and_know_what_they_waited(clock):
-    heartbeat.step(8)  # the first has no step before it: nobody knows how long it took
+    heartbeat.step(8)  # the time of the first step is unknown
     clock.now += 30
     with doing(WAITING):
         clock.now += 12
@@ -327,7 +327,7 @@ def test_a_listener_is_told_of_what_begins_and_ends(clock, told):
 
 
 def test_a_listener_is_told_of_steps_in_which_nothing_computes(clock, told):
-    """The others have a span of their own. A step takes no time of a validation before it."""
+    """Other steps have a span already. A validation does not belong to the step after it."""
     for seconds in (5, 6):
         clock.now += seconds
         activities.step_done()

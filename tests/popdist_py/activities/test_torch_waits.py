@@ -1,4 +1,4 @@
-"""What torch.distributed and DistributedDataParallel wait for, with a torch of a few lines."""
+"""Waiting in torch.distributed and DistributedDataParallel, with a small imitation of torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def counters(monkeypatch):
 
 @pytest.fixture
 def torch(monkeypatch):
-    """Stand in for torch: whatever waits takes as long."""
+    """Replace torch by an imitation, in which every waiting function takes the same time."""
 
     class Work:
         def wait(self, timeout=None):
@@ -83,7 +83,7 @@ def test_what_backward_computes_is_the_programs_own(torch):
     heartbeat.step()
     with activities.doing(COMPUTING):
         torch.autograd.backward()
-    # Sleeping apart: the host may take the CPU away, but that is no sleep.
+    # The limit is not zero, because the host may take the CPU away.
     assert spent(WAITING) < NANOSECONDS / 2
     assert spent(COMPUTING) >= NANOSECONDS
 

@@ -1,4 +1,4 @@
-"""The clock of another host: never wrong by more than is said."""
+"""The converted times of another host are never wrong by more than the stated error."""
 
 from __future__ import annotations
 

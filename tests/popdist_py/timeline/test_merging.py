@@ -1,4 +1,4 @@
-"""One trace of several files: rows, clocks, arrows, torch's traces, and what cannot be read."""
+"""Merging of files into one trace: its rows, clocks, arrows and unreadable files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of spans: what is written comes back, in bounded space, whatever cut it short."""
+"""Files of spans return the spans that were written, also after a killed or limited write."""
 
 from __future__ import annotations
 

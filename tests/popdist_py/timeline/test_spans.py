@@ -1,4 +1,4 @@
-"""Spans of real programs: nested, of threads and other processes, and of one that is killed."""
+"""Spans of real programs with threads, child processes, nesting and a killed process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prefix(tmp_path):
 
 
 def run(prefix, code, size=1 << 20, **variables):
-    """Run a program that records; returns how it ended, and what each of its files holds."""
+    """Run a program that records. Return its exit and the contents of each of its files."""
     environ = {**_ENVIRONMENT, "POPDIST_TIMELINE": f"{size}:{prefix}", **variables}
     program = prefix.with_name("program.py")
     program.write_text(code)

@@ -1,4 +1,4 @@
-"""Events of a trace: nothing is lost, everything nests, and arrows go forward in time."""
+"""Events of a trace contain all spans, nest correctly, and have arrows forward in time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_in_a_lane_all_spans_nest_and_none_is_lost(spans):
 
 
 def nested(depth, begin, end):
-    """Spans as a program makes them: each inside the one before."""
+    """Return nested spans, each inside the previous span."""
     return [Span("s", "program", begin + i, end - i) for i in range(depth)]
 
 
@@ -77,7 +77,7 @@ def test_rows_of_ipus_stand_below_the_device_in_their_order():
     places = {
         event["tid"]: event["args"]["sort_index"] for event in rows.events() if not _names(event)
     }
-    # As Perfetto shows them: by place, and among equals by their number.
+    # Perfetto sorts rows by their sort index, and rows with equal indices by their number.
     shown = [names[row] for row in sorted(names, key=lambda row: (places[row], row))]
     assert shown == ["program", "device", "IPU 0", "IPU 9", "IPU 10", "collectives"]
 
@@ -106,7 +106,7 @@ def test_arrows_join_the_same_call_of_several_instances_in_the_order_of_arrival(
 
 
 def test_the_instance_that_the_others_waited_for_most_is_named():
-    """The first call counts not, and who was waited for half of the time does not stand out."""
+    """The first call does not count, and half of all waiting time is not enough to be named."""
     begins = {"a": [(0, 900), (10, 30), (50, 40)], "b": [(0, 900), (7, 0), (3, 10)]}
     calls = {
         name: [
