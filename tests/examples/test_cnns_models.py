@@ -554,7 +554,7 @@ def test_filters_choose_where_shards_are_cut():
         ("--shards 2 --pipeline --pipeline-splits relu fc", "2 are given for 2 IPUs"),
         ("--shards 2 --pipeline --pipeline-splits layer2.1", "; is 'layer2.0' meant"),
         ("--shards 2 --pipeline --pipeline-splits conv1", "not a place to cut"),
-        ("--shards 2 --pipeline --pipeline-splits qqq", "not a place to cut; these are accepted: bn1"),
+        ("--shards 2 --pipeline --pipeline-splits qqq", "to cut; these are accepted: bn1"),
         ("--shards 4 --pipeline --pipeline-splits relu fc fc", "fc is given twice"),
         (
             "--shards 4 --pipeline --pipeline-splits relu fc bn1",
