@@ -1,0 +1,395 @@
+"""Random collective calls on every path: NumPy computes the same, and all instances get equal bits.
+
+The tests with the marker ``long`` make 10,000 calls on every path, other ones with every
+``--hypothesis-seed``:
+
+    pytest -n 0 -m long tests/popdist_py/collectives/test_against_numpy.py --hypothesis-seed=1
+
+A failure names the call as a ``Case``; against_numpy_program.py makes a single case by hand. The
+tests leave out the cases of ``KNOWN_DIFFERENCES``, which lists the faults of today with reasons.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.instances import InstanceFailedError
+
+with mock.patch.object(sys, "path", [str(Path(__file__).parent), *sys.path]):
+    import against_numpy_program as program
+    import random_cases
+    from random_cases import Case
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
+
+MPI = "POPDIST_SHARED_MEMORY=0"
+PATHS = {
+    1: [""],
+    2: ["", "TEST_WITHOUT_READING=1", MPI, "TEST_NUM_HOSTS=2"],
+    3: ["", "TEST_WITHOUT_READING=1", MPI, "TEST_NUM_HOSTS=2",
+        "TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1"],
+    4: ["", "TEST_WITHOUT_READING=1", MPI, "TEST_NUM_HOSTS=2",
+        "TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1"],
+}  # fmt: skip
+_MOST_CASES_OF_AN_EXAMPLE = 30
+
+
+@dataclass(frozen=True)
+class KnownDifference:
+    """A fault of the library: the cases that fail today, which the tests leave out.
+
+    Attributes:
+        reason: a description of the fault.
+        fails: returns whether a case fails on a path.
+        example: a case that fails.
+        count: the number of instances that the example needs.
+        path: the path on which the example fails.
+    """
+
+    reason: str
+    fails: Callable[[Case, str], bool]
+    example: Case
+    count: int
+    path: str
+
+
+def _is_over_mpi(case: Case, path: str) -> bool:
+    """Tell whether a case uses MPI. Calls among some of the instances do so on every path."""
+    is_in_part = len(case.group) > 1 and not case.call.startswith("torch_")
+    return path == MPI or "WITHOUT_SOCKETS" in path or is_in_part
+
+
+KNOWN_DIFFERENCES: list[KnownDifference] = [
+    KnownDifference(
+        "MPI knows no largest and no smallest complex number, and its error is raised",
+        lambda case, path: (
+            case.call in program.REDUCING
+            and case.op in ("max", "min")
+            and case.dtype in ("complex64", "complex128", "clongdouble")
+            and _is_over_mpi(case, path)
+        ),
+        Case("all_reduce", "complex64", op="max"),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "the largest and the smallest float over MPI are not NaN where an instance has NaN",
+        lambda case, path: (
+            case.call in program.REDUCING
+            and case.op in ("max", "min")
+            and case.values in ("special", "bits")
+            and case.dtype in ("bfloat16", "float16", "float32", "float64", "longdouble", ">f4")
+            and _is_over_mpi(case, path)
+        ),
+        Case("all_reduce", "float32", (64,), "max", values="special"),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "Open MPI adds integers of 8 and 16 bits with saturation, where ours wrap around",
+        lambda case, path: (
+            case.call in program.REDUCING
+            and case.op in ("sum", "mean")
+            and case.values != "small"
+            and case.dtype in ("int8", "uint8", "int16", "uint16")
+            and _is_over_mpi(case, path)
+        ),
+        Case("all_reduce", "uint8", (64,), values="special"),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "mpi4py refuses numbers in the other byte order",
+        lambda case, path: (
+            case.call in program.REDUCING
+            and case.dtype.startswith(">")
+            and _is_over_mpi(case, path)
+        ),
+        Case("all_reduce", ">f4"),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "gather over MPI returns numbers of the other byte order in that of the machine",
+        lambda case, path: (
+            case.call == "gather"
+            and case.dtype.startswith(">")
+            and (_is_over_mpi(case, path) or "HOSTS" in path)
+        ),
+        Case("gather", ">f4"),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "mpi4py refuses numbers that are not aligned",
+        lambda case, path: (
+            case.call in program.REDUCING
+            and "unaligned" in case.layouts
+            and _is_over_mpi(case, path)
+        ),
+        Case("all_reduce", "uint64", layouts=("unaligned", "unaligned")),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "reduce_scatter names all_reduce in its refusal where instances share no memory",
+        lambda case, path: (
+            case.call == "reduce_scatter"
+            and bool(program.refusal_of(case))
+            and (_is_over_mpi(case, path) or "HOSTS" in path)
+        ),
+        Case("reduce_scatter", "int32", op="mean"),
+        2,
+        MPI,
+    ),
+    KnownDifference(
+        "reduce_scatter refuses a conjugate view where instances share memory, and only there",
+        lambda case, path: (
+            case.call == "reduce_scatter"
+            and "conj" in case.layouts
+            and not (case.is_async or _is_over_mpi(case, path) or "HOSTS" in path)
+        ),
+        Case("reduce_scatter", "complex64", layouts=("conj", "conj"), as_torch=True),
+        2,
+        "",
+    ),
+    KnownDifference(
+        "the mean of wider unsigned integers is taken by a function of torch that lacks them",
+        lambda case, _path: (
+            case.op == "mean"
+            and case.dtype in ("uint16", "uint32", "uint64")
+            and case.call.startswith(("hvd_", "torch_"))
+        ),
+        Case("torch_all_reduce", "uint16", op="mean", as_torch=True),
+        1,
+        "one host",
+    ),
+]
+
+
+def _is_known(case: Case, path: str) -> bool:
+    return any(known.fails(case, path) for known in KNOWN_DIFFERENCES)
+
+
+# --- Cases ----------------------------------------------------------------------------------------
+
+# Some calls take another way above one of these sizes, in bytes.
+_THRESHOLDS = [4096, 65_536, 131_072, 262_144, 524_288, 1_048_576, 2_097_152]
+_SMALL = st.lists(st.integers(0, 5), max_size=3)
+_LAYOUTS_OF_NUMPY = ["contiguous", "strided", "reversed", "transposed", "read_only", "unaligned",
+                     "expanded", "window"]  # fmt: skip
+_LAYOUTS_OF_TORCH = ["contiguous", "strided", "transposed", "requires_grad", "conj", "expanded"]
+_MEANS = {"mean", "sum", "max", "min", "prod"}
+
+
+@st.composite
+def _shapes(draw, itemsize, *, needs_rows):
+    kind = draw(st.sampled_from(["small", "small", "small", "vector", "limit"]))
+    if kind == "small":
+        shape = draw(_SMALL)
+    elif kind == "vector":
+        shape = [draw(st.integers(6, 3000))]
+    else:
+        size = draw(st.sampled_from(_THRESHOLDS)) // itemsize
+        shape = [max(0, size + draw(st.integers(-1, 1)))]
+        if draw(st.booleans()):
+            shape.append(1)
+    return tuple(shape) if shape or not needs_rows else (draw(st.integers(0, 5)),)
+
+
+@st.composite
+def cases(draw, count, calls):
+    """Draw a call that all paths accept, or all refuse."""
+    call = draw(st.sampled_from(calls))
+    case = {"call": call, "seed": draw(st.integers(0, 2**32 - 1))}
+    is_torchs, is_horovods = call.startswith("torch_"), call.startswith("hvd_")
+    is_special = call in ("add_replicas", "reduce_slice", "all_reduce_number")
+    as_torch = is_torchs or is_horovods or (not is_special and draw(st.booleans()))
+    dtypes = random_cases.OF_TORCH if as_torch else random_cases.OF_NUMPY
+    if call not in program.REDUCING and not is_special:
+        dtypes += random_cases.ONLY_MOVED_BY_TORCH if is_torchs else ()
+        dtypes += random_cases.ONLY_MOVED_BY_NUMPY if not as_torch else ()
+    if is_special:
+        dtypes = random_cases.NUMBERS[1:]
+    if call.endswith("_object"):  # torch cannot pickle these, and NumPy loses the byte order
+        unknown = (">f4", ">i8", *random_cases.ONLY_MOVED_BY_TORCH)
+        unknown += ("uint16", "uint32", "uint64") if as_torch else ()
+        dtypes = [name for name in dtypes if name not in unknown]
+    case |= {"as_torch": as_torch, "dtype": draw(st.sampled_from(dtypes))}
+    if call in program.REDUCING:
+        ops = list(random_cases.FUNCTIONS if is_torchs else _MEANS)
+        ops = ["sum", "mean"] if call == "hvd_reducescatter" else sorted(ops)
+        case["op"] = "sum" if call == "reduce_slice" else draw(st.sampled_from(ops))
+    rows = ("scatter", "alltoall", "all_to_all", "hvd_allgather")
+    itemsize = random_cases.storage(case["dtype"]).itemsize
+    shapes = _shapes(itemsize, needs_rows=any(word in call for word in rows))
+    case["shape"] = (1,) if call == "all_reduce_number" else draw(shapes)
+    case["values"] = draw(st.sampled_from(["small", "normal", "special", "bits"]))
+    case["root"] = draw(st.integers(0, count - 1))
+    if not is_special:
+        case["layouts"] = _fitting(draw, call, as_torch, case["dtype"])
+        case["is_async"] = draw(st.booleans())
+    if count > 1 and not is_horovods and draw(st.booleans()):
+        subsets = [s for n in range(1, count + 1) for s in itertools.combinations(range(count), n)]
+        case["group"] = draw(st.sampled_from(subsets))
+    return Case(**case)
+
+
+@st.composite
+def _batches(draw, count, calls):
+    """Draw some cases. ``lists()`` would draw fewer, and every example joins all paths anew."""
+    size = draw(st.integers(1, _MOST_CASES_OF_AN_EXAMPLE))
+    return [draw(cases(count, calls)) for _ in range(size)]
+
+
+def _fitting(draw, call, as_torch, dtype):
+    """Draw two layouts, which the instances take in turn. If one is refused, both are equal."""
+    layouts = _LAYOUTS_OF_TORCH if as_torch else _LAYOUTS_OF_NUMPY
+    if call.startswith("torch_"):  # torch itself refuses the conjugate view of a complex tensor
+        layouts = [layout for layout in layouts if layout != "conj"]
+    first, second = draw(st.sampled_from(layouts)), draw(st.sampled_from(layouts))
+    refused = ("read_only", "expanded")
+    if "conj" in (first, second) and dtype.startswith("complex"):
+        return "conj", "conj"
+    if call in program.IN_PLACE:
+        if first in refused:
+            return first, first
+        return first, "contiguous" if second in refused else second
+    if call.rstrip("_").endswith(("broadcast", "torch_reduce")):  # the root alone may give them
+        return tuple("contiguous" if each in refused else each for each in (first, second))
+    return first, second
+
+
+# --- All instances make the same calls ------------------------------------------------------------
+
+
+def _make(given_cases, paths, count, folder, leaves_out):
+    """Make the calls on this instance."""
+    batch = [Case(**case) for case in given_cases]
+    fails = _is_known if leaves_out else _never
+    if folder is None:
+        return program.on_paths(batch, paths, fails)
+    return program.on_torch_paths(batch, paths, fails, count, folder)
+
+
+def _never(_case, _path):
+    return False
+
+
+def _problems(batch, paths, replies):
+    """Yield a description of each difference."""
+    for (path_number, path), (number, case) in itertools.product(
+        enumerate(paths), enumerate(batch)
+    ):
+        of_instances = [reply[path_number][number] for reply in replies]
+        members = [of_instances[i] for i in case.group or range(len(replies))]
+        if members[0] is None:
+            continue
+        for instance, (problem, _, _) in zip(case.group or range(99), members, strict=False):
+            if problem:
+                yield f"{case}\n  on {path or 'shared memory'}, instance {instance}: {problem}"
+        if any(same != members[0][1] for _, same, _ in members):
+            yield f"{case}\n  on {path or 'shared memory'}: the instances' results differ in bits"
+    for number, case in enumerate(batch):
+        texts = {
+            outcome[2]
+            for reply in replies
+            for of_path in reply
+            if (outcome := of_path[number]) is not None and outcome[2]
+        }
+        if len(texts) > 1:
+            yield f"{case}\n  is refused in different words: {texts}"
+
+
+def _compare(run, calls, paths, count, examples):
+    failures = []
+
+    @settings(max_examples=examples)
+    @given(_batches(count, calls))
+    def compare(batch):
+        if failures:
+            return
+        try:
+            replies = run([asdict(case) for case in batch], paths)
+        except InstanceFailedError as error:
+            # Its text names the case. To make it simpler would start a job for every try.
+            failures.append(error)
+            return
+        problems = list(_problems(batch, paths, replies))
+        assert not problems, "\n".join(problems)
+
+    compare()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture
+def run(request, tmp_path):
+    """Return a function that makes calls on all instances, and returns their outcomes."""
+    numbers = itertools.count()
+
+    def make(given_cases, paths, *, count, is_torchs, leaves_out=True):
+        folder = None
+        if is_torchs:
+            folder = tmp_path / str(next(numbers))
+            folder.mkdir()
+        args = (given_cases, paths, count, folder and str(folder), leaves_out)
+        if count == 1:
+            return [_make(*args)]
+        instances = request.getfixturevalue("instances")
+        return instances.run(_make, *args, count=count, limit=120)
+
+    return make
+
+
+def _sizes(*long):
+    """Return the numbers of instances, and of examples; an example has 15 cases on average."""
+    return [
+        pytest.param(1, 2),
+        pytest.param(2, 2),
+        pytest.param(3, 3, marks=pytest.mark.sweep),
+        pytest.param(4, 3, marks=pytest.mark.sweep),
+        *(
+            pytest.param(count, size, marks=[pytest.mark.long, pytest.mark.timeout(3600)])
+            for count, size in enumerate(long, 1)
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("count", "examples"), _sizes(60, 160, 130, 90))
+def test_the_librarys_calls(run, count, examples):
+    make = functools.partial(run, count=count, is_torchs=False)
+    _compare(make, list(program.CALLS), PATHS[count], count, examples)
+
+
+@pytest.mark.parametrize(("count", "examples"), _sizes(30, 90, 70, 50))
+def test_calls_of_torch_distributed(run, count, examples):
+    make = functools.partial(run, count=count, is_torchs=True)
+    paths = program.TORCH_PATHS[: 1 if count == 1 else None]
+    _compare(make, list(program.TORCH_CALLS), paths, count, examples)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("known", KNOWN_DIFFERENCES, ids=lambda known: known.reason)
+def test_a_known_difference_is_still_there(run, known):
+    """Whoever mends a fault removes its entry from ``KNOWN_DIFFERENCES``."""
+    assert known.fails(known.example, known.path)
+    is_torchs = known.example.call in program.TORCH_CALLS
+    # Words of a refusal are compared with those of the first path, shared memory.
+    paths = [known.path] if is_torchs or not known.path else ["", known.path]
+    try:
+        replies = run(
+            [asdict(known.example)], paths, count=known.count, is_torchs=is_torchs, leaves_out=False
+        )
+    except (InstanceFailedError, NotImplementedError):
+        return
+    assert list(_problems([known.example], paths, replies))
