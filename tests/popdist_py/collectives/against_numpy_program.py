@@ -18,6 +18,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -34,13 +35,13 @@ import popdist_py
 from popdist_py import context
 from popdist_py.horovod import torch as hvd
 
-# How torch.distributed reaches the other ranks.
+# The hosts of the ranks of torch.distributed.
 TORCH_PATHS = ("one host", "two hosts", "a host for each rank")
 _SECONDS = 20
 
 
 def refusal_of(case: Case) -> tuple[type[Exception], ...]:
-    """Return which errors a call must raise on all its instances; none if it must succeed."""
+    """Return the errors of which all instances must raise one; none if the call must succeed."""
     kind = {"bfloat16": "f", "complex32": "c"}.get(case.dtype, storage(case.dtype).kind)
     kind = "V" if case.dtype.startswith("float8") else kind
     is_torchs, is_horovods = case.call.startswith("torch_"), case.call.startswith("hvd_")
@@ -57,7 +58,7 @@ def refusal_of(case: Case) -> tuple[type[Exception], ...]:
             return (ValueError,)
     if "conj" in case.layouts and kind == "c" and case.call in _WITHOUT_CONJUGATES:
         return (TypeError,)
-    # NumPy makes an expanded array read-only, even an empty one.
+    # Expanded arrays of NumPy are read-only, even empty ones.
     overlaps = "expanded" in case.layouts and case.shape[:1] > (1,)
     overlaps = overlaps and not (case.as_torch and 0 in case.shape)
     if case.call in IN_PLACE and ("read_only" in case.layouts or overlaps):
@@ -77,9 +78,9 @@ IN_PLACE = frozenset({"all_reduce", "all_reduce_container", "hvd_allreduce_", "t
 def outcomes(
     cases: Sequence[Case], count: int, instance: int, groups: dict[Any, Any] | None = None
 ) -> list[tuple[str, list[bytes], str]]:
-    """Make all calls; return of each what is wrong, what all instances must have, and its refusal.
+    """Make all calls. Return for each the difference, the digests of the result, and the refusal.
 
-    An error that only some instances may have ends the job: the others wait for this one.
+    An unexpected error ends the job, because other instances may wait for this one.
     """
     found = []
     later: deque[tuple[int, Any, bytes]] = deque(maxlen=20)
@@ -110,7 +111,8 @@ def _outcome(
         run.process_group = groups[instances]
     call, expected = (CALLS if groups is None else TORCH_CALLS)[case.call], refusal_of(case)
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of complex32
             call(run)
             run.check_inputs()
     except DifferenceError as error:
@@ -127,7 +129,7 @@ def _outcome(
         array = plain(result, case.dtype)
         if array.nbytes < 10_000:
             later.append((number, result, bits_of(array)))
-    # Only whether they are equal matters.
+    # The digests are only compared with those of other instances.
     return "", [hashlib.blake2b(data, digest_size=8).digest() for data in run.same], ""
 
 
@@ -183,7 +185,7 @@ def on_torch_paths(
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Let an error tell on which path it was raised."""
+    """Add the path to the text of an error."""
     try:
         yield
     except Exception as error:
@@ -193,7 +195,7 @@ def _naming(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_path(path: str, rank: int, count: int) -> Iterator[None]:
-    """Let the ranks find one another on one host, on two, or each alone on its host."""
+    """Put the ranks on one host, on two hosts, or on a host for each rank."""
     readlink, asked = os.readlink, []
 
     def of_host(name: Any, **more: Any) -> str:
@@ -209,7 +211,7 @@ def _torch_path(path: str, rank: int, count: int) -> Iterator[None]:
         mock.patch.object(os, "readlink", of_host) if on_two else contextlib.nullcontext(),
     ):
         yield
-    # Processes of one host have one PID name space; without this question they would share memory.
+    # Ranks share memory if they have one PID name space. The path is real only if they compared it.
     assert asked or not on_two or count == 1
 
 

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def rows(self) -> list[np.ndarray]:
-        """What all instances of the group give."""
+        """The input arrays of all instances of the group."""
         return [self.row(instance) for instance in self.instances]
 
     def value(self, array: np.ndarray) -> Any:
@@ -85,7 +85,7 @@ class Run:
         return result.wait() if self.case.is_async else result
 
     def check_like(self, found: Any, shape: tuple[int, ...]) -> None:
-        """Require the kind, the dtype and the shape of what was given."""
+        """Require the dtype and the shape of a result."""
         dtype = torch_dtype(self.case.dtype) if self.case.as_torch else storage(self.case.dtype)
         if found.dtype != dtype or tuple(found.shape) != tuple(shape):
             raise DifferenceError(f"got {found.dtype}{tuple(found.shape)}, not {dtype}{shape}")
@@ -108,7 +108,7 @@ class Run:
         if is_same:
             self.same.append(bits_of(array))
         values = widened(array, self.case.dtype)
-        # NumPy itself takes either zero as the larger one.
+        # NumPy itself may return either of two zeros with different signs.
         with_signs = self.op not in ("max", "min") and not (
             self.op == "prod" and values.dtype.kind == "c"
         )
@@ -132,7 +132,7 @@ class Run:
             raise DifferenceError(excerpt(array, expected, np.asarray(array != expected)))
 
     def check_inputs(self) -> None:
-        """Require that an input stays as it was; of one that is written to, what lies between."""
+        """Require an unchanged input. If the call writes to it, the gaps must be unchanged."""
         if self.changed:
             if self.case.layouts[self.instance % 2] == "strided" and self.x.ndim and self.base.size:
                 before = np.frombuffer(self._before[0], self.base.dtype).reshape(self.base.shape)
@@ -259,7 +259,7 @@ def broadcast_object(run: Run) -> None:
 
 
 def add_replicas(run: Run) -> None:
-    """Compare bit by bit with the sums of the tree, whose order no path may change."""
+    """Compare the bits with the sums of the tree over replicas, whose order is fixed."""
     communicator = context.communicator()
     rows = 1 + run.case.seed % 3
     shape = (rows, math.prod(run.shape))
@@ -394,7 +394,7 @@ def torch_reduce_scatter_single(run: Run) -> None:
 
 
 def torch_reduce_scatter(run: Run) -> None:
-    """Reduce blocks that differ in size: every rank but the first gets one row less, if any."""
+    """Reduce blocks of different sizes. The first rank gets the rows that are left over."""
     rows = shape_of(run.case, run.instance, run.count)[0]
     parts = [min(rows // run.count, 1)] * run.count
     parts[0] = rows - sum(parts[1:])
@@ -437,7 +437,7 @@ def torch_scatter(run: Run) -> None:
     expected = _blocks(run, run.row(run.root))[run.me]
     output = run.empty(expected.shape)
     inputs = list(run.x.chunk(run.count)) if run.is_root else None
-    if inputs is not None and len(inputs) < run.count:  # chunk() of nothing
+    if inputs is not None and len(inputs) < run.count:  # chunk() of an empty tensor returns one
         inputs = [run.empty(expected.shape) for _ in range(run.count)]
     _torch(run, "scatter", output, inputs, run.root)
     run.check_moved(output, expected)

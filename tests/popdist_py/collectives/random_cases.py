@@ -1,6 +1,6 @@
-"""Random cases of collective calls: the inputs of every instance, and the results by NumPy.
+"""Random cases of collective calls, with the inputs of each instance and the results by NumPy.
 
-Nothing here communicates, and nothing here calls the library.
+This module does not communicate, and does not call the library.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Case:
 
 
 class DifferenceError(Exception):
-    """A result, or an input, is not what NumPy says."""
+    """A result differs from the result by NumPy, or a call has changed its input."""
 
 
 # --- Values ---------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def storage(name: str) -> np.dtype[Any]:
 
 @functools.lru_cache(maxsize=32)
 def elements(case: Case, instance: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what an instance gives, in the dtype of ``storage``."""
+    """Return the input elements of an instance, in the dtype of ``storage``."""
     rng = np.random.default_rng([case.seed, instance])
     size, dtype = math.prod(shape), storage(case.dtype)
     found = _elements(case, rng, size, dtype).reshape(shape)
@@ -94,7 +94,7 @@ def _elements(case: Case, rng: Any, size: int, dtype: np.dtype[Any]) -> np.ndarr
     if dtype.kind in "MSU":
         return rng.integers(0, 99, size).astype(dtype)
     if dtype.kind == "c":
-        # NumPy and MPI differ in products of infinities.
+        # Libraries differ in products of complex infinities.
         small = "small" if case.op == "prod" else case.values
         real = np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}")
         return _floats(small, rng, 2 * size, real).view(dtype)
@@ -157,7 +157,7 @@ def plain(x: Any, name: str) -> np.ndarray:
 
 
 def bits_of(array: np.ndarray) -> bytes:
-    """Return the bytes of all elements, without what pads a long double."""
+    """Return the bytes of all elements, without the padding of long doubles."""
     if array.dtype.kind in "fc" and array.dtype.itemsize in (16, 32) and array.dtype.char in "gG":
         return (
             np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, 16)[:, :10].tobytes()
@@ -189,13 +189,13 @@ def shape_of(case: Case, instance: int, count: int) -> tuple[int, ...]:
 def laid_out(
     own: np.ndarray, layout: str, case: Case, window: np.ndarray | None
 ) -> tuple[np.ndarray, Any]:
-    """Return an array or tensor with the elements ``own``, and before it all of its memory.
+    """Return the memory of an array or tensor, and the array or tensor with the elements ``own``.
 
     Args:
         own: the elements.
-        layout: how they lie in memory.
-        case: its dtype, and whether a tensor is wanted.
-        window: memory that instances share, for the layout of this name.
+        layout: the order of the elements in memory.
+        case: the case that the elements belong to.
+        window: memory of ``gradient_buffer()``, for the layout ``window``.
     """
     is_conjugate = layout == "conj" and own.dtype.kind == "c"
     if layout == "expanded" and own.ndim and len(own) > 1:
@@ -241,7 +241,7 @@ def _memory(
 
 
 def widened(array: np.ndarray, name: str) -> np.ndarray:
-    """Return values in the dtype in which the library adds them up."""
+    """Return values in the dtype that the library uses for sums."""
     if name == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     if name == "float16":
@@ -250,14 +250,14 @@ def widened(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def rounded(total: np.ndarray, name: str) -> np.ndarray:
-    """Return the sum as it comes back, in the dtype in which values are added up."""
+    """Return a sum after its conversion to the dtype of the case, as ``widened`` does."""
     if name == "bfloat16":
         return torch.from_numpy(np.asarray(total)).bfloat16().float().numpy()
     return total.astype(np.float16).astype(np.float32) if name == "float16" else total
 
 
 def orders(rows: Sequence[np.ndarray], function: Callable[..., Any]) -> Iterator[np.ndarray]:
-    """Yield the reduction in every order in which pairs may be combined, the plain one first."""
+    """Yield the results of all orders of the reduction. The order of the rows comes first."""
     yield functools.reduce(function, rows)
     if len(rows) > 2:
         yield from _trees(tuple(range(len(rows))), rows, function)
@@ -279,7 +279,7 @@ def _trees(
 
 
 def reductions(case: Case, rows: Sequence[np.ndarray], truncates: bool) -> Iterator[np.ndarray]:
-    """Yield what NumPy gets for each order of the instances."""
+    """Yield the result by NumPy for each order of the reduction."""
     for total in orders([widened(row, case.dtype) for row in rows], FUNCTIONS[case.op]):
         if case.op == "mean" and truncates and total.dtype.kind in "iu":
             count = total.dtype.type(len(rows))

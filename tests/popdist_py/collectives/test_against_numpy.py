@@ -1,4 +1,4 @@
-"""Random collective calls on every path: NumPy computes the same, and all instances get equal bits.
+"""Random collective calls on every path give the results of NumPy, with equal bits everywhere.
 
 The tests with the marker ``long`` make 10,000 calls on every path, other ones with every
 ``--hypothesis-seed``:
@@ -45,7 +45,7 @@ _MOST_CASES_OF_AN_EXAMPLE = 30
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A fault of the library: the cases that fail today, which the tests leave out.
+    """A fault of today. The tests leave out the cases that fail because of it.
 
     Attributes:
         reason: a description of the fault.
@@ -321,7 +321,7 @@ def _compare(run, calls, paths, count, examples):
         try:
             replies = run([asdict(case) for case in batch], paths)
         except InstanceFailedError as error:
-            # Its text names the case. To make it simpler would start a job for every try.
+            # The text names the case. Hypothesis would start a job for each simpler case.
             failures.append(error)
             return
         problems = list(_problems(batch, paths, replies))
