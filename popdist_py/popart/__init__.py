@@ -1,7 +1,7 @@
 """PopART's enumerations and devices, which PopTorch programs use.
 
 No module of this package builds graphs or runs sessions.
-May call: devices, pods, pods.model, device_numbers, context, ipu.
+May call: pods, pods.model, device_numbers, context, ipu.
 """
 
 from typing import NoReturn

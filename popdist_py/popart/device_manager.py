@@ -25,8 +25,8 @@ from popdist_py.popart.enumerations import (
 
 # Most programs use the enumerations only, so the modules of devices are imported when needed.
 if TYPE_CHECKING:
-    from popdist_py.devices.attaching import HeldDevice, ProgramPod
     from popdist_py.pods.model.pod_parts import Device
+    from popdist_py.pods.program_devices import HeldDevice, ProgramPod
 
 # The number of IPUs of each process without a pod.
 _NUM_IPUS: Final = 64
@@ -247,7 +247,7 @@ class DeviceManager:
         return DeviceInfo(-1, 1, DeviceType.IpuModel)
 
     def createOfflineIPUDevice(self, options: object = None) -> DeviceInfo:
-        """Return a device for compilation without attaching. ``options`` is ignored."""
+        """Return a device for compilation that cannot be attached to. ``options`` is ignored."""
         return DeviceInfo(-1, 1, DeviceType.OfflineIpu, DeviceConnectionType.Never)
 
     def _info(
@@ -266,8 +266,8 @@ class DeviceManager:
     def _offered() -> tuple[ProgramPod | None, Sequence[Device]]:
         """Return the devices of this program, and their pod if a pod is configured."""
         from popdist_py import context
-        from popdist_py.devices.attaching import pod_of_process
         from popdist_py.pods.model.pod_parts import devices_of
+        from popdist_py.pods.program_devices import pod_of_process
 
         if context.is_launched():
             return None, tuple(_devices_of_instance())

@@ -12,7 +12,7 @@ from support.program_pods import configuring, held, partition
 from support.repository import ROOT
 
 from popdist_py import popart, popdist_functions
-from popdist_py.devices import attaching
+from popdist_py.pods import program_devices
 from popdist_py.pods.model.pod_errors import UnreachableError
 
 Kind = popart.DeviceConnectionType
@@ -82,8 +82,10 @@ def test_on_demand_attaches_when_asked(pod, manager):
 
 def test_on_demand_waits_as_long_as_the_time_out_says(pod, manager, monkeypatch):
     sleeps, sleep = threading.Event(), time.sleep
-    monkeypatch.setattr(attaching, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(attaching.time, "sleep", lambda seconds: (sleeps.set(), sleep(seconds)))
+    monkeypatch.setattr(program_devices, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(
+        program_devices.time, "sleep", lambda seconds: (sleeps.set(), sleep(seconds))
+    )
     first = manager.acquireDeviceById(6)
     manager.setOnDemandAttachTimeout(30)
     other = manager.acquireDeviceById(0, connectionType=Kind.OnDemand)
@@ -125,7 +127,7 @@ def test_a_pod_that_cannot_be_asked(pod, manager, monkeypatch):
 
     device = manager.acquireAvailableDevice()
     for name in ("partitions", "attach", "detach"):
-        monkeypatch.setattr(attaching._pod.store, name, gone)
+        monkeypatch.setattr(program_devices._pod.store, name, gone)
     for act in (device.detach, manager.acquireAvailableDevice, device.attach):
         with pytest.raises(popart.popart_exception, match="http://there:8090 does not answer"):
             act()

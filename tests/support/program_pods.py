@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from popdist_py.devices import attaching
+from popdist_py.pods import program_devices
 from popdist_py.pods.folder.folder_store import FolderStore
 from popdist_py.pods.folder.pod_folders import make_pod, open_pod
 from popdist_py.pods.model.graphcore_systems import system_pod
@@ -31,7 +31,10 @@ def configuring(
     for its pod yet, and forgets at the end that it did.
     """
     monkeypatch.setenv("POPRUN_PODS", str(root))
-    with patch.multiple(attaching, _pod=None, _was_sought=False), contextlib.ExitStack() as stack:
+    with (
+        patch.multiple(program_devices, _pod=None, _was_sought=False),
+        contextlib.ExitStack() as stack,
+    ):
 
         def configure(*partitions: PartitionRequest, system: str = "POD16") -> FolderStore:
             make_pod(root, system_pod(system, "pod"))
@@ -41,8 +44,8 @@ def configuring(
             return store
 
         yield configure
-        if attaching._pod is not None:
-            attaching._pod.store.close()
+        if program_devices._pod is not None:
+            program_devices._pod.store.close()
 
 
 def held(pod: FolderStore) -> list[tuple[int, ...]]:

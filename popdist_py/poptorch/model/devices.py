@@ -14,14 +14,14 @@ import weakref
 from typing import Any, Final
 
 from popdist_py import context
-from popdist_py.devices.attaching import (
+from popdist_py.errors import counted
+from popdist_py.pods.model.pod_errors import InUseError, PodError
+from popdist_py.pods.program_devices import (
     HeldDevice,
     ProgramPod,
     machine_of_process,
     pod_of_process,
 )
-from popdist_py.errors import counted
-from popdist_py.pods.model.pod_errors import InUseError, PodError
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options

@@ -13,7 +13,7 @@ from poptorch.forked_program import ForkedProgram
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
-from popdist_py.devices import attaching
+from popdist_py.pods import program_devices
 from popdist_py.pods.find_pod import find_pod
 from popdist_py.pods.machine_pod import existing_machine
 from popdist_py.pods.model.pod_errors import InvalidRequestError, PodError
@@ -30,12 +30,12 @@ def machine(tmp_path, monkeypatch):
         assert (partition.name, len(partition.ipus)) == ("emulated", 16)
         return [(holder.pid, holder.ipus) for holder in partition.processes]
 
-    with patch.multiple(attaching, _pod=None, _machine=None, _was_sought=False):
+    with patch.multiple(program_devices, _pod=None, _machine=None, _was_sought=False):
         yield held
         # Models refer to themselves. They have to be collected while the pod's folder still exists.
         gc.collect()
-        if attaching._machine is not None:
-            attaching._machine.store.close()
+        if program_devices._machine is not None:
+            program_devices._machine.store.close()
 
 
 def model(ipu_id, replicas=1):
@@ -83,7 +83,7 @@ def test_ids_are_those_that_gc_info_lists(machine, ipu_id, replicas, said):
 
 def test_an_id_can_be_checked_though_it_is_held(machine):
     kept = compiled(3)
-    pod = attaching.machine_of_process()
+    pod = program_devices.machine_of_process()
     pod.check_device(1, 3)
     pod.check_device(3, 24)
     with pytest.raises(InvalidRequestError, match="and 2 are needed"):
@@ -132,9 +132,9 @@ def test_it_is_no_pod_that_somebody_configured(machine, monkeypatch):
 
 
 def test_a_second_program_finds_the_partition_of_the_first(machine):
-    first, second = attaching.machine_of_process(), None
-    with patch.object(attaching, "_machine", None):
-        second = attaching.machine_of_process()
+    first, second = program_devices.machine_of_process(), None
+    with patch.object(program_devices, "_machine", None):
+        second = program_devices.machine_of_process()
     try:
         assert first.partition().ipus == second.partition().ipus
         assert existing_machine({}) is None or machine() == []
@@ -148,5 +148,5 @@ def test_a_folder_that_cannot_be_written(machine, monkeypatch, tmp_path):
     with pytest.raises(poptorch.Error, match=r"id 3: .* cannot be written: .*: set POPRUN_PODS to"):
         compiled(3)
     with pytest.raises(PodError, match="or name no id"):
-        attaching.machine_of_process()
+        program_devices.machine_of_process()
     assert machine() == []

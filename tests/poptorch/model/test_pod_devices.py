@@ -17,7 +17,7 @@ from support.program_pods import configuring, held, partition
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.devices import attaching
+from popdist_py.pods import program_devices
 from popdist_py.pods.model.pod_errors import UnreachableError
 from popdist_py.poptorch.enums import ConnectionType
 
@@ -109,7 +109,7 @@ class TestWhatIsHeld:
         child = os.fork()
         if not child:
             kept.destroy()
-            found = [held(pod) == [(0,)], attaching._pod is None]
+            found = [held(pod) == [(0,)], program_devices._pod is None]
             os._exit(0 if all(found) else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert held(pod) == [(0,)]
@@ -195,7 +195,7 @@ class TestIds:
 class TestWaiting:
     def test_until_it_is_free(self, pod, monkeypatch, caplog):
         monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-        monkeypatch.setattr(attaching, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(program_devices, "_POLL_SECONDS", 0.01)
         kept = compiled(quiet_options().useIpuId(2))
         other = model(quiet_options().useIpuId(2))
         waiting = threading.Thread(target=other.compile, args=(classified(2)[0],))
@@ -212,7 +212,7 @@ class TestWaiting:
             raise KeyboardInterrupt
 
         monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-        monkeypatch.setattr(attaching.time, "sleep", interrupt)
+        monkeypatch.setattr(program_devices.time, "sleep", interrupt)
         kept = compiled(quiet_options().useIpuId(2))
         other = model(quiet_options().useIpuId(2))
         with pytest.raises(KeyboardInterrupt):
@@ -269,7 +269,7 @@ class TestWhichPartition:
 
         kept = compiled()
         for name in ("partitions", "attach", "detach"):
-            monkeypatch.setattr(attaching._pod.store, name, gone)
+            monkeypatch.setattr(program_devices._pod.store, name, gone)
         with pytest.raises(poptorch.Error, match="there:8090 does not answer"):
             compiled()
         kept(classified(2)[0])
