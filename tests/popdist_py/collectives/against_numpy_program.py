@@ -27,7 +27,7 @@ from unittest import mock
 
 import numpy as np
 import torch.distributed as dist
-from jobs import ways
+from jobs import HOSTS, ways
 from random_calls import CALLS, TORCH_CALLS, Run
 from random_cases import BITWISE, Case, DifferenceError, bits_of, plain, storage
 
@@ -143,8 +143,10 @@ def on_paths(
         chosen = [case for case in cases if not fails(case, name)]
         hvd.init()
         try:
-            with _naming(name):
-                count, instance = communicator.num_instances, communicator.instance_index
+            count, instance = communicator.num_instances, communicator.instance_index
+            hosts = int(os.environ.get(HOSTS, "1"))
+            # Groups of execute_on_instances() join here.
+            with _naming(name), _as_on(hosts, instance, count):
                 each = iter(outcomes(chosen, count, instance))
         finally:
             hvd.shutdown()
@@ -196,23 +198,34 @@ def _naming(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _torch_path(path: str, rank: int, count: int) -> Iterator[None]:
     """Put the ranks on one host, on two hosts, or on a host for each rank."""
-    readlink, asked = os.readlink, []
+    alone = {"POPDIST_SHARED_MEMORY": "0"} if path == "a host for each rank" else {}
+    num_hosts = 2 if path == "two hosts" and count > 1 else 1
+    with mock.patch.dict(os.environ, alone), _as_on(num_hosts, rank, count) as asked:
+        yield
+    # The path is real only if the ranks asked for their name spaces.
+    assert asked or num_hosts == 1
+
+
+@contextlib.contextmanager
+def _as_on(num_hosts: int, rank: int, count: int) -> Iterator[list[str]]:
+    """Put the processes on several hosts, by a PID name space for each host.
+
+    Yields:
+        A list that is empty until a process asks for its name space.
+    """
+    readlink = os.readlink
+    asked: list[str] = []
 
     def of_host(name: Any, **more: Any) -> str:
         if str(name) != "/proc/self/ns/pid":
             return readlink(name, **more)
-        asked.append(name)
-        return f"pid:[{rank * 2 // count}]"
+        asked.append(str(name))
+        return f"pid:[{rank * num_hosts // count}]"
 
-    alone = {"POPDIST_SHARED_MEMORY": "0"} if path == "a host for each rank" else {}
-    on_two = path == "two hosts"
-    with (
-        mock.patch.dict(os.environ, alone),
-        mock.patch.object(os, "readlink", of_host) if on_two else contextlib.nullcontext(),
-    ):
-        yield
-    # Ranks share memory if they have one PID name space. The path is real only if they compared it.
-    assert asked or not on_two or count == 1
+    with contextlib.ExitStack() as patches:
+        if num_hosts > 1:
+            patches.enter_context(mock.patch.object(os, "readlink", of_host))
+        yield asked
 
 
 def _main(path: str, text: str) -> None:

@@ -31,13 +31,14 @@ with mock.patch.object(sys, "path", [str(Path(__file__).parent), *sys.path]):
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
-MPI = "POPDIST_SHARED_MEMORY=0"
+WITHOUT_READING, WITHOUT_SHARING = "TEST_WITHOUT_READING=1", "POPDIST_SHARED_MEMORY=0"
 PATHS = {
     1: [""],
-    2: ["", "TEST_WITHOUT_READING=1", MPI, "TEST_NUM_HOSTS=2"],
-    3: ["", "TEST_WITHOUT_READING=1", MPI, "TEST_NUM_HOSTS=2",
+    2: ["", WITHOUT_READING, WITHOUT_SHARING, "TEST_NUM_HOSTS=2",
+        "TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1"],
+    3: ["", WITHOUT_READING, WITHOUT_SHARING, "TEST_NUM_HOSTS=2",
         "TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1"],
-    4: ["", "TEST_WITHOUT_READING=1", MPI, "TEST_NUM_HOSTS=2",
+    4: ["", WITHOUT_READING, WITHOUT_SHARING, "TEST_NUM_HOSTS=2",
         "TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1"],
 }  # fmt: skip
 _MOST_CASES_OF_AN_EXAMPLE = 30
@@ -62,101 +63,24 @@ class KnownDifference:
     path: str
 
 
-def _is_over_mpi(case: Case, path: str) -> bool:
-    """Tell whether a case uses MPI. Calls among some of the instances do so on every path."""
-    is_in_part = len(case.group) > 1 and not case.call.startswith("torch_")
-    return path == MPI or "WITHOUT_SOCKETS" in path or is_in_part
-
-
 KNOWN_DIFFERENCES: list[KnownDifference] = [
-    KnownDifference(
-        "MPI knows no largest and no smallest complex number, and its error is raised",
-        lambda case, path: (
-            case.call in program.REDUCING
-            and case.op in ("max", "min")
-            and case.dtype in ("complex64", "complex128", "clongdouble")
-            and _is_over_mpi(case, path)
-        ),
-        Case("all_reduce", "complex64", op="max"),
-        2,
-        MPI,
-    ),
-    KnownDifference(
-        "the largest and the smallest float over MPI are not NaN where an instance has NaN",
-        lambda case, path: (
-            case.call in program.REDUCING
-            and case.op in ("max", "min")
-            and case.values in ("special", "bits")
-            and case.dtype in ("bfloat16", "float16", "float32", "float64", "longdouble", ">f4")
-            and _is_over_mpi(case, path)
-        ),
-        Case("all_reduce", "float32", (64,), "max", values="special"),
-        2,
-        MPI,
-    ),
-    KnownDifference(
-        "Open MPI adds integers of 8 and 16 bits with saturation, where ours wrap around",
-        lambda case, path: (
-            case.call in program.REDUCING
-            and case.op in ("sum", "mean")
-            and case.values != "small"
-            and case.dtype in ("int8", "uint8", "int16", "uint16")
-            and _is_over_mpi(case, path)
-        ),
-        Case("all_reduce", "uint8", (64,), values="special"),
-        2,
-        MPI,
-    ),
-    KnownDifference(
-        "mpi4py refuses numbers in the other byte order",
-        lambda case, path: (
-            case.call in program.REDUCING
-            and case.dtype.startswith(">")
-            and _is_over_mpi(case, path)
-        ),
-        Case("all_reduce", ">f4"),
-        2,
-        MPI,
-    ),
-    KnownDifference(
-        "gather over MPI returns numbers of the other byte order in that of the machine",
-        lambda case, path: (
-            case.call == "gather"
-            and case.dtype.startswith(">")
-            and (_is_over_mpi(case, path) or "HOSTS" in path)
-        ),
-        Case("gather", ">f4"),
-        2,
-        MPI,
-    ),
-    KnownDifference(
-        "mpi4py refuses numbers that are not aligned",
-        lambda case, path: (
-            case.call in program.REDUCING
-            and "unaligned" in case.layouts
-            and _is_over_mpi(case, path)
-        ),
-        Case("all_reduce", "uint64", layouts=("unaligned", "unaligned")),
-        2,
-        MPI,
-    ),
     KnownDifference(
         "reduce_scatter names all_reduce in its refusal where instances share no memory",
         lambda case, path: (
             case.call == "reduce_scatter"
             and bool(program.refusal_of(case))
-            and (_is_over_mpi(case, path) or "HOSTS" in path)
+            and path not in ("", WITHOUT_READING)
         ),
         Case("reduce_scatter", "int32", op="mean"),
         2,
-        MPI,
+        WITHOUT_SHARING,
     ),
     KnownDifference(
         "reduce_scatter refuses a conjugate view where instances share memory, and only there",
         lambda case, path: (
             case.call == "reduce_scatter"
             and "conj" in case.layouts
-            and not (case.is_async or _is_over_mpi(case, path) or "HOSTS" in path)
+            and not (case.is_async or path == WITHOUT_SHARING)
         ),
         Case("reduce_scatter", "complex64", layouts=("conj", "conj"), as_torch=True),
         2,
