@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains on two processes of this host: distributed_example.sh [ARGUMENTS OF distributed_example.py]
-# What is set already is kept: WORLD_SIZE=4 examples/course/distributed_example.sh
+# Variables that are already set are kept: WORLD_SIZE=4 examples/course/distributed_example.sh
 set -euo pipefail
 
 refuse() { echo "distributed_example.sh: $1" >&2 && exit 2; }
@@ -16,7 +16,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # threads of each; two processes sh
 
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 for ((rank = 0; rank < WORLD_SIZE; rank++)); do
-    # RANK: which process this is; LOCAL_RANK: which of those on this host.
+    # RANK is the number of the process, and LOCAL_RANK its number on this host.
     RANK=$rank LOCAL_RANK=$rank "$python" "$(dirname -- "$0")/distributed_example.py" "$@" &
 done
 for ((rank = 0; rank < WORLD_SIZE; rank++)); do
