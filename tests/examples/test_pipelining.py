@@ -174,7 +174,7 @@ def test_what_is_no_profile_is_one_line(example, profiles, tmp_path, capsys):
     assert "schedule.json: No such file" in refused(draw, words, capsys)
     for name in ("schedule", "execution", "memory"):
         (tmp_path / f"{name}.json").write_text(json.dumps({}))
-    assert "is no profile" in refused(draw, words, capsys)
+    assert "is not a profile" in refused(draw, words, capsys)
 
 
 @pytest.mark.parametrize("ipus", range(2, 9))
