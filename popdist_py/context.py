@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -47,8 +48,8 @@ _HYDRA = "PMI_FD"
 _RANKS_OF_MPI = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
 
 _communicator: Communicator | None = None
-# The communicators of the execute_on_instances calls that are running, innermost last.
-_active_groups: list[Communicator] = []
+# The communicator of the innermost execute_on_instances call that runs in this thread or task.
+_active_group: ContextVar[Communicator | None] = ContextVar("_active_group", default=None)
 _communicators_by_group: dict[tuple[int, ...], Communicator] = {}
 
 
@@ -153,8 +154,8 @@ def communicator() -> Communicator:
     Raises:
         NotInitialisedError: the job has several instances and ``init()`` was not called.
     """
-    if _active_groups:
-        return _active_groups[-1]
+    if (group := _active_group.get()) is not None:
+        return group
     if _communicator is not None:
         return _communicator
     if environment().num_instances == 1:
@@ -227,12 +228,12 @@ def execute_on_instances(
         return func(*args, **kwargs)
     participants = indices & set(_communicator.instances)
     group = _group(tuple(sorted(participants)))
-    _active_groups.append(group)
+    token = _active_group.set(group)
     try:
         with spans.among("" if group is _communicator else _numbers(participants)):
             return func(*args, **kwargs)
     finally:
-        _active_groups.pop()
+        _active_group.reset(token)
 
 
 def _numbers(instances: Iterable[int]) -> str:

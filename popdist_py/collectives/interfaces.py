@@ -40,17 +40,6 @@ class HostMemory(Protocol):
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
         """
 
-    def reduce_scatter(
-        self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
-    ) -> np.ndarray[Any, Any]:
-        """Return this instance's block of the first dimension of the reduced ``array``.
-
-        Args:
-            array: C-contiguous, anywhere; its first dimension is a multiple of the instances.
-            op: the operation.
-            name: the user's name of the call.
-        """
-
 
 class HostLinks(Protocol):
     """The connections between the hosts of a job whose instances share memory on each of them."""
@@ -122,6 +111,17 @@ class Communicator(Protocol):
         """Reduce ``array`` element by element over all instances, in place.
 
         Every instance ends with bit-identical values. float16 and bfloat16 are added in float32.
+        """
+
+    def reduce_scatter(
+        self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
+    ) -> np.ndarray[Any, Any]:
+        """Return this instance's block of the first dimension of the reduced ``array``.
+
+        Args:
+            array: It is not changed. Its first dimension is a multiple of the instances.
+            op: The operation.
+            name: The user's name of the call.
         """
 
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:

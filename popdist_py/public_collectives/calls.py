@@ -86,6 +86,8 @@ def all_reduce(
             communicator = context.communicator()
             with activities.doing(activities.REDUCING, "all_reduce"):
                 communicator.all_reduce(array, op, name or "")
+            if array is not x:
+                value_calls.leaf_arrays().mark_changed(x)
             return x
     _check_op("all_reduce", op)
     return _run("all_reduce", partial(value_calls.all_reduce, x, op, name or ""), async_op)

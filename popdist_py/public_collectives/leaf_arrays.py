@@ -153,6 +153,12 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def mark_changed(x: Any) -> None:
+    """Tell autograd that a tensor has new values, because it cannot detect writes by NumPy."""
+    if not x.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(x)
+
+
 def tensor_like(x: Any, array: Array) -> Any:
     """Return ``array`` as a tensor with the dtype and device of the tensor ``x``.
 
@@ -224,6 +230,8 @@ def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
     def result() -> Any:
         if is_copy:
             detached.copy_(contiguous)
+        elif needs_writing:
+            mark_changed(x)
         return x
 
     return Leaf(array, result)

@@ -53,11 +53,6 @@ def all_reduce(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> A
 
 def reduce_scatter(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> Any:
     """Return this instance's block of the reduced array or tensor ``x``."""
-    host_memory = communicator.host_memory
-    if host_memory is None:
-        rows = x.shape[0] // communicator.num_instances
-        first = communicator.instance_index * rows
-        return all_reduce(copy_of(x), op, name, communicator)[first : first + rows]
     arrays = leaf_arrays()
     array = arrays.own_memory(x, op)
     if array is None:
@@ -66,19 +61,21 @@ def reduce_scatter(x: Any, op: ReduceOp, name: str, communicator: Communicator) 
             call = Signature("reduce_scatter", f"op={op}", name=name)
             raise _refused(communicator, call, leaf)
         array = leaf.array
-    block = host_memory.reduce_scatter(array, op, name)
+    block = communicator.reduce_scatter(array, op, name)
     return arrays.tensor_like(x, block) if arrays.is_tensor(x) else block
 
 
 def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
     """Send arrays and tensors one by one, and all other leaves in one pickle."""
     arrays = leaf_arrays()
+    is_root = communicator.instances[communicator.instance_index] == root
     array = arrays.own_memory(x)
     if array is not None:
         communicator.broadcast(array, root, name)
+        if array is not x and not is_root:
+            arrays.mark_changed(x)
         return x
     movable = arrays.movable
-    is_root = communicator.instances[communicator.instance_index] == root
     call = Signature("broadcast", f"root={root}", name=name)
     if not is_container(x):
         leaf = movable(x, needs_writing=not is_root)

@@ -18,7 +18,7 @@ def test_contract_over_two_hosts(lab):
         "",
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("GroupCommunicator 16 checks, TcpMesh") == 4
+    assert done.stdout.count("GroupCommunicator 17 checks, TcpMesh") == 4
 
 
 def test_bits_do_not_depend_on_hosts(lab, tmp_path):

@@ -46,7 +46,7 @@ class Request:
     Attributes:
         missing_values: ranks whose own values have not all arrived.
         missing_sums: ranks whose segments of the result have not all arrived.
-        unsent: number of arrays that have not all been sent.
+        unsent: channel and rank of the arrays that have not all been sent.
     """
 
     __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
@@ -54,7 +54,7 @@ class Request:
     def __init__(self, combine: Callable[[Request], None], *, waits_for_sends: bool) -> None:
         self.missing_values: set[int] = set()
         self.missing_sums: set[int] = set()
-        self.unsent = 0
+        self.unsent: set[tuple[int, int]] = set()
         self._combine: Callable[[Request], None] | None = combine
         # The sum overwrites values that must be sent first.
         self._waits_for_sends = waits_for_sends
@@ -94,7 +94,7 @@ class Mesh(ABC):
 
     @abstractmethod
     def _send(self, channel: int, rank: int, array: Array, request: Request) -> None:
-        """Start to send a flat array, which is not empty; then count ``request.unsent`` down."""
+        """Start to send a flat array, which is not empty; then take it from ``request.unsent``."""
 
     @abstractmethod
     def _receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:
@@ -174,7 +174,7 @@ class Mesh(ABC):
 
     def _start_send(self, channel: int, rank: int, array: Array, request: Request) -> None:
         if array.size:
-            request.unsent += 1
+            request.unsent.add((channel, rank))
             self._send(channel, rank, array, request)
 
     def _start_receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:

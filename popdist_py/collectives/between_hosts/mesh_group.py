@@ -101,7 +101,8 @@ class MeshGroup:
                 waited = WaitTime()
             elif waited.seconds() > self._limits.seconds(Span.BETWEEN_HOSTS):
                 # A rank that itself waits for a third one has sent its values, but no sum.
-                missing = request.missing_values or request.missing_sums
+                unsent = {rank for _, rank in request.unsent}
+                missing = request.missing_values or request.missing_sums or unsent
                 instances = sorted(self._instances[rank] for rank in missing)
                 self.lost_instance = instances[0] if instances else -1
                 raise self._limits.late_error(instances, call)

@@ -86,7 +86,7 @@ class MpiMesh(Mesh):
 
     def _send(self, channel: int, rank: int, array: Array, request: Request) -> None:
         def sent() -> None:
-            request.unsent -= 1
+            request.unsent.discard((channel, rank))
 
         messages = [self._comm.Isend(part, rank, channel) for part in _parts(array)]
         self._transfers.append((messages, sent))

@@ -18,7 +18,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.between_hosts.mesh import ConnectionLostError, Mesh, Request
+from popdist_py.collectives.between_hosts.mesh import (
+    SUMS,
+    VALUES,
+    ConnectionLostError,
+    Mesh,
+    Request,
+)
 from popdist_py.peers.silence import is_silent
 
 __all__ = ["SILENT_SECONDS", "TcpMesh"]
@@ -36,7 +42,8 @@ _KEEP_ALIVE = (
 class _Stream:
     """One connection: a queue of bytes to send, and a queue of buffers to receive into."""
 
-    def __init__(self, rank: int, connection: socket.socket) -> None:
+    def __init__(self, channel: int, rank: int, connection: socket.socket) -> None:
+        self._channel = channel
         self.rank = rank
         self.connection = connection
         self._outgoing: deque[tuple[memoryview, Request]] = deque()
@@ -70,7 +77,7 @@ class _Stream:
                 self._outgoing[0] = (view[sent:], request)
             else:
                 self._outgoing.popleft()
-                request.unsent -= 1
+                request.unsent.discard((self._channel, self.rank))
 
     def receive_queued(self) -> None:
         """Receive as much as has arrived."""
@@ -112,8 +119,8 @@ class TcpMesh(Mesh):
     ) -> None:
         super().__init__(rank, len(values) + 1)
         self._streams = tuple(
-            {other: _Stream(other, connection) for other, connection in connections.items()}
-            for connections in (values, sums)
+            {other: _Stream(channel, other, connection) for other, connection in each.items()}
+            for channel, each in ((VALUES, values), (SUMS, sums))
         )
         self._streams_by_descriptor = {
             stream.connection.fileno(): stream

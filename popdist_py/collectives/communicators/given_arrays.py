@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, dtype_name
+from popdist_py.collectives.communicators.interrupted_calls import ends_if_interrupted
 from popdist_py.collectives.signature import Names, Signature, misfit
 from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup, exposed
 
@@ -37,6 +38,7 @@ class GivenArrayCalls(ABC):
     instance_index: int
     num_instances: int
     names: Names
+    ended: str
     background: Background
     _host: HostGroup
     _exchange: HostExchange
@@ -45,8 +47,11 @@ class GivenArrayCalls(ABC):
     _plans: dict[Any, CallPlan]
 
     @abstractmethod
-    def all_reduce(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> None:
-        """Reduce ``array`` in place."""
+    def end(self, reason: str) -> None:
+        """Leave the group in the middle of a call."""
+
+    @abstractmethod
+    def _reduce(self, plan: CallPlan, flat: Array) -> None: ...
 
     @abstractmethod
     def _plan(self, call: str, root: int | None, array: Array, name: str = "") -> CallPlan: ...
@@ -65,6 +70,7 @@ class GivenArrayCalls(ABC):
     @abstractmethod
     def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> Agreement: ...
 
+    @ends_if_interrupted
     def all_gather_into(self, array: Array, outputs: Sequence[Array]) -> None:
         """Fill output i with the array of instance i; the own output may be ``array`` itself."""
         plan = self._plan("all_gather", None, array)
@@ -75,6 +81,7 @@ class GivenArrayCalls(ABC):
         self._agree(plan)
         _copy(self._world.all_gather(array, plan.signature), rows)
 
+    @ends_if_interrupted
     def gather_into(self, array: Array, outputs: Sequence[Array], root: int) -> None:
         """Fill output i of the root with the array of instance i; others pass no outputs."""
         plan = self._plan("gather", root, array)
@@ -91,6 +98,7 @@ class GivenArrayCalls(ABC):
         if gathered is not None:
             _copy(gathered, [output.reshape(-1) for output in outputs])
 
+    @ends_if_interrupted
     def scatter_into(self, inputs: Sequence[Array], output: Array, root: int) -> None:
         """Fill ``output`` of instance i with input i of the root; others pass no inputs."""
         plan = self._plan("scatter", root, output)
@@ -104,6 +112,7 @@ class GivenArrayCalls(ABC):
         receives[root] = output
         self._exchange_blocks(_bytes(inputs), _bytes(receives), plan)
 
+    @ends_if_interrupted
     def all_to_all_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Fill output i with what instance i has as input for this one; sizes may differ.
 
@@ -115,6 +124,7 @@ class GivenArrayCalls(ABC):
         plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))
         self._exchange_blocks(_bytes(inputs), _bytes(outputs), plan)
 
+    @ends_if_interrupted
     def reduce_to(self, array: Array, op: AnyReduceOp, root: int) -> None:
         """Reduce ``array`` in place at the root; the others keep theirs."""
         is_root = root == self.instance_index
@@ -128,6 +138,7 @@ class GivenArrayCalls(ABC):
             agreement = self._agree(plan, address=flat.ctypes.data)
             self._sliced.reduce_private(plan, flat, agreement, root, is_root=is_root)
 
+    @ends_if_interrupted
     def reduce_scatter_into(self, array: Array, output: Array, op: AnyReduceOp) -> None:
         """Fill ``output`` of instance i with block i of the reduced ``array``.
 
@@ -136,27 +147,28 @@ class GivenArrayCalls(ABC):
             output: as large as a block; it may be the own block of ``array``.
             op: the operation.
         """
-        if self._world is not None:
-            everything = array.copy()
-            self.all_reduce(everything, op, "scattered")
-            output.reshape(-1)[...] = everything[self.instance_index].reshape(-1)
-            return
         plan = self._plan_to_reduce("reduce_scatter", array, op)
-        self._reduce_scatter_on_host(plan, array, output.reshape(-1))
-
-    # --- Within a host ------------------------------------------------------------------------
+        self._reduce_scatter(plan, array, output.reshape(-1))
 
     def _plan_to_reduce(self, call: str, array: Array, op: AnyReduceOp) -> CallPlan:
         self.background.drain()
         key = (call, op, array.dtype, array.shape, "")
         return self._plans.get(key) or self._plan_reduction(key, array, op, "", call)
 
-    def _reduce_scatter_on_host(self, plan: CallPlan, array: Array, out: Array) -> None:
+    def _reduce_scatter(self, plan: CallPlan, array: Array, out: Array) -> None:
+        """Fill ``out`` with this instance's block of the reduced ``array``."""
+        if self._world is not None:
+            everything = array.reshape(-1).copy()
+            self._reduce(plan, everything)
+            out[...] = everything[self.instance_index * out.size :][: out.size]
+            return
         if plan.one_shot is not None:
             self._host.reduce_one_shot(plan, array.reshape(-1), out)
             return
         blocks = array.reshape(self.num_instances, out.size)
         self._sliced.reduce_scatter_private(plan, blocks, out)
+
+    # --- Within a host ------------------------------------------------------------------------
 
     def _fill_rows(self, array: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
         """Gather flat arrays on this host."""

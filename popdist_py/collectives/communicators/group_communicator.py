@@ -20,6 +20,7 @@ from popdist_py.collectives.between_hosts.mesh import Mesh
 from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
+from popdist_py.collectives.communicators.interrupted_calls import ends_if_interrupted
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.objects import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
@@ -80,6 +81,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self.num_instances = world.size
         self.instances = range(self.num_instances) if instances is None else instances
         self._limits = limits
+        self.ended = ""
         self.background = Background()
         self._host = HostGroup(local, window, self.instance_index, limits)
         self._plans: dict[Any, CallPlan] = {}
@@ -119,6 +121,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     # --- Collectives --------------------------------------------------------------------------
 
+    @ends_if_interrupted
     def all_reduce(
         self,
         array: Array,
@@ -140,7 +143,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self.background.drain()
         key = (op, array.dtype, array.shape, name)
         plan = self._plans.get(key) or self._plan_reduction(key, array, op, name)
-        flat = array.reshape(-1)
+        self._reduce(plan, array.reshape(-1), move)
+
+    def _reduce(
+        self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
+    ) -> None:
+        """Reduce ``flat`` in place; ``move`` as for ``all_reduce``."""
         if plan.one_shot is not None:
             self._host.reduce_one_shot(plan, flat, flat)
             return
@@ -167,6 +175,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         else:
             move(memory[:num_bytes])
 
+    @ends_if_interrupted
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
         """Start to sum ``array`` over all instances, in place, compressed between hosts.
 
@@ -183,10 +192,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._agree(plan)
         self._compressed.start(plan, shared.views, compression)
 
+    @ends_if_interrupted
     def finish_compressed(self) -> None:
         """Return once the first array that was started and not finished holds its sum."""
         self._compressed.finish()
 
+    @ends_if_interrupted
     def add_replicas(self, leaves: Array) -> None:
         """Add up the rows of all instances in the order of the tree over replicas.
 
@@ -200,6 +211,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._agree(plan)
         self._sliced.add_replicas(plan, [view.reshape(leaves.shape) for view in shared.views])
 
+    @ends_if_interrupted
     def reduce_slice(self, array: Array, name: str = "") -> None:
         """Leave in ``own_slice`` of ``array`` the sum over all instances.
 
@@ -215,6 +227,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._agree(plan)
         self._sliced.reduce_scatter_shared(plan, shared.views)
 
+    @ends_if_interrupted
     def reduce_scatter(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> Array:
         """Return this instance's block of the first dimension of the reduced ``array``."""
         self.background.drain()
@@ -222,13 +235,14 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         plan = self._plans.get(key) or self._plan_reduction(key, array, op, name, "reduce_scatter")
         count = self.num_instances
         block = np.empty((array.shape[0] // count, *array.shape[1:]), array.dtype)
-        self._reduce_scatter_on_host(plan, array, block.reshape(-1))
+        self._reduce_scatter(plan, array, block.reshape(-1))
         return block
 
     def own_slice(self, size: int) -> slice:
         """Return which of ``size`` elements this instance reduces."""
         return self._sliced.own_slice(size)
 
+    @ends_if_interrupted
     def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
         """Overwrite ``array`` with the one of instance ``root``."""
         plan = self._plan("broadcast", root, array, name)
@@ -236,6 +250,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self._agree(plan)
         self._broadcast_flat(array.reshape(-1).view(np.uint8), self.instances.index(root), plan)
 
+    @ends_if_interrupted
     def all_gather(self, array: Array, name: str = "") -> Array:
         """Return the arrays of all instances, stacked."""
         plan = self._plan("all_gather", None, array, name)
@@ -244,6 +259,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             return self._world.all_gather(array, plan.signature)
         return self._gather_on_host(array, plan)
 
+    @ends_if_interrupted
     def gather(self, array: Array, root: int = 0, name: str = "") -> Array | None:
         """Return the arrays of all instances, stacked; None but at instance ``root``."""
         plan = self._plan("gather", root, array, name)
@@ -260,6 +276,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._fill_rows(array, gathered.reshape(self.num_instances, array.size), plan)
         return gathered
 
+    @ends_if_interrupted
     def _gather_bytes(
         self, data: Array, signature: Signature, root: int | None = None
     ) -> list[Array] | None:
@@ -269,6 +286,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             return self._world.gather_bytes(data, signature, rank)
         return self._host.gather_bytes(data, plan, rank)
 
+    @ends_if_interrupted
     def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
         plan, root = self._plan_of(signature), self.instances.index(root)
         if self._world is not None:
@@ -290,6 +308,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Return once every instance has called this."""
         self.agree(_BARRIER)
 
+    @ends_if_interrupted
     def agree(self, signature: Signature) -> None:
         """Return once all instances make the call ``signature``."""
         plan = self._plan_of(signature)
@@ -298,11 +317,13 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         else:
             self._agree(plan)
 
+    @ends_if_interrupted
     def gradient_buffer(self, num_bytes: int) -> Array:
         """Return zeroed memory that the instances of this host share; collective."""
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._shared_buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
 
+    @ends_if_interrupted
     def common_buffer(self, num_bytes: int) -> Array:
         """Return zeroed bytes that are the same memory on all instances of this host."""
         self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
@@ -316,6 +337,14 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Let the call that another thread is in, and all later ones, raise an error soon."""
         self._limits.abort_reason = reason
 
+    def end(self, reason: str) -> None:
+        """Leave the group in the middle of a call; later calls raise an error with ``reason``."""
+        self.ended = reason
+        self._limits.abort_reason = reason
+        self._host.close()
+        if self._slice_owners is not None:
+            self._slice_owners.close()
+
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost.
 
@@ -323,7 +352,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """
         if self.background.is_forked:
             return
-        if self._host.barrier.lost_error is None:
+        if self._host.barrier.lost_error is None and not self.ended:
             self.background.drain()
         self._host.close()
         if self._slice_owners is not None:

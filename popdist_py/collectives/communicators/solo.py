@@ -47,6 +47,13 @@ class SoloCommunicator:
         self.background.drain()
         Reduction(op, array.dtype, 1)
 
+    def reduce_scatter(
+        self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
+    ) -> np.ndarray[Any, Any]:
+        """Return a copy of ``array``; errors as those of ``all_reduce``."""
+        self.all_reduce(array, op, name)
+        return array.copy()
+
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
         """Add up the rows in the order of the tree over replicas."""
         from popdist_py.collectives.arithmetic import CHUNK_BYTES

@@ -32,7 +32,6 @@ from popdist_py.horovod.torch.calls import (
     checked_copy,
     differentiable,
     leaf_of,
-    mark_changed,
     numbered,
 )
 from popdist_py.horovod.torch.compression import Compression, Compressor, check_compression
@@ -115,7 +114,6 @@ class Reduction:
                 if self.op is Average and not _is_inexact(x):
                     values.copy_(torch.div(values, world.num_instances, rounding_mode="trunc"))
                 _scale(values, self.postscale)
-                mark_changed(x)
             return tensors
 
         return Call(world, "all_reduce", run, finish, names)

@@ -23,7 +23,6 @@ from popdist_py.horovod.torch.calls import (
     differentiable,
     is_root,
     leaf_of,
-    mark_changed,
 )
 from popdist_py.public_collectives import leaf_arrays
 
@@ -39,7 +38,6 @@ def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> Call:
     def finish(_: None) -> Tensor:
         if not sends:
             result()
-            mark_changed(tensor)
         return tensor
 
     name = name or ""

@@ -59,7 +59,6 @@ __all__ = [
     "is_whole",
     "join",
     "leaf_of",
-    "mark_changed",
     "numbered",
     "poll",
     "started_together",
@@ -326,12 +325,6 @@ def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[
 def array_of(call: str, x: Tensor) -> Array:
     """Return the array with the values of a tensor, for sending."""
     return leaf_of(call, leaf_arrays.movable(x, needs_writing=False))[0]
-
-
-def mark_changed(x: Tensor) -> None:
-    """Tell autograd that a tensor has new values, because it cannot detect writes by NumPy."""
-    if not x.is_inference():
-        torch.autograd.graph.increment_version(x)
 
 
 def numbered(function: str, name: str | None, count: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging.handlers
 import sys
+import threading
 from collections import namedtuple
 from functools import partial
 from itertools import pairwise
@@ -338,6 +339,30 @@ def check_background():
         pass
 
 
+def check_that_autograd_notices_what_was_written():
+    if count == 1:
+        return  # nothing is written
+    weight = torch.ones(3, requires_grad=True)
+    for written, write in (
+        (True, popdist_py.all_reduce),
+        (True, lambda x: popdist_py.all_reduce({"x": x})),
+        (me != 0, popdist_py.broadcast),
+        (me != 0, lambda x: popdist_py.broadcast([x])),
+        (False, popdist_py.all_gather),
+        (False, lambda x: popdist_py.reduce_scatter(x.expand(count, 3))),
+    ):
+        saved = torch.ones(3)
+        product = weight * saved
+        write(saved)
+        if written:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.sum().backward()
+        else:
+            product.sum().backward()
+    with torch.inference_mode():
+        popdist_py.all_reduce(torch.ones(3))
+
+
 def check_groups():
     inside = popdist_py.execute_on_instances({0}, popdist_py.all_reduce, 5)
     assert inside == (5 if me == 0 else None)
@@ -348,6 +373,19 @@ def check_groups():
         )
         assert found == (([0, count - 1], count - 1) if me in group else None)
     assert popdist_py.execute_on_instances(range(count + 3), popdist_py.all_reduce, 1) == count
+    seen = []
+
+    def look():
+        seen.append(popdist_py.context.communicator().num_instances)
+
+    def look_in_another_thread():
+        look()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+
+    popdist_py.execute_on_instances({me}, look_in_another_thread)
+    assert seen == [1, count]
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]

@@ -27,6 +27,11 @@ CASES = {
     "op": lambda: all_reduce(np.ones(2), "max" if last else "sum"),
     "name": lambda: all_reduce(1.0, name="loss" if last else "accuracy"),
     "call": lambda: barrier() if last else all_reduce(np.ones(1_000_000)),
+    "block": lambda: (
+        all_reduce(np.ones(6), name="n")
+        if last
+        else popdist_py.reduce_scatter(np.ones(6), name="n")
+    ),
     "root": lambda: broadcast(np.ones(2), root=int(last)),
     "keys": lambda: all_reduce({"a": 1, "b" if last else "c": 2}),
     "length": lambda: all_reduce([1] * (2 + last)),

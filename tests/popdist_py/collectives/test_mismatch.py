@@ -41,6 +41,9 @@ EXPECTED = [
     "frozen: {first} called broadcast(root=0, shape=(2,), dtype=float64); {last} called "
     "broadcast(root=0, of a read-only array: give a copy of it): all instances must make the same "
     "call",
+    "block: {first} called reduce_scatter(name='n', op=sum, shape=(6,), dtype=float64); {last} "
+    "called all_reduce(name='n', op=sum, shape=(6,), dtype=float64): all instances must make the "
+    "same call",
     "call: {first} called all_reduce(op=sum, shape=(1000000,), dtype=float64); {last} called "
     "barrier(): all instances must make the same call",
 ]
@@ -56,7 +59,7 @@ def test_every_instance_hears_what_the_others_called(instances, count):
         for way in ways:
             said = [f"{case}: {text}" for case, text in found[way].items()]
             assert {text.format(**names) for text in EXPECTED} <= set(said), way
-            assert len(said) == 18
+            assert len(said) == 19
             assert all("all instances must make the same call" in text for text in said), said
 
 

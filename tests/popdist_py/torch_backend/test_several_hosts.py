@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from datetime import timedelta
 from functools import wraps
 from unittest import mock
 
@@ -14,6 +16,7 @@ from support.processes import connections
 from support.ranks import run_ranks, values
 
 from popdist_py.collectives.communicators import join
+from popdist_py.torch_backend.membership.errors import RankLostError
 
 # The host of every rank.
 LAYOUTS = {
@@ -269,3 +272,30 @@ def test_hosts_that_do_not_reach_one_another_say_what_to_do():
     for outcome in run_ranks(3, _be_unreachable, (0, 0, 1), environ=environ):
         assert "the hosts do not reach one another by TCP on absent0" in outcome.error
         assert "--host-subnet" in outcome.error
+
+
+@_on_hosts
+def _call_alone_after_a_shorter_timeout(rank, hosts):
+    dist.all_reduce(torch.ones(1))  # joins, with a time-out of minutes
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.2), dist.group.WORLD)
+    if rank == len(hosts) - 1:
+        dist.distributed_c10d._get_default_store().wait(["others were told"])
+        return 0.0, ""
+    began = time.monotonic()
+    with pytest.raises(RankLostError) as error:
+        dist.all_reduce(torch.ones(1))
+    seconds = time.monotonic() - began
+    store = dist.distributed_c10d._get_default_store()
+    if store.add("told", 1) == len(hosts) - 1:
+        store.set("others were told", b"")
+    return seconds, str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["two of one", "two of two", "two, uneven"])
+def test_a_timeout_that_is_set_later_holds_in_every_wait(layout):
+    hosts = LAYOUTS[layout]
+    found = values(run_ranks(len(hosts), _call_alone_after_a_shorter_timeout, hosts))
+    for seconds, text in found[:-1]:
+        assert seconds < 3, found
+        assert f"rank {len(hosts) - 1}" in text, found
+        assert "0.2 s" in text or "lost on another host" in text, found

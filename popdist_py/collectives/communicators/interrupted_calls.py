@@ -1,0 +1,49 @@
+"""A call that is interrupted, as by Ctrl-C, is the last one of its communicator.
+
+The other instances may be at any step of the call. If the interrupted instance made another call,
+they would take its data for those of the call that it has left. So it leaves the communicator: its
+own later calls raise an error at once, and the others learn that it has left.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+from popdist_py.errors import CollectiveMismatchError, InstanceLostError
+
+__all__ = ["ends_if_interrupted"]
+
+# These errors come before any data are exchanged, after all of them were, or on every instance.
+_STAYS = (CollectiveMismatchError, InstanceLostError, TypeError, ValueError)
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+class _Endable(Protocol):
+    ended: str
+
+    def end(self, reason: str) -> None: ...
+
+
+def ends_if_interrupted(call: Call) -> Call:
+    """Make a method of a communicator that ends the communicator if it is interrupted."""
+    name = call.__name__.strip("_")
+
+    @functools.wraps(call)
+    def guarded(self: _Endable, *args: Any, **kwargs: Any) -> Any:
+        if self.ended:
+            raise InstanceLostError(f"{name}: {self.ended}")
+        try:
+            return call(self, *args, **kwargs)
+        except _STAYS:
+            raise
+        except BaseException as error:
+            self.end(
+                f"this instance left the group when its call {name} was interrupted by "
+                f"{type(error).__name__}"
+            )
+            raise
+
+    return cast("Call", guarded)
