@@ -110,8 +110,8 @@ test_dataset = torchvision.datasets.MNIST(data_dir, train=False, transform=trans
 # A `poptorch.DataLoader` yields the samples of one call of the model: `batch_size` times gradient
 # accumulation times device iterations. In the mode `Async`, a separate process prepares the next
 # call while the model runs. That process is forked here, so it has the notebook's data set. A new
-# process would have to import the data set. That only works for a script with `if __name__ ==
-# "__main__":`, such as `mnist_pipeline.py`.
+# process would have to import the data set. That only works for a script with
+# `if __name__ == "__main__":`, such as `mnist_pipeline.py`.
 
 # %%
 train_opts = poptorch.Options()
