@@ -338,7 +338,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._limits.abort_reason = reason
 
     def end(self, reason: str) -> None:
-        """Leave the group in the middle of a call; later calls raise an error with ``reason``."""
+        """Leave the group in the middle of a call; later calls raise an error with ``reason``.
+
+        A forked child does nothing, for the reason that ``close`` names.
+        """
+        if self.background.is_forked:
+            return
         self.ended = reason
         self._limits.abort_reason = reason
         self._host.close()

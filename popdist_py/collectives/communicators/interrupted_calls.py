@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
-from popdist_py.errors import CollectiveMismatchError, InstanceLostError
+from popdist_py.errors import InstanceLostError, PopdistError
 
 __all__ = ["ends_if_interrupted"]
 
 # These errors come before any data are exchanged, after all of them were, or on every instance.
-_STAYS = (CollectiveMismatchError, InstanceLostError, TypeError, ValueError)
+_STAYS = (PopdistError, TypeError, ValueError)
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
