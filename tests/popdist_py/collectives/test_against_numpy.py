@@ -65,17 +65,6 @@ class KnownDifference:
 
 KNOWN_DIFFERENCES: list[KnownDifference] = [
     KnownDifference(
-        "reduce_scatter names all_reduce in its refusal where instances share no memory",
-        lambda case, path: (
-            case.call == "reduce_scatter"
-            and bool(program.refusal_of(case))
-            and path not in ("", WITHOUT_READING)
-        ),
-        Case("reduce_scatter", "int32", op="mean"),
-        2,
-        WITHOUT_SHARING,
-    ),
-    KnownDifference(
         "reduce_scatter refuses a conjugate view where instances share memory, and only there",
         lambda case, path: (
             case.call == "reduce_scatter"
