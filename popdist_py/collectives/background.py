@@ -84,7 +84,7 @@ class Background:
         _of_this_process.add(self)
 
     def _begin(self) -> None:
-        self._queue: SimpleQueue[Handle[Any]] = SimpleQueue()
+        self._queue: SimpleQueue[Handle[Any] | None] = SimpleQueue()
         # The last function submitted, until somebody has waited for it.
         self.last: Handle[Any] | None = None
         self._thread: threading.Thread | None = None
@@ -136,6 +136,12 @@ class Background:
                 last._done.wait()
         self.last = None
 
+    def end(self) -> None:
+        """End the thread, once all submitted functions have run."""
+        thread, self._thread = self._thread, None
+        if thread is not None and not self._is_forked:
+            self._queue.put(None)
+
     def begin_in_child(self) -> None:
         """Start anew in a forked child, which has none of its parent's threads."""
         self._begin()
@@ -145,8 +151,9 @@ class Background:
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:
-        while True:
-            self._queue.get().run()
+        queue = self._queue
+        while (handle := queue.get()) is not None:
+            handle.run()
 
 
 _of_this_process: weakref.WeakSet[Background] = weakref.WeakSet()

@@ -159,6 +159,18 @@ def mark_changed(x: Any) -> None:
         sys.modules["torch"].autograd.graph.increment_version(x)
 
 
+def divide_rounding_to_zero(x: Any, divisor: int) -> None:
+    """Divide a tensor of integers in place; the quotients are rounded towards zero."""
+    torch = sys.modules["torch"]
+    if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot divide these
+        quotients = x.clone()
+        array = quotients.numpy()
+        np.floor_divide(array, np.array(divisor, array.dtype), out=array)
+        x.copy_(quotients)
+    else:
+        x.div_(divisor, rounding_mode="trunc")
+
+
 def tensor_like(x: Any, array: Array) -> Any:
     """Return ``array`` as a tensor with the dtype and device of the tensor ``x``.
 
@@ -218,7 +230,7 @@ def _of_array(x: Array, *, needs_writing: bool) -> Leaf:
 def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
     detached = x.detach()
     try:
-        contiguous = detached.cpu().contiguous()
+        contiguous = detached.cpu().resolve_conj().resolve_neg().contiguous()
         array = _array_of(contiguous)
     except (RuntimeError, TypeError):
         what = f"a tensor of {x.dtype}, {x.layout} on {x.device}"

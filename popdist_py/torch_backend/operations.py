@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from popdist_py.public_collectives import leaf_arrays
 from popdist_py.torch_backend.arguments import ArgumentError
 
 __all__ = ["SUM", "Operation", "operation_of"]
@@ -40,7 +41,7 @@ class Operation:
     def finish(self, tensor: torch.Tensor, count: int) -> None:
         """Do what is left to do with a tensor that ``count`` ranks have reduced."""
         if self.truncates:
-            tensor.detach().div_(count, rounding_mode="trunc")
+            leaf_arrays.divide_rounding_to_zero(tensor.detach(), count)
 
 
 # As a value: torch's stubs do not know its members.

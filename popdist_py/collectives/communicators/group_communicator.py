@@ -359,6 +359,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             return
         if self._host.barrier.lost_error is None and not self.ended:
             self.background.drain()
+        self.background.end()
         self._host.close()
         if self._slice_owners is not None:
             self._slice_owners.close()

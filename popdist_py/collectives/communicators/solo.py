@@ -105,4 +105,6 @@ class SoloCommunicator:
         """Return at once: no other instance can make another call."""
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Wait for the background calls, and end their thread."""
+        self.background.drain()
+        self.background.end()

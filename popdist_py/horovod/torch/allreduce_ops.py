@@ -112,7 +112,7 @@ class Reduction:
                 result()
                 values = x.detach()
                 if self.op is Average and not _is_inexact(x):
-                    values.copy_(torch.div(values, world.num_instances, rounding_mode="trunc"))
+                    leaf_arrays.divide_rounding_to_zero(values, world.num_instances)
                 _scale(values, self.postscale)
             return tensors
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -56,8 +56,6 @@ def refusal_of(case: Case) -> tuple[type[Exception], ...]:
             return (TypeError, ValueError)
         if case.call == "torch_all_reduce" and case.op == "prod" and kind == "c":
             return (ValueError,)
-    if "conj" in case.layouts and kind == "c" and case.call in _WITHOUT_CONJUGATES:
-        return (TypeError,)
     # Expanded arrays of NumPy are read-only, even empty ones.
     overlaps = "expanded" in case.layouts and case.shape[:1] > (1,)
     overlaps = overlaps and not (case.as_torch and 0 in case.shape)
@@ -67,11 +65,6 @@ def refusal_of(case: Case) -> tuple[type[Exception], ...]:
 
 
 REDUCING = frozenset(name for name in (*CALLS, *TORCH_CALLS) if "reduce" in name)
-# These calls refuse a conjugate view of a complex tensor. The others copy or pickle it.
-_WITHOUT_CONJUGATES = frozenset({
-    "all_reduce", "all_reduce_container", "broadcast", "hvd_allreduce_",
-    "hvd_broadcast_", "hvd_allgather", "hvd_alltoall",
-})  # fmt: skip
 IN_PLACE = frozenset({"all_reduce", "all_reduce_container", "hvd_allreduce_", "torch_all_reduce"})
 
 
@@ -133,39 +126,30 @@ def _outcome(
     return "", [hashlib.blake2b(data, digest_size=8).digest() for data in run.same], ""
 
 
-def on_paths(
-    cases: Sequence[Case], paths: Sequence[str], fails: Callable[[Case, str], bool]
-) -> list[list[Any]]:
-    """Return the outcomes of the library's own calls on each path; ``fails`` leaves cases out."""
+def on_paths(cases: Sequence[Case], paths: Sequence[str]) -> list[list[Any]]:
+    """Return the outcomes of the library's own calls on each path."""
     found = []
     for path, communicator in ways([f"{path},POPDIST_HANG_TIMEOUT={_SECONDS}" for path in paths]):
         name = path.rpartition(",")[0]
-        chosen = [case for case in cases if not fails(case, name)]
         hvd.init()
         try:
             count, instance = communicator.num_instances, communicator.instance_index
             hosts = int(os.environ.get(HOSTS, "1"))
             # Groups of execute_on_instances() join here.
             with _naming(name), _as_on(hosts, instance, count):
-                each = iter(outcomes(chosen, count, instance))
+                found.append(list(outcomes(cases, count, instance)))
         finally:
             hvd.shutdown()
-        found.append([None if fails(case, name) else next(each) for case in cases])
     return found
 
 
 def on_torch_paths(
-    cases: Sequence[Case],
-    paths: Sequence[str],
-    fails: Callable[[Case, str], bool],
-    count: int,
-    folder: str,
+    cases: Sequence[Case], paths: Sequence[str], count: int, folder: str
 ) -> list[list[Any]]:
     """Return the outcomes of the calls of torch.distributed on each path."""
     rank = int(os.environ.get("RANK", "0")) if count > 1 else 0
     found = []
     for number, path in enumerate(paths):
-        chosen = [case for case in cases if not fails(case, path)]
         with _naming(path), _torch_path(path, rank, count):
             dist.init_process_group(
                 "popdist",
@@ -176,12 +160,11 @@ def on_torch_paths(
             )
             try:
                 groups: dict[Any, Any] = {tuple(range(count)): dist.group.WORLD}
-                for ranks in sorted({case.group for case in chosen if case.group}):
+                for ranks in sorted({case.group for case in cases if case.group}):
                     groups.setdefault(ranks, dist.new_group(list(ranks)))
-                each = iter(outcomes(chosen, count, rank, groups))
+                found.append(list(outcomes(cases, count, rank, groups)))
             finally:
                 dist.destroy_process_group()
-        found.append([None if fails(case, path) else next(each) for case in cases])
     return found
 
 
@@ -231,11 +214,11 @@ def _as_on(num_hosts: int, rank: int, count: int) -> Iterator[list[str]]:
 def _main(path: str, text: str) -> None:
     case = eval(text)
     if case.call in CALLS:
-        ((outcome,),) = on_paths([case], [path], lambda *_: False)
+        ((outcome,),) = on_paths([case], [path])
     else:
         popdist_py.init()
         folder, count = popdist_py.broadcast(tempfile.mkdtemp()), popdist_py.getNumInstances()
-        ((outcome,),) = on_torch_paths([case], [path], lambda *_: False, count, folder)
+        ((outcome,),) = on_torch_paths([case], [path], count, folder)
     print(outcome[0] or outcome[2] or "as NumPy says", [data.hex() for data in outcome[1]])
 
 

@@ -5,8 +5,7 @@ The tests with the marker ``long`` make 10,000 calls on every path, other ones w
 
     pytest -n 0 -m long tests/popdist_py/collectives/test_against_numpy.py --hypothesis-seed=1
 
-A failure names the call as a ``Case``; against_numpy_program.py makes a single case by hand. The
-tests leave out the cases of ``KNOWN_DIFFERENCES``, which lists the faults of today with reasons.
+A failure names the call as a ``Case``; against_numpy_program.py makes a single case by hand.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
 
@@ -42,55 +40,6 @@ PATHS = {
         "TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1"],
 }  # fmt: skip
 _MOST_CASES_OF_AN_EXAMPLE = 30
-
-
-@dataclass(frozen=True)
-class KnownDifference:
-    """A fault of today. The tests leave out the cases that fail because of it.
-
-    Attributes:
-        reason: a description of the fault.
-        fails: returns whether a case fails on a path.
-        example: a case that fails.
-        count: the number of instances that the example needs.
-        path: the path on which the example fails.
-    """
-
-    reason: str
-    fails: Callable[[Case, str], bool]
-    example: Case
-    count: int
-    path: str
-
-
-KNOWN_DIFFERENCES: list[KnownDifference] = [
-    KnownDifference(
-        "reduce_scatter refuses a conjugate view where instances share memory, and only there",
-        lambda case, path: (
-            case.call == "reduce_scatter"
-            and "conj" in case.layouts
-            and not (case.is_async or path == WITHOUT_SHARING)
-        ),
-        Case("reduce_scatter", "complex64", layouts=("conj", "conj"), as_torch=True),
-        2,
-        "",
-    ),
-    KnownDifference(
-        "the mean of wider unsigned integers is taken by a function of torch that lacks them",
-        lambda case, _path: (
-            case.op == "mean"
-            and case.dtype in ("uint16", "uint32", "uint64")
-            and case.call.startswith(("hvd_", "torch_"))
-        ),
-        Case("torch_all_reduce", "uint16", op="mean", as_torch=True),
-        1,
-        "one host",
-    ),
-]
-
-
-def _is_known(case: Case, path: str) -> bool:
-    return any(known.fails(case, path) for known in KNOWN_DIFFERENCES)
 
 
 # --- Cases ----------------------------------------------------------------------------------------
@@ -149,7 +98,7 @@ def cases(draw, count, calls):
     case["values"] = draw(st.sampled_from(["small", "normal", "special", "bits"]))
     case["root"] = draw(st.integers(0, count - 1))
     if not is_special:
-        case["layouts"] = _fitting(draw, call, as_torch, case["dtype"])
+        case["layouts"] = _fitting(draw, call, as_torch)
         case["is_async"] = draw(st.booleans())
     if count > 1 and not is_horovods and draw(st.booleans()):
         subsets = [s for n in range(1, count + 1) for s in itertools.combinations(range(count), n)]
@@ -164,15 +113,13 @@ def _batches(draw, count, calls):
     return [draw(cases(count, calls)) for _ in range(size)]
 
 
-def _fitting(draw, call, as_torch, dtype):
+def _fitting(draw, call, as_torch):
     """Draw two layouts, which the instances take in turn. If one is refused, both are equal."""
     layouts = _LAYOUTS_OF_TORCH if as_torch else _LAYOUTS_OF_NUMPY
     if call.startswith("torch_"):  # torch itself refuses the conjugate view of a complex tensor
         layouts = [layout for layout in layouts if layout != "conj"]
     first, second = draw(st.sampled_from(layouts)), draw(st.sampled_from(layouts))
     refused = ("read_only", "expanded")
-    if "conj" in (first, second) and dtype.startswith("complex"):
-        return "conj", "conj"
     if call in program.IN_PLACE:
         if first in refused:
             return first, first
@@ -185,17 +132,12 @@ def _fitting(draw, call, as_torch, dtype):
 # --- All instances make the same calls ------------------------------------------------------------
 
 
-def _make(given_cases, paths, count, folder, leaves_out):
+def _make(given_cases, paths, count, folder):
     """Make the calls on this instance."""
     batch = [Case(**case) for case in given_cases]
-    fails = _is_known if leaves_out else _never
     if folder is None:
-        return program.on_paths(batch, paths, fails)
-    return program.on_torch_paths(batch, paths, fails, count, folder)
-
-
-def _never(_case, _path):
-    return False
+        return program.on_paths(batch, paths)
+    return program.on_torch_paths(batch, paths, count, folder)
 
 
 def _problems(batch, paths, replies):
@@ -205,8 +147,6 @@ def _problems(batch, paths, replies):
     ):
         of_instances = [reply[path_number][number] for reply in replies]
         members = [of_instances[i] for i in case.group or range(len(replies))]
-        if members[0] is None:
-            continue
         for instance, (problem, _, _) in zip(case.group or range(99), members, strict=False):
             if problem:
                 yield f"{case}\n  on {path or 'shared memory'}, instance {instance}: {problem}"
@@ -214,10 +154,7 @@ def _problems(batch, paths, replies):
             yield f"{case}\n  on {path or 'shared memory'}: the instances' results differ in bits"
     for number, case in enumerate(batch):
         texts = {
-            outcome[2]
-            for reply in replies
-            for of_path in reply
-            if (outcome := of_path[number]) is not None and outcome[2]
+            outcome[2] for reply in replies for of_path in reply if (outcome := of_path[number])[2]
         }
         if len(texts) > 1:
             yield f"{case}\n  is refused in different words: {texts}"
@@ -250,12 +187,12 @@ def run(request, tmp_path):
     """Return a function that makes calls on all instances, and returns their outcomes."""
     numbers = itertools.count()
 
-    def make(given_cases, paths, *, count, is_torchs, leaves_out=True):
+    def make(given_cases, paths, *, count, is_torchs):
         folder = None
         if is_torchs:
             folder = tmp_path / str(next(numbers))
             folder.mkdir()
-        args = (given_cases, paths, count, folder and str(folder), leaves_out)
+        args = (given_cases, paths, count, folder and str(folder))
         if count == 1:
             return [_make(*args)]
         instances = request.getfixturevalue("instances")
@@ -289,20 +226,3 @@ def test_calls_of_torch_distributed(run, count, examples):
     make = functools.partial(run, count=count, is_torchs=True)
     paths = program.TORCH_PATHS[: 1 if count == 1 else None]
     _compare(make, list(program.TORCH_CALLS), paths, count, examples)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("known", KNOWN_DIFFERENCES, ids=lambda known: known.reason)
-def test_a_known_difference_is_still_there(run, known):
-    """Whoever mends a fault removes its entry from ``KNOWN_DIFFERENCES``."""
-    assert known.fails(known.example, known.path)
-    is_torchs = known.example.call in program.TORCH_CALLS
-    # Words of a refusal are compared with those of the first path, shared memory.
-    paths = [known.path] if is_torchs or not known.path else ["", known.path]
-    try:
-        replies = run(
-            [asdict(known.example)], paths, count=known.count, is_torchs=is_torchs, leaves_out=False
-        )
-    except (InstanceFailedError, NotImplementedError):
-        return
-    assert list(_problems([known.example], paths, replies))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,3 +82,13 @@ def test_a_child_ends_as_usual_and_the_instances_go_on(poprun, count):
     for way, communicator in expected.items():
         line = f"[{way}] {communicator} of {count} goes on"
         assert done.stdout.count(line) == count, done.stdout
+
+
+def test_its_thread_ends_once_all_calls_are_made():
+    background = Background()
+    handles = [background.submit(partial(int, number)) for number in range(3)]
+    thread = background._thread
+    background.end()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [handle.wait() for handle in handles] == [0, 1, 2]
