@@ -1,24 +1,24 @@
-"""The back end ``popdist`` of torch.distributed: our collectives for any program that uses it.
+"""The back end ``popdist`` of torch.distributed: the collectives of this library.
 
-``import popdist_py.torch_backend`` registers it; PyTorch does so by itself where this package is
-installed, and so does every Python of a job. Importing it never fails.
+``import popdist_py.torch_backend`` registers the back end. PyTorch imports this package by itself
+where it is installed, and so does every Python process of a job. The import never fails.
 
 process_group    the class that torch.distributed calls
-arguments        what a call is given, checked before anything is sent
-overloads        the second signatures of torch's methods
-operations       the reductions, by torch's names
-tensors          a tensor as the array that travels, and back
-sparse_tensors   those of the ranks, added up
-buckets          DistributedDataParallel's, moved to shared memory
-work             what an asynchronous call returns, and the thread that does it
-torch_functions  functions of torch.distributed that would refuse our groups
-compilation      what keeps torch.compile out of our methods
-substitution     the back end that a program gets for the one that it names
-membership/      the part of this process in a group: joining, time-outs, errors, leaving
+arguments        checks of a call's arguments, before data is sent
+overloads        the second signature of each of torch's methods
+operations       the reductions, by the names that torch gives them
+tensors          tensors converted to NumPy arrays, and back
+sparse_tensors   the sum of the ranks' sparse tensors
+buckets          the buckets of DistributedDataParallel, moved to shared memory
+work             the work object that a call returns, and the thread for asynchronous calls
+torch_functions  replacements for functions of torch.distributed that reject popdist groups
+compilation      the exclusion of this back end's methods from torch.compile
+substitution     replaces the back end that a program names by another one
+membership/      the membership of this process in a group, with its time-outs and errors
 messages/        send and recv
 
-Here lives the registration alone, which imports nothing but torch.distributed: every program that
-imports torch comes by. Nothing here communicates.
+This module contains only the registration. It imports torch.distributed and no other package,
+because every program that imports torch runs it.
 May call: collectives, communicators, within_host, activities, environment, errors,
 public_collectives, membership, messages.
 """
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
-# Before 2.7 its C++ drops the Python object of a call that it holds, and then waits for ever; with
-# 2.7, 2.9 and 2.12 tests of the back end failed, for causes not known (docs/compatibility.md).
+# Before version 2.7, torch's C++ code drops the Python object of a call that it holds, and then
+# waits for ever. With 2.7, 2.9 and 2.12, tests of this back end failed for unknown reasons
+# (docs/compatibility.md).
 _OLDEST_TORCH = "2.13"
-# environment.TORCH_BACKEND: importing it costs more than the registration.
+# Equal to environment.TORCH_BACKEND, whose import would cost more than the registration.
 _WANTED = "POPDIST_TORCH_BACKEND"
 
 
 def register() -> None:
-    """Make ``popdist`` a back end of torch.distributed for CPU tensors; again does nothing.
+    """Make ``popdist`` a back end of torch.distributed for CPU tensors.
 
-    A program gets the back end that POPDIST_TORCH_BACKEND asks for in place of the one that it
-    names.
+    A second call does nothing. If POPDIST_TORCH_BACKEND is set, a program gets that back end
+    in place of the one that it names.
     """
     import torch.distributed as dist
 
@@ -57,7 +58,8 @@ def register() -> None:
 
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     offer(NAME)
-    # From 2.15 on torch would note the calls of every group by a name in C++, which ours has not.
+    # From version 2.15 on, torch records the calls of a group by a C++ name, which a back end
+    # written in Python lacks. Back ends in this set are not recorded.
     recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(NAME)
     wanted = os.environ.get(_WANTED) or "auto"
@@ -68,9 +70,9 @@ def register() -> None:
 
 
 def _autoload() -> None:
-    """Register where torch is imported (entry point ``torch.backends``).
+    """Register the back end while torch is imported (entry point ``torch.backends``).
 
-    An error is a line on standard error: it must not keep the program from torch.
+    An error is written to standard error, because it must not make ``import torch`` fail.
     """
     try:
         register()

@@ -1,6 +1,6 @@
-"""What a call of torch.distributed is given, checked before anything is sent.
+"""Checks of the arguments of a torch.distributed call, made before data is sent.
 
-The words are those of the other back ends where programs know them. Nothing here moves data.
+A message that programs may know from the other back ends has the same words in this back end.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """A call was given what it does not accept; the other back ends raise a RuntimeError."""
+    """A call got an invalid argument. It is a RuntimeError too, as the other back ends raise."""
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
     """Require at least one tensor, all of them dense and in the memory of the CPU.
 
     Raises:
-        ArgumentError: this is not so.
+        ArgumentError: The list is empty, or a tensor is sparse or on another device.
     """
     if not tensors:
         raise ArgumentError(f"{call}: requires non-empty tensor list")
@@ -50,10 +50,10 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require tensors that can receive a result: no two elements of a tensor share memory.
+    """Require tensors that can receive a result, because no two elements share memory.
 
     Raises:
-        ArgumentError: elements of a tensor share memory.
+        ArgumentError: Elements of a tensor share memory.
     """
     for tensor in tensors:
         if has_overlap(tensor):
@@ -65,10 +65,10 @@ def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require tensors that can be reduced in place: no two elements of all tensors share memory.
+    """Require tensors that can be reduced in place, because no two elements share memory.
 
     Raises:
-        ArgumentError: elements of a tensor, or of two tensors, share memory.
+        ArgumentError: Elements of a tensor, or of two tensors, share memory.
     """
     check_written(call, tensors)
     overlap = first_overlap([place_of(tensor) for tensor in tensors]) if len(tensors) > 1 else None
@@ -81,10 +81,10 @@ def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_single(call: str, what: str, values: Sequence[object]) -> None:
-    """Require one value: a process has one tensor, or one list of them, in each call.
+    """Require exactly one value, because each process passes one tensor or one list.
 
     Raises:
-        ArgumentError: there are none or several.
+        ArgumentError: The list is empty or has several values.
     """
     if len(values) != 1:
         raise ArgumentError(f"{call}: requires a single-element {what} list, got {len(values)}")
@@ -94,7 +94,7 @@ def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> No
     """Require a tensor for each rank of the group.
 
     Raises:
-        ArgumentError: there are more or fewer.
+        ArgumentError: The list has more or fewer tensors than the group has ranks.
     """
     if len(tensors) != size:
         raise ArgumentError(
@@ -106,10 +106,10 @@ def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> No
 def check_like(
     call: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, *, any_size: bool = False
 ) -> None:
-    """Require the dtype and the number of elements of another tensor.
+    """Require tensors of the same dtype and number of elements as another tensor.
 
     Raises:
-        ArgumentError: a tensor has others.
+        ArgumentError: A tensor has another dtype or number of elements.
     """
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
@@ -128,7 +128,7 @@ def check_multiple(call: str, whole: torch.Tensor, part: torch.Tensor, size: int
     """Require a tensor that holds one part for each rank.
 
     Raises:
-        ArgumentError: its size or its dtype is a different one.
+        ArgumentError: The tensor has another size or dtype.
     """
     check_like(call, [whole], part, any_size=True)
     if whole.numel() != size * part.numel():
@@ -143,7 +143,7 @@ def check_root(call: str, root: int, size: int) -> None:
     """Require a rank of the group.
 
     Raises:
-        ArgumentError: there is no such rank.
+        ArgumentError: The rank is out of range.
     """
     if not 0 <= root < size:
         raise ArgumentError(f"{call}: invalid root rank: {root}, expected 0 to {size - 1}")
@@ -152,17 +152,17 @@ def check_root(call: str, root: int, size: int) -> None:
 def row_of_root(
     call: str, what: str, rows: Sequence[list[torch.Tensor]], like: torch.Tensor, size: int
 ) -> list[torch.Tensor]:
-    """Return the tensors that only the root gives.
+    """Return the list of tensors that only the root passes.
 
     Args:
-        call: as users know it.
-        what: the list is, ``input`` or ``output``.
-        rows: what the rank gives: one list, or nothing.
-        like: each of the tensors is like this one.
-        size: number of tensors; 0 where the rank is not the root.
+        call: Name of the call, for messages.
+        what: Name of the list in messages, ``input`` or ``output``.
+        rows: The argument of this rank: one list, or an empty one.
+        like: A tensor with the expected dtype and number of elements.
+        size: Expected number of tensors; 0 if this rank is not the root.
 
     Raises:
-        ArgumentError: the root gives others, or another rank gives some.
+        ArgumentError: The root passes other tensors, or another rank passes tensors.
     """
     if size == 0:
         if rows and rows[0]:
@@ -176,10 +176,10 @@ def row_of_root(
 
 
 def blocks(call: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
-    """Cut the first dimension into ``count`` blocks, equal ones if no sizes are given.
+    """Cut the first dimension into ``count`` blocks, of equal size if no sizes are given.
 
     Raises:
-        ArgumentError: the sizes do not fit the tensor.
+        ArgumentError: The sizes do not match the tensor.
     """
     length = tensor.shape[0] if tensor.dim() else 0
     if not sizes:

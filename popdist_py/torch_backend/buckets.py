@@ -1,15 +1,15 @@
-"""The buckets of DistributedDataParallel, moved to memory that the ranks of a host share.
+"""Moves buckets of DistributedDataParallel to memory that the ranks of a host share.
 
-Its reducer allocates them in C++ and hands them to ``allreduce`` within backward. In the first such
-call of a bucket the storage gets other memory in place: all views of it stay, and from then on the
-bucket is reduced where it lies.
+The reducer of DistributedDataParallel allocates its buckets in C++ and passes them to ``allreduce``
+during the backward pass. The first such call replaces the memory of the bucket's storage. All views
+of the storage remain valid, and later calls reduce the bucket in place.
 
-Such a program allocates as much for gradients in every step: from the first bucket on, the memory
-that it frees is kept for the next one.
+A program with such buckets allocates equally large gradients in every step. Therefore the first
+bucket makes the process keep freed memory for the next step.
 
-Nothing here communicates, or decides whether the ranks move a bucket: that is the communicator's
-matter, where all of them agree. It never moves a tensor that a program itself has passed, nor one
-of which there is a NumPy array: that would keep the memory of before.
+The communicator decides whether a bucket is moved, because all ranks must agree. A tensor that the
+program passes itself is never moved. A tensor that shares its memory with a NumPy array is not
+moved either, because the array would keep the old memory.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from popdist_py.collectives.freed_memory import keep_freed_memory
 
 __all__ = ["mover_of"]
 
-# Set once: a program may set its own afterwards.
+# The setting is made only once, because the program may change it afterwards.
 _keep_freed_memory = functools.cache(keep_freed_memory)
-# What Python runs while C++ runs backward. A program's own call, in a hook of its own too, comes
-# through a function of torch.distributed.
+# The Python function that runs while C++ runs the backward pass. When the program itself makes a
+# call, even in a hook, the caller is a function of torch.distributed instead.
 _BACKWARD = "_engine_run_backward"
 _OWN = __name__.rpartition(".")[0]
 
 
 def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
-    """Return what moves a bucket of DistributedDataParallel; None if the tensors are no bucket.
+    """Return a function that moves a bucket of DistributedDataParallel to other memory.
 
-    To be called while torch.distributed calls a method of ours.
+    Call this function while torch.distributed calls a method of the process group.
 
     Returns:
-        A function that takes as many bytes of other memory, copies the bucket there, and makes it
-        the bucket's own. Arrays made of the bucket before are invalid then.
+        None if the tensors are not a bucket. Otherwise a function that gets memory of the bucket's
+        size, copies the bucket there, and makes the memory the bucket's own. Arrays that were made
+        from the bucket before the move are then invalid.
     """
     if len(tensors) != 1 or _caller() != _BACKWARD:
         return None
@@ -48,9 +49,9 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     (bucket,) = tensors
     storage = bucket.untyped_storage()
     is_whole = bucket.is_contiguous() and bucket.nbytes == storage.nbytes()
-    # ``tensor.numpy()`` fixes the size of the storage: gradients may be views of the bucket.
+    # ``numpy()`` of a gradient, which may be a view of the bucket, makes the storage not resizable.
     is_ours_alone = storage.resizable()
-    # An older PyTorch cannot.
+    # Older versions of PyTorch lack ``_swap_data_ptr_``.
     if not (is_whole and is_ours_alone and hasattr(storage, "_swap_data_ptr_")):
         return None
 

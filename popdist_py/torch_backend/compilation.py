@@ -1,9 +1,10 @@
-"""What keeps torch.compile out of our methods: it compiles whatever runs beneath a compiled frame.
+"""Excludes methods of this back end from torch.compile.
 
-A method of a process group works with threads, sockets and memory of which its compiler knows
-nothing; those of back ends in C++ it cannot see.
+The compiler compiles every Python function that a compiled function calls. It cannot handle the
+threads, sockets and memory that a method of a process group uses. Back ends written in C++ need no
+exclusion, because the compiler does not see their methods.
 
-Nothing here imports the compiler, which takes a second.
+This module does not import the compiler, because that import takes a second.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import types
 from typing import Any, TypeVar
 
-# Before torch 2.5 it is no module of its own, only a name there.
+# Before torch 2.5, ``eval_frame`` is an attribute and not a module that can be imported.
 from torch._C._dynamo import eval_frame
 
 __all__ = ["never_compiled"]
 
 _Class = TypeVar("_Class", bound=type)
-# Without its stubs: versions differ in what they have.
+# Typed as Any because the names in this module differ between versions of torch.
 _compiler: Any = eval_frame
 
 
 def never_compiled(cls: _Class) -> _Class:
-    """Let the methods of a class, and what they call, run as they are."""
+    """Exclude the methods of a class, and all functions that they call, from compilation."""
     for value in vars(cls).values():
         if isinstance(value, types.FunctionType):
             _skip(value.__code__)

@@ -1,7 +1,4 @@
-"""A member of a process group: what torch asks of one, how calls run, and how it is left.
-
-Nothing here knows what a call does.
-"""
+"""The base class of the process group, with all methods but the collectives."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
 __all__ = ["GroupMember"]
 
-# What an option holds whose time-out is not set is below it.
+# torch stores a negative time-out for "not given".
 _NO_TIME = timedelta(0)
-# A thread that waits notices within a tenth of a second that it should not.
+# A waiting thread notices within a tenth of a second that the group was aborted.
 _SECONDS_AT_EXIT = 2.0
-# Without its stubs, where each method has several signatures that differ between versions.
+# Typed as Any because the signatures in torch's stubs differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
 
 never_compiled(MessageWork)
@@ -39,16 +36,16 @@ never_compiled(MessageWork)
 
 @never_compiled
 class GroupMember(_ProcessGroup):  # type: ignore[misc]
-    """This process in one group of torch.distributed.
+    """This process as a member of one group of torch.distributed.
 
     Args:
-        store: torch's, of this group alone.
-        rank: of this process in the group.
-        size: of the group.
-        timeout: of every call.
+        store: The store that torch made for this group.
+        rank: The rank of this process in the group.
+        size: The number of ranks.
+        timeout: The default time-out of every call.
 
     Attributes:
-        generation: the number of this group among the groups of the same name in this store.
+        generation: The number of this group among the groups of the same name in this store.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -69,7 +66,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
-    # torch keeps these with the back ends of a group, and this one has none but itself.
+    # Other groups contain one back end for each device type. This group is its own only back end.
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -86,10 +83,10 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self._sequence_number = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many calls this rank has made, which torch's own checks compare."""
+        """Return the number of calls that this rank has made; torch compares it between ranks."""
         return self._sequence_number
 
-    # What torch asks a back end before it uses what only some have.
+    # torch queries these before it uses features that only some back ends have.
     supports_splitting = supports_coalescing = False
 
     def _has_hooks(self) -> bool:
@@ -108,7 +105,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_desc(self) -> str:
-        """What the group is for."""
+        """The purpose of the group, as the program describes it."""
         return self._group_desc
 
     # --- How calls run ------------------------------------------------------------------------
@@ -123,16 +120,17 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         """Make a call at once, or in the thread of the group if it is asynchronous.
 
         Args:
-            name: of the call, for messages and views.
-            call: what it does.
-            results: the tensors that it fills.
-            opts: torch's; a version that does not say ``asyncOp`` there waits for every work.
+            name: The name of the call, for messages and displays.
+            call: A function that makes the call.
+            results: The tensors that the call fills.
+            opts: The options from torch. In versions without ``asyncOp``, every call is taken as
+                asynchronous, because torch itself waits for its work.
         """
         timeout = getattr(opts, "timeout", None)
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
-        membership.check_process()  # a lock that another thread held stays locked in a fork
+        membership.check_process()  # after a fork, a lock may stay locked for ever
         self._sequence_number += 1
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
@@ -167,16 +165,16 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         timeout: timedelta | float | None = None,
         wait_all_ranks: bool = False,
     ) -> None:
-        """Wait for all ranks; the error names those that do not come."""
+        """Wait for all ranks; the error names the ranks that are missing."""
         self._membership.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of the calls to come."""
+        """Set the time-out of all later calls."""
         self._membership.timeout = timeout
         self._messages.timeout = timeout.total_seconds()
 
     def abort(self) -> None:
-        """Leave the group at once: calls that run, and messages that are under way, fail."""
+        """Leave the group at once; running calls and incomplete messages fail."""
         reason = "this process group was aborted"
         self._membership.abort(reason)
         if self._membership.is_of_this_process:
@@ -184,18 +182,18 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group after the calls that were made; each takes its time-out at most."""
+        """Leave the group after all calls have run; each call takes its time-out at most."""
         self._leave()
 
     def leave_at_exit(self) -> None:
-        """Leave the group soon: no thread may run while the interpreter ends."""
+        """Leave the group within seconds, because no thread may run while the interpreter ends."""
         self._membership.abort("this process ends")
         self._leave(_SECONDS_AT_EXIT)
 
     def _leave(self, seconds: float = -1) -> None:
-        """Leave the group, once no call runs, or after ``seconds``; a forked process is in none."""
+        """Leave the group once no call runs, or after ``seconds``."""
         if self._queue.is_inside:
-            # In a signal handler: the call that it has interrupted fails when it returns.
+            # A signal handler has interrupted a call. The call fails when the handler returns.
             self._membership.abort("this process group was destroyed")
             return
         if self._membership.is_of_this_process:
@@ -204,7 +202,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         _open.discard(self)
 
 
-# The groups that this process has not left.
+# The groups that this process has not left yet.
 _open: weakref.WeakSet[GroupMember] = weakref.WeakSet()
 
 

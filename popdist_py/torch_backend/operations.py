@@ -1,7 +1,4 @@
-"""What torch.distributed calls a reduction, as ours.
-
-Nothing here moves data.
-"""
+"""Translation of torch's ``ReduceOp`` to the reductions of this library."""
 
 from __future__ import annotations
 
@@ -23,28 +20,29 @@ class Operation:
     """A reduction over the ranks.
 
     Attributes:
-        name: of ``popdist_py.collectives.arithmetic``.
-        torch_name: as users know it.
-        factor: of every rank's values before they are reduced: a number or a tensor, or None.
-        truncates: whether sums of integers are then divided by the number of ranks, toward zero.
+        name: Name of the reduction in ``popdist_py.collectives.arithmetic``.
+        torch_name: Name of the ``ReduceOp``, for messages.
+        factor: Multiplies each rank's values before the reduction; a number, a tensor or None.
+        truncates: Whether the sum of integers is divided by the number of ranks afterwards, rounded
+            toward zero.
     """
 
-    name: Any  # a ReduceOp, or one of those of bits, which the library's own calls do not offer
+    name: Any  # a ReduceOp of this library or a bitwise operation
     torch_name: str
     factor: Any = None
     truncates: bool = False
 
     def scale(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what is reduced for a tensor: itself, or its product with the factor."""
+        """Return the tensor, multiplied by the factor if there is one."""
         return tensor if self.factor is None else tensor.detach() * self.factor
 
     def finish(self, tensor: torch.Tensor, count: int) -> None:
-        """Do what is left to do with a tensor that ``count`` ranks have reduced."""
+        """Divide a tensor that ``count`` ranks have reduced, if the operation requires it."""
         if self.truncates:
             leaf_arrays.divide_rounding_to_zero(tensor.detach(), count)
 
 
-# As a value: torch's stubs do not know its members.
+# Typed as Any because torch's stubs lack the members of this enumeration.
 _RedOp: Any = dist.ReduceOp.RedOpType
 SUM = Operation("sum", "SUM")
 _OPERATIONS = (
@@ -58,7 +56,7 @@ _OPERATIONS = (
     Operation("bxor", "BXOR"),
 )
 _INTEGER_AVG = Operation("sum", "AVG", truncates=True)
-# By number: torch's enumeration takes longer to hash.
+# The keys are numbers because torch's enumeration takes longer to hash.
 _BY_NUMBER = {getattr(_RedOp, each.torch_name).value: each for each in _OPERATIONS}
 _OF_BITS = frozenset({"band", "bor", "bxor"})
 _ORDERED = frozenset({"min", "max"})
@@ -66,16 +64,16 @@ _MOVED_ONLY = ("float8", "float4", "complex32")
 
 
 def operation_of(call: str, reduce_op: Any, tensors: Sequence[torch.Tensor]) -> Operation:
-    """Return the operation for some tensors.
+    """Return the operation that reduces tensors of these dtypes.
 
     Args:
-        call: as users know it.
-        reduce_op: a ``dist.ReduceOp``, or its ``RedOpType``.
-        tensors: what is to be reduced.
+        call: Name of the call, for messages.
+        reduce_op: A ``dist.ReduceOp``, or its ``RedOpType``.
+        tensors: The tensors to reduce.
 
     Raises:
-        TypeError: the operation is not defined for the dtype of the tensors.
-        ArgumentError: the operation is unknown.
+        TypeError: The operation is not defined for the dtype of the tensors.
+        ArgumentError: The operation is unknown.
     """
     kind = getattr(reduce_op, "op", reduce_op)
     operation = _BY_NUMBER.get(kind.value) or _with_factor(call, kind, reduce_op)
@@ -91,10 +89,10 @@ def _has_fraction(dtype: torch.dtype) -> bool:
 
 
 def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
-    """Return the only other operation: PREMUL_SUM.
+    """Return the operation PREMUL_SUM, the only one with a factor.
 
     Raises:
-        ArgumentError: it is a different one, or has no factor.
+        ArgumentError: The operation is not PREMUL_SUM, or lacks a factor.
     """
     if kind != _RedOp.PREMUL_SUM or kind is reduce_op:
         accepted = ", ".join(each.torch_name for each in _OPERATIONS)
@@ -102,15 +100,15 @@ def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
             f"{call}: Cannot use ReduceOp.{kind.name}: expected one of {accepted}, "
             "or PREMUL_SUM with a factor"
         )
-    # The pickled state is the only place where Python finds the factor.
+    # Python finds the factor only in the pickled state of a ReduceOp.
     return Operation("sum", "PREMUL_SUM", reduce_op.__getstate__()[1])
 
 
 def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
-    """Compare an operation with a dtype.
+    """Require an operation that is defined for a dtype.
 
     Raises:
-        TypeError: the operation is not defined for it.
+        TypeError: The operation is not defined for the dtype.
     """
     name = str(dtype).removeprefix("torch.")
     has_fraction = _has_fraction(dtype)

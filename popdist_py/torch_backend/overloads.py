@@ -1,9 +1,7 @@
-"""The second signature of a process group's methods: one tensor, and the options as arguments.
+"""The second signature of a process group's methods, which takes options as arguments.
 
-``group.broadcast(tensor, root=1)`` is ``group.broadcast([tensor], options)``; programs that call a
-group's methods by themselves use both.
-
-Nothing here makes a call.
+``group.broadcast(tensor, root=1)`` means the same as ``group.broadcast([tensor], options)``.
+Programs that call the methods of a group directly use both signatures.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 def also_with_arguments(
     options: type, *names: str, tensors: int = 1
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a method be called in both ways.
+    """Return a decorator that adds the second signature to a method.
 
     Args:
-        options: class of the last argument of the method.
-        names: of the arguments that stand in place of it, in their order.
-        tensors: number of arguments before it.
+        options: Class of the options, the last argument of the method.
+        names: Names of the arguments that replace the options, in order.
+        tensors: Number of arguments before the options.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +45,7 @@ def also_with_arguments(
 
 
 def _options(options: type, values: dict[str, Any]) -> Any:
-    """Return options with some values."""
+    """Return an object of the class ``options`` with these values."""
     made = options()
     for name, value in values.items():
         if value is not None:
@@ -56,7 +54,7 @@ def _options(options: type, values: dict[str, Any]) -> Any:
 
 
 def _as_lists(given: tuple[Any, ...]) -> list[Any]:
-    """Return tensors as lists, and lists of tensors beside a tensor as lists of lists."""
+    """Wrap each argument in a list if one of the arguments is a tensor."""
     if not any(isinstance(each, torch.Tensor) for each in given):
         return list(given)
     return [[each] for each in given]

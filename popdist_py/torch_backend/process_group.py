@@ -1,9 +1,8 @@
-"""The process group ``popdist``: what torch.distributed calls, translated to our collectives.
+"""The process group ``popdist``: translates calls of torch.distributed to this library's calls.
 
-A call is checked when it is made; its arrays are taken when it runs, for a call before may still
-write to them. Arrays travel flat: ranks may give one number of elements different shapes.
-
-Nothing here moves data: that do the communicator and ``messages``.
+The arguments of a call are checked when the call is made. Its tensors are read when it runs,
+because an earlier call may still write to them. Arrays are sent flat, so ranks may pass tensors of
+different shapes if the numbers of elements are equal.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ from popdist_py.torch_backend.tensors import array_of, write_back
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
-# DistributedDataParallel's join hands the work of an all-reduce of one element to its reducer, in
-# C++, which asks it in backward: it finds our methods only while Python keeps the object.
+# DistributedDataParallel's join() passes the work of an all-reduce of one element to its C++
+# reducer, which uses the work in the backward pass. C++ can call the work's Python methods only
+# while Python keeps a reference to it.
 _KEPT_WORKS = 8
 
 
@@ -53,13 +53,13 @@ _KEPT_WORKS = 8
 class PopdistProcessGroup(GroupMember):
     """The processes of one group of torch.distributed.
 
-    Its methods are those of ``dist.ProcessGroup``; ``opts`` are torch's, or None for the defaults.
+    It has the methods of ``dist.ProcessGroup``. Torch's defaults apply for ``opts=None``.
 
     Args:
-        store: torch's, of this group alone.
-        rank: of this process in the group.
-        size: of the group.
-        timeout: of every call.
+        store: The store that torch made for this group.
+        rank: The rank of this process in the group.
+        size: The number of ranks.
+        timeout: The default time-out of every call.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -95,7 +95,7 @@ class PopdistProcessGroup(GroupMember):
     allreduce = also_with_arguments(dist.AllreduceOptions, "op", "timeout")(allreduce_coalesced)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
-        """Add up sparse tensors, of which each rank has other elements."""
+        """Add up the sparse tensors of all ranks."""
         if _operation("all_reduce", opts, [tensor]) is not SUM or not tensor.is_cpu:
             raise ArgumentError(
                 "all_reduce: a sparse tensor: expected one of the CPU, and ReduceOp.SUM"
@@ -164,7 +164,7 @@ class PopdistProcessGroup(GroupMember):
     def reduce_scatter_single_coalesced(
         self, outputs: _Tensors, tensors: _Tensors, opts: Any = None
     ) -> Any:
-        """Do what ``reduce_scatter_single`` does with each pair."""
+        """Call ``reduce_scatter_single`` for each pair of an output and an input."""
         check_tensors("reduce_scatter", [*outputs, *tensors])
         check_written("reduce_scatter", outputs)
         check_list("reduce_scatter", "input", tensors, len(outputs))
@@ -189,7 +189,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(dist.BroadcastOptions, "root", "timeout")
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
-        """Overwrite the tensors with those of the root."""
+        """Overwrite the tensors with the tensors of the root."""
         root = _root_of("broadcast", opts, self.size())
         check_tensors("broadcast", tensors)
         if root != self.rank():
@@ -207,7 +207,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(AllgatherOptions, "timeout", tensors=2)
     def allgather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
-        """Fill tensor i of the outputs with the tensor of rank i; ranks may differ in size."""
+        """Fill output i with the tensor of rank i; the tensors may differ in size."""
         check_tensors("all_gather", tensors)
         check_single("all_gather", "input", tensors)
         check_single("all_gather", "output", outputs)
@@ -257,7 +257,7 @@ class PopdistProcessGroup(GroupMember):
     def all_gather_single_coalesced(
         self, outputs: _Tensors, tensors: _Tensors, opts: Any = None
     ) -> Any:
-        """Do what ``all_gather_single`` does with each pair."""
+        """Call ``all_gather_single`` for each pair of an output and an input."""
         check_tensors("all_gather", [*outputs, *tensors])
         check_written("all_gather", outputs)
         check_list("all_gather", "input", tensors, len(outputs))
@@ -278,7 +278,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
-        """Fill tensor i of the outputs of the root with the tensor of rank i."""
+        """Fill output i of the root with the tensor of rank i."""
         root = _root_of("gather", opts, self.size())
         check_tensors("gather", tensors)
         check_single("gather", "input", tensors)
@@ -315,7 +315,7 @@ class PopdistProcessGroup(GroupMember):
         return self._run("scatter", call, outputs, opts)
 
     def alltoall(self, outputs: _Tensors, tensors: _Tensors, opts: Any = None) -> Any:
-        """Fill output i with what rank i has for this rank."""
+        """Fill output i with the tensor that rank i sends to this rank."""
         check_list("all_to_all", "output", outputs, self.size())
         check_list("all_to_all", "input", tensors, self.size())
         check_tensors("all_to_all", [*outputs, *tensors])
@@ -339,7 +339,7 @@ class PopdistProcessGroup(GroupMember):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> Any:
-        """Fill the blocks of one output with what each rank has for this rank."""
+        """Fill the blocks of one output with the blocks that the ranks send to this rank."""
         return self.alltoall(
             blocks("all_to_all_single", output, output_sizes, self.size()),
             blocks("all_to_all_single", tensor, input_sizes, self.size()),
@@ -367,6 +367,6 @@ def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:
 
 
 def _agree_on_number(comm: GroupCommunicator, call: str, tensors: _Tensors) -> None:
-    """Let ranks that pass different numbers of tensors find out before they exchange the first."""
+    """Raise an error before any exchange if the ranks pass different numbers of tensors."""
     if len(tensors) > 1:
         comm.agree(Signature(call, f"{len(tensors)} tensors"))

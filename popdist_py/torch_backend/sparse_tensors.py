@@ -1,7 +1,4 @@
-"""Sparse tensors of the ranks, added up: each has other elements.
-
-Nothing here knows threads or time-outs.
-"""
+"""The sum of sparse tensors over all ranks, each with elements at other indices."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ __all__ = ["add_up"]
 
 
 def add_up(comm: GroupCommunicator, tensor: torch.Tensor) -> None:
-    """Overwrite a sparse tensor with the sum over all ranks; collective."""
+    """Overwrite a sparse tensor with the sum over all ranks, which all call this function."""
     own = tensor.detach().coalesce()
     name = f"sparse {tuple(own.shape)}"
     counts = comm.all_gather(np.array([len(own.values())]), name)[:, 0].tolist()
@@ -34,7 +31,7 @@ def add_up(comm: GroupCommunicator, tensor: torch.Tensor) -> None:
         torch.cat(values),
         own.shape,
         device="cpu",
-        check_invariants=False,  # that of each rank was checked when it was made
+        check_invariants=False,  # each rank's tensor was checked already
     )
     with torch.no_grad():
         tensor.copy_(total.coalesce())

@@ -1,9 +1,9 @@
-"""The back end that a program gets for the one that it names: ours for gloo, or gloo for ours.
+"""Replacement of the back end that a program names, as popdist for gloo or gloo for popdist.
 
-One function of torch.distributed makes every group and reads the names of back ends, whether they
-were given to ``init_process_group``, to ``new_group``, to a mesh, or for each device as in
+One function of torch.distributed makes every group and reads the names of back ends. The names may
+come from ``init_process_group``, from ``new_group``, from a mesh, or from a list of devices such as
 "cpu:gloo,cuda:nccl". Names are replaced only while that function runs, so ``Backend("gloo")`` stays
-"gloo" for a program that compares names. Nothing here makes a group.
+"gloo" for a program that compares names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from popdist_py.errors import WireError
 
 __all__ = ["substitute"]
 
-# What stands for the choice of torch: that of ``init_process_group()``.
+# The name that torch uses if the program names no back end, as in ``init_process_group()``.
 _NOTHING = dist.Backend.UNDEFINED
-# A warning names the nearest line of the program that is outside these modules.
+# A warning skips the frames of these modules, and names the program's own line.
 _INNER = (__name__, "torch.distributed")
 _REPLACED: dict[str, dict[str, str]] = {
     "popdist": {"gloo": "popdist", _NOTHING: "popdist"},
@@ -34,16 +34,17 @@ _REPLACED: dict[str, dict[str, str]] = {
 
 
 def substitute(wanted: str) -> None:
-    """Give programs the back end ``wanted`` where they name gloo, popdist or nothing.
+    """Give programs the back end ``wanted`` if they name gloo, popdist or no back end.
 
-    gloo and the choice of torch also carry the tensors of accelerators, which popdist does not:
-    where torch sees one, they stay, with a warning.
+    Unlike popdist, gloo and torch's default back end support the tensors of accelerators.
+    Therefore popdist replaces neither of them if torch sees an accelerator. A warning tells the
+    user.
 
     Args:
-        wanted: "auto", which replaces nothing, "gloo" or "popdist".
+        wanted: "gloo", "popdist", or "auto" to keep the name that the program gives.
 
     Raises:
-        WireError: it is none of these.
+        WireError: The value is not one of these three.
     """
     if wanted not in TORCH_BACKENDS:
         accepted = ", ".join(TORCH_BACKENDS[:-1])
@@ -82,8 +83,8 @@ def substitute(wanted: str) -> None:
 
 @functools.cache
 def _accelerator_stays() -> bool:
-    """Tell whether torch sees an accelerator, with a warning the first time."""
-    # torch before 2.6 has no general question.
+    """Tell whether torch sees an accelerator; the first call also warns if it does."""
+    # Before version 2.6, torch can only be asked for CUDA.
     accelerators = getattr(torch, "accelerator", torch.cuda)
     if not accelerators.is_available():
         return False

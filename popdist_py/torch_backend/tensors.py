@@ -1,9 +1,7 @@
-"""A tensor as the array that travels, and back.
+"""Conversion of tensors to the NumPy arrays that are sent, and back.
 
-An array is flat, and the tensor's own memory where that is contiguous. The types that NumPy lacks
-travel as their bits.
-
-Nothing here communicates.
+Arrays are flat. An array shares the tensor's memory if that memory is contiguous. Values of a dtype
+that NumPy lacks are sent as their bits.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ __all__ = [
     "write_back",
 ]
 
-# The integers that NumPy and torch have, by their bytes.
+# Integer types that both NumPy and torch have, by their size in bytes.
 _BITS: dict[int, tuple[torch.dtype, str]] = {
     1: (torch.uint8, "u1"),
     2: (torch.int16, "<u2"),
@@ -41,7 +39,8 @@ _NAMES = (
     "float8_e8m0fnu",
     "complex32",
 )
-# Older versions of torch lack some. A dtype with a name, so that no one takes them for integers.
+# Older versions of torch lack some of these. The NumPy dtypes have a named field, so that their
+# values are not mistaken for integers.
 _WITHOUT_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype([(name, _BITS[dtype.itemsize][1])])
     for name in _NAMES
@@ -56,7 +55,7 @@ def has_array(tensor: torch.Tensor) -> bool:
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether what is written to ``array_of`` a tensor is in the tensor."""
+    """Tell whether the array that ``array_of`` returns shares the tensor's memory."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -73,7 +72,7 @@ def place_of(tensor: torch.Tensor) -> Place:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a dense CPU tensor: [elements], sharing its memory or copied."""
+    """Return the elements of a dense CPU tensor as a flat array, without a copy if possible."""
     if not shares_memory(tensor):
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return bytes_of(tensor).view(_dtype_of(tensor.dtype))
@@ -86,7 +85,7 @@ def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def write_back(array: Array, tensor: torch.Tensor) -> None:
-    """Write what ``array_of`` a tensor has received to the tensor, if the array is a copy."""
+    """Copy an array that ``array_of`` returned back to its tensor, unless they share memory."""
     if not shares_memory(tensor):
         tensor.detach().copy_(_tensor_of(array, tensor.dtype).view(tensor.shape))
 

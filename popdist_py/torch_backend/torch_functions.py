@@ -1,10 +1,10 @@
-"""The functions of torch.distributed that know the groups of some back ends alone.
+"""Replacements for two functions of torch.distributed that support only some back ends.
 
-``monitored_barrier`` refuses a group that is not gloo's, and ``_set_pg_timeout`` leaves it as it
-is. ``offer`` puts functions in their place that pass our groups on to the group itself, and all
-others to the function of torch.distributed.
+``monitored_barrier`` rejects every group that does not use gloo. ``_set_pg_timeout`` does not
+change the time-out of a popdist group. ``offer`` replaces both functions. The replacements call a
+method of the group if it is a popdist group, and the original function otherwise.
 
-Nothing here imports more than torch.distributed: every program that imports torch comes by.
+This module imports only torch.distributed, because every program that imports torch imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["offer"]
 
 
 def offer(backend: str) -> None:
-    """Let functions of torch.distributed take groups of ``backend``; again does nothing."""
+    """Make the two functions support groups of ``backend``; a second call does nothing."""
     module = dist.distributed_c10d
     if module.monitored_barrier.__module__ != __name__:
         barrier = _also(backend, module.monitored_barrier, _monitored_barrier)
@@ -31,7 +31,7 @@ def offer(backend: str) -> None:
 def _also(
     backend: str, original: Callable[..., None], own: Callable[..., None]
 ) -> Callable[..., None]:
-    """Return ``own`` for groups of ``backend`` and ``original`` for others."""
+    """Return a function that calls ``own`` for groups of ``backend``, else ``original``."""
     position = list(inspect.signature(original).parameters).index("group")
 
     @functools.wraps(original)

@@ -1,10 +1,8 @@
-"""What a call of torch.distributed returns, and the thread that does what is asynchronous.
+"""The work object that a call of torch.distributed returns, and the queue that runs the calls.
 
-A group's calls run in the order in which they were made: those of other ranks meet them in it.
-Whoever waits for a call that nobody has begun makes it, with those before it: handing it to the
-thread and back would take longer than a small call itself.
-
-Nothing here knows what a call does.
+The calls of a group run in the order of the program, because the other ranks expect that order. A
+thread that waits for a call which has not begun runs that call itself, after the calls before it.
+Passing a small call to the queue's thread and back would take longer than the call.
 """
 
 from __future__ import annotations
@@ -28,26 +26,26 @@ __all__ = ["CallQueue", "NestedCallError", "PopdistWork", "WaitTimeoutError"]
 
 
 class WaitTimeoutError(PopdistError, RuntimeError):
-    """A call did not complete within the time that its ``wait`` was given."""
+    """A call did not complete within the time-out of ``wait``."""
 
 
 class NestedCallError(PopdistError, RuntimeError):
-    """A signal handler has called a group from within a call of that group."""
+    """A signal handler made a call of a group while it interrupted another call of the group."""
 
 
 @never_compiled
 class PopdistWork(dist.Work):
-    """A call that runs, or has run.
+    """A call in the queue, running or complete.
 
     Args:
-        name: of the call, for messages and views.
-        function: what it does; it keeps the tensors that the call needs until it has run.
-        tensors: what it returns.
+        name: The name of the call, for messages and displays.
+        function: Makes the call. The work keeps the function, and so its tensors, until then.
+        tensors: The result of the work.
 
     Attributes:
-        name: of the call.
-        source: rank from which the call received a message; -1 if it received none.
-        may_call_back: whether a program has its future, and perhaps a callback that waits.
+        name: The name of the call.
+        source: The rank that sent the message which the call received; -1 for other calls.
+        may_call_back: Whether the program has the future, and so perhaps a callback that waits.
     """
 
     def __init__(self, name: str, function: Callable[[], Any], tensors: Sequence[Any] = ()) -> None:
@@ -59,16 +57,18 @@ class PopdistWork(dist.Work):
         self._tensors = list(tensors)
         self._queue: CallQueue | None = None
         self._is_done = False
-        # Held until the call is complete; takes a tenth of the time of a threading.Event.
+        # This lock is held until the call is complete. It is ten times as fast as a
+        # threading.Event.
         self._pending = threading.Lock()
         self._pending.acquire()
         self._error: BaseException | None = None
-        # The first is complete with the call, and makes the second so, which others see.
+        # ``tell`` completes the first future, which then completes the second. Callers get the
+        # second.
         self._futures: tuple[torch.futures.Future[Any], torch.futures.Future[Any]] | None = None
         self._are_futures_done = False
 
     def run(self) -> None:
-        """Do what the call does; ``wait`` raises its error, and ``tell`` tells of its end."""
+        """Make the call, and keep its error for ``wait``."""
         assert self._function is not None
         try:
             try:
@@ -83,7 +83,7 @@ class PopdistWork(dist.Work):
                 self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Complete the call with an error, without making it."""
+        """Complete the work with an error, without making the call."""
         self._error = error
         self._end()
 
@@ -93,7 +93,7 @@ class PopdistWork(dist.Work):
         self._pending.release()
 
     def tell(self) -> None:
-        """Complete the future, if anybody has asked for one; its callbacks run here."""
+        """Complete the future if it exists, and run its callbacks."""
         if self._futures is not None:
             with _futures_lock:
                 is_told, self._are_futures_done = self._are_futures_done, True
@@ -104,11 +104,11 @@ class PopdistWork(dist.Work):
         """Return once the call is complete.
 
         Args:
-            timeout: None, or 0, for that of the group.
+            timeout: The longest time to wait. None and 0 stand for the time-out of the group.
 
         Raises:
-            PopdistError: the error of the call.
-            WaitTimeoutError: it is not complete after ``timeout``.
+            PopdistError: The call failed with this error.
+            WaitTimeoutError: The call is not complete after ``timeout``.
         """
         if not self._is_done:
             seconds = timeout.total_seconds() if timeout is not None else 0.0
@@ -151,15 +151,16 @@ class PopdistWork(dist.Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Return the rank from which the call received a message, -1 if none."""
+        """Return the rank that sent the message which the call received; -1 for other calls."""
         return self.source
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return what is complete with the call, and holds its tensors.
+        """Return a future of the call's tensors.
 
-        An error is one of C++ there, so that DistributedDataParallel's reducer raises it.
+        ``then`` converts an error of the call to a C++ error, which DistributedDataParallel's
+        reducer raises.
         """
         caller = sys._getframe().f_back  # None in a thread of C++
         self.may_call_back |= caller is None or caller.f_code.co_name != _BACKWARD
@@ -177,37 +178,39 @@ class PopdistWork(dist.Work):
         return self._tensors
 
 
-# What Python runs while the reducer, in C++, runs backward; its callbacks wait for nothing.
+# The Python function that runs while C++ runs the backward pass. If the reducer, in C++, gets the
+# future, its callbacks do not wait for other calls.
 _BACKWARD = "_engine_run_backward"
-# One for all: it is held for as long as making a future takes, which most calls do not.
+# All works share this lock. It is held only for short times, and most calls never use it.
 _futures_lock = threading.Lock()
 
 
 class CallQueue:
-    """Runs the calls of one group in their order, the asynchronous ones in one thread.
+    """Runs the calls of one group in order, and the asynchronous calls in one thread.
 
-    After a call in which another rank was lost, all later ones fail with its error.
+    After a call has failed with an InstanceLostError, all later calls fail with the same error.
 
     Args:
-        group_name: returns the name of the group, for messages.
+        group_name: A function that returns the name of the group, for messages.
     """
 
     def __init__(self, group_name: Callable[[], str] = str) -> None:
         self.group_name = group_name
         self._calls: deque[PopdistWork] = deque()
-        # Held by the thread that runs calls.
+        # The thread that runs a call holds this lock.
         self._turn = threading.Lock()
-        # The thread that is in a call, 0 for none.
+        # The thread that is in a call; 0 if no thread is.
         self._inside = 0
-        # A True for each call of the thread's, False as the last.
+        # True for each call that was submitted; False makes the thread end.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Held while the thread is started or replaced: nobody joins one that has not begun.
+        # Held while the thread is started or replaced, because a thread that has not started cannot
+        # be joined.
         self._changing = threading.Lock()
         self._lost: InstanceLostError | None = None
 
     def submit(self, work: PopdistWork) -> None:
-        """Run a call after all that were submitted before."""
+        """Let the thread run a call after all calls that were submitted before."""
         if self._thread is None:
             self._replace_thread(None)
         work._queue = self
@@ -215,11 +218,11 @@ class CallQueue:
         self._wake.put(True)
 
     def run(self, work: PopdistWork) -> None:
-        """Run a call after all that were submitted before, and return once it is complete.
+        """Run a call after all calls that were submitted before, and wait for its end.
 
         Raises:
-            PopdistError: the error of the call.
-            NestedCallError: this thread is in another call.
+            PopdistError: The call failed with this error.
+            NestedCallError: This thread is in another call.
         """
         self._check_outside(work)
         if self._calls or not self._turn.acquire(blocking=False):
@@ -233,10 +236,10 @@ class CallQueue:
         work.wait()
 
     def help(self, work: PopdistWork) -> None:
-        """Run the calls up to this one, for as long as nobody else runs any.
+        """Run the calls up to this one, unless another thread runs calls.
 
         Raises:
-            NestedCallError: this thread is in another call.
+            NestedCallError: This thread is in another call.
         """
         self._check_outside(work)
         while not work.is_completed() and self._turn.acquire(blocking=False):
@@ -247,7 +250,7 @@ class CallQueue:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in a call: a signal handler may ask."""
+        """Whether this thread is in a call, which a signal handler has then interrupted."""
         return self._inside == threading.get_ident()
 
     def _check_outside(self, work: PopdistWork) -> None:
@@ -261,8 +264,9 @@ class CallQueue:
         """Return once all calls have run and the thread has ended.
 
         Args:
-            last: runs while no call does, if that comes to be in time.
-            seconds: to wait at most; -1: as long as it takes.
+            last: A function to run once no call runs, if that happens in time.
+            seconds: The longest time to wait for each thread and for the last call; -1 for no
+                limit.
         """
         if self._thread is not None:
             self._wake.put(False)
@@ -278,7 +282,7 @@ class CallQueue:
             if thread is not threading.current_thread():
                 thread.join(None if seconds < 0 else seconds)
             with self._changing:
-                if self._thread is thread:  # no callback has had it replaced
+                if self._thread is thread:  # a callback may have replaced it
                     self._thread = None
 
     def _started_thread(self) -> threading.Thread | None:
@@ -286,7 +290,7 @@ class CallQueue:
             return self._thread
 
     def _replace_thread(self, old: threading.Thread | None) -> None:
-        """Start the thread in place of ``old``, unless another is in its place already."""
+        """Start a thread in place of ``old``, unless another thread has replaced it already."""
         with self._changing:
             if self._thread is old:
                 self._thread = threading.Thread(
@@ -300,7 +304,7 @@ class CallQueue:
             self._run_next()
 
     def _run_next(self) -> None:
-        """Run the first call, if there is one, and give the turn back."""
+        """Run the first call, if there is one, and release ``_turn``."""
         work = None
         try:
             if self._calls:

@@ -1,13 +1,13 @@
-"""The part of this process in one group: joining, time-outs, errors, leaving.
+"""The membership of this process in a group, with its time-outs and errors.
 
-membership         what calls go through: one at a time, in time, with errors of their class
+membership         joins the group at the first call; applies time-outs and converts errors
 group_store        the store of a group, with waits that end when a rank ends
-generations        keys of its own for each group that is made in one store
-store_meeting      how the processes of a group meet, over that store
-group_settings     how they communicate, by our variables and those of gloo
-monitored_barrier  a barrier that names the ranks that do not come
+generations        separate keys for groups of the same name in one store
+store_meeting      the exchange of small values over the store while the ranks join
+group_settings     the settings of a group, from variables of this library and of gloo
+monitored_barrier  a barrier whose error names the missing ranks
 errors             the classes of errors
 
-Nothing here knows what a call does. May call: communicators, collectives, within_host,
+May call: communicators, collectives, within_host,
 environment, errors.
 """

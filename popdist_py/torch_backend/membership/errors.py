@@ -1,4 +1,4 @@
-"""The errors of the back end: each is an error of this library and one of torch.distributed.
+"""Error classes of the back end; each derives from an error of this library and one of torch.
 
 MismatchError      CollectiveMismatchError, dist.DistBackendError: the ranks make different calls
 RankLostError      InstanceLostError, dist.DistBackendError: a rank ended, left, or did not come
@@ -7,8 +7,6 @@ StoreLostError     InstanceLostError, dist.DistStoreError: the store of the grou
 
 dist.DistBackendError and dist.DistStoreError are RuntimeErrors, which programs for gloo catch. A
 call with wrong arguments raises ValueError or TypeError on the rank that makes it.
-
-Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ __all__ = [
 
 
 class MismatchError(CollectiveMismatchError, dist.DistBackendError):
-    """The ranks called different collectives, or one with different arguments."""
+    """The ranks called different collectives, or the same one with different arguments."""
 
 
 class RankLostError(InstanceLostError, dist.DistBackendError):
@@ -40,11 +38,11 @@ class GroupClosedError(PopdistError, dist.DistBackendError):
 
 
 class StoreLostError(InstanceLostError, dist.DistStoreError):
-    """The store over which the ranks meet does not answer."""
+    """The store of the group does not answer."""
 
 
 def as_torch_error(error: PopdistError) -> PopdistError:
-    """Return the error of this module for one that a collective raised."""
+    """Convert an error that a collective raised to the matching class of this module."""
     if isinstance(error, dist.DistError):
         return error
     if isinstance(error, CollectiveMismatchError):
@@ -58,8 +56,8 @@ def store_lost(rank: str, error: Exception) -> StoreLostError:
     """Return the error for a store that does not answer.
 
     Args:
-        rank: name of this rank in messages.
-        error: the error that the store has raised.
+        rank: The name of this rank in messages.
+        error: The error that the store has raised.
     """
     return StoreLostError(
         f"{rank} cannot reach the store over which the ranks of a group meet: the process that "

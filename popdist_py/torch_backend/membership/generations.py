@@ -1,11 +1,9 @@
 """Separate keys for groups that a program makes one after the other in the same store.
 
 torch.distributed gives a group that is made again the name of its predecessor, and so the same
-keys. A store often outlives a group: torchrun's agent keeps one, a rank that is late keeps one, and
-so may the program. Therefore each rank counts in the store the groups that it has made there. The
-count, which is equal on all ranks of a group, is a part of the group's keys.
-
-This module does not know the purpose of the keys.
+keys. A store often outlives a group, because torchrun's agent, a late rank or the program may keep
+the store. Therefore each rank counts, in each store, the groups that it has made with that store.
+The count, which is equal on all ranks of a group, is a part of the group's keys.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
     """Return a store with keys of this group only, and the group's number among its namesakes.
 
     Args:
-        store: the store that torch gives the group.
-        rank: rank of this process in the group.
-        size: number of ranks in the group.
+        store: The store that torch gives the group.
+        rank: Rank of this process in the group.
+        size: Number of ranks in the group.
 
     Raises:
-        StoreLostError: the store does not answer.
+        StoreLostError: The store does not answer.
     """
     _keep(store)
     # The store of the elastic agent still has the keys that ranks wrote before a restart.
@@ -57,7 +55,8 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
 def _keep(store: Any) -> None:
     """Keep the store that torch made for the group of all ranks, until torch makes the next one.
 
-    Stores that the program has made are left alone: the program decides how long they live.
+    This function ignores stores that the program has made, because the program decides how long
+    they live.
     """
     global _kept
     prefixes = 0

@@ -1,7 +1,4 @@
-"""How the processes of a group communicate: our variables, and those that gloo knows.
-
-Nothing here communicates.
-"""
+"""The settings of a group, from environment variables of this library and of gloo."""
 
 from __future__ import annotations
 
@@ -18,14 +15,15 @@ def settings_of_group(environ: Mapping[str, str], timeout: timedelta) -> Collect
     """Return the settings of a group of torch.distributed.
 
     Args:
-        environ: the variables; gloo's interface counts where ours names no network.
-        timeout: of every call of the group.
+        environ: The environment variables. GLOO_SOCKET_IFNAME is used if no variable of this
+            library names a network.
+        timeout: The time-out of every call of the group.
 
     Raises:
-        WireError: a value is not accepted.
+        WireError: A value is not accepted.
     """
     settings = CollectiveSettings.from_environ(environ)
-    # gloo accepts several interfaces, of which it uses the first for its first connection.
+    # gloo accepts several interfaces, and uses the first one for its first connection.
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     network = settings.network or interface or None
     return replace(settings, hang_timeout=timeout.total_seconds(), network=network)

@@ -1,10 +1,8 @@
-"""The store of a group: small values of its ranks, and waits that end when one of them ends.
+"""The store of a group, which exchanges small values and notices when a rank ends.
 
-Every rank says at once, when it makes the group, which process it is. A wait looks again and again
-instead of blocking in the store: a store serves one thread at a time, and another thread may have
-to publish what a rank waits for before it comes here.
-
-Nothing here knows what the values mean.
+Every rank publishes its process number when it makes the group. A wait polls the store and does not
+block in it. A store serves one thread at a time, and another thread of this process may have to
+publish the value that another rank waits for.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ from popdist_py.torch_backend.membership.errors import (
 
 __all__ = ["GroupStore"]
 
-# A store asked in a loop keeps a core busy; a first call waits for the slowest rank anyway.
+# Pauses between polls become longer, because fast polling keeps a core busy.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2e-3, 20e-3
-# How long a rank that has ended may still be seen to have published a value.
+# A value that a rank has published shortly before its end may take this long to arrive.
 _GRACE_SECONDS = 1.0
 
 
@@ -40,9 +38,9 @@ class GroupStore:
     """The store of one group.
 
     Args:
-        store: torch's, of this group alone.
-        rank: of this process in the group.
-        size: of the group.
+        store: The store that torch made for this group.
+        rank: The rank of this process in the group.
+        size: The number of ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -56,7 +54,7 @@ class GroupStore:
         self.put(f"process/{rank}", [os.getpid(), place_of_this_process()])
 
     def put(self, key: str, value: Any) -> None:
-        """Publish a value that JSON knows."""
+        """Publish a value that JSON can represent."""
         try:
             self._store.set(key, json.dumps(value))
         except dist.DistError as error:
@@ -68,14 +66,14 @@ class GroupStore:
         """Return the values under ``keys``, once their ranks have published them.
 
         Args:
-            keys: of each rank that publishes one.
-            call: what waits, as messages name it.
-            seconds: to wait at most; None: the time-out of the group.
+            keys: The key of each rank that publishes a value.
+            call: The name of the waiting call, for messages.
+            seconds: The longest time to wait. None stands for the time-out of the group.
 
         Raises:
-            RankLostError: a rank has ended, or did not publish its value in time.
-            StoreLostError: the store does not answer.
-            GroupClosedError: another thread has aborted the group.
+            RankLostError: A rank has ended, or did not publish its value in time.
+            StoreLostError: The store does not answer.
+            GroupClosedError: Another thread has aborted the group.
         """
         limit = self.timeout if seconds is None else seconds
         missing = self.wait(keys, call, limit)
@@ -88,12 +86,12 @@ class GroupStore:
             raise self._lost_store(error) from None
 
     def wait(self, keys: Mapping[int, str], call: object, seconds: float) -> list[int]:
-        """Wait until ``keys`` have values, and return the ranks whose key has none in time.
+        """Wait until ``keys`` have values; return the ranks whose key is still missing then.
 
         Raises:
-            RankLostError: one of these ranks has ended.
-            StoreLostError: the store does not answer.
-            GroupClosedError: another thread has aborted the group.
+            RankLostError: One of these ranks has ended.
+            StoreLostError: The store does not answer.
+            GroupClosedError: Another thread has aborted the group.
         """
         missing = dict(keys)
         wait, pause, looked_at = WaitTime(), _SHORTEST_PAUSE, time.monotonic()
@@ -113,7 +111,7 @@ class GroupStore:
         return []
 
     def abort(self, reason: str) -> None:
-        """Let the wait that another thread is in, and all later ones, raise an error soon."""
+        """Make the current wait of another thread, and all later waits, raise an error soon."""
         self._abort_reason = reason
 
     def close(self) -> None:
@@ -128,7 +126,7 @@ class GroupStore:
             raise self._lost_store(error) from None
 
     def _check_processes(self, keys: Mapping[int, str], call: object) -> None:
-        """Raise an error if a rank of this host has ended that has not published its value."""
+        """Raise an error if a rank of this host ended before it published its value."""
         ended = [rank for rank in keys if self._process(rank).has_ended()]
         for rank in ended:
             if not self._has(keys[rank]):
@@ -136,7 +134,7 @@ class GroupStore:
                 raise RankLostError(f"{call}: {self.names.of(rank)} {process} ended")
 
     def _process(self, rank: int) -> _Process:
-        """Return the process of a rank; one that cannot be watched never ends."""
+        """Return the process of a rank; number 0 if it cannot be watched."""
         known = self._watched.get(rank)
         if known is not None:
             return known
@@ -153,7 +151,7 @@ class GroupStore:
 
 
 class _Process:
-    """A process of this host, which may end; number 0 stands for one that cannot be watched."""
+    """A process of this host; number 0 stands for a process that cannot be watched."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -164,13 +162,13 @@ class _Process:
                 self._pidfd = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._ended_at = time.monotonic()
-            except OSError:  # no pidfd on this kernel: only the time-out can tell
+            except OSError:  # without pidfd in the kernel, only the time-out ends a wait
                 pass
 
     def has_ended(self) -> bool:
-        """Tell whether the process ended a while ago: what it published before has arrived."""
+        """Tell whether the process ended so long ago that its values have arrived."""
         if self._ended_at is None and self._pidfd >= 0:
-            ended = select.poll()  # select() takes no descriptor above 1023
+            ended = select.poll()  # select() does not accept descriptors above 1023
             ended.register(self._pidfd, select.POLLIN)
             if ended.poll(0):
                 self._ended_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""The part of this process in one group: it joins at the first call, and leaves once.
+"""The membership of this process in a group, from the first call until it leaves.
 
-Here calls get their time-out, and errors their class. Whoever makes calls makes one at a time, and
-closes the membership after them. Nothing here knows what a call does.
+A membership applies the time-out of each call and converts the errors to classes of torch. The
+process group makes one call at a time, and closes the membership after the last call.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TIME_LIMIT = "the timeout of the group"
 
 
 class Membership:
-    """The part of this process in one group.
+    """The membership of this process in one group.
 
     Args:
-        group: the process group, which torch.distributed knows by the first call.
-        store: torch's, of this group alone.
-        settings: how the ranks communicate; ``hang_timeout`` is that of every call that has none
-            of its own.
+        group: The process group. torch.distributed knows the group when the first call is made.
+        store: The store that torch made for this group.
+        settings: The settings for communication. ``hang_timeout`` is the default time-out of every
+            call.
     """
 
     def __init__(self, group: dist.ProcessGroup, store: Any, settings: CollectiveSettings) -> None:
@@ -55,7 +55,7 @@ class Membership:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the group, and was not forked from the one that did."""
+        """Whether this process made the group; False in a process that was forked from it."""
         return os.getpid() == self._pid
 
     @property
@@ -73,19 +73,19 @@ class Membership:
     def call(
         self, function: Callable[[GroupCommunicator], None], timeout: timedelta | None = None
     ) -> None:
-        """Make a call of the group; one that ends in between, as by Ctrl-C, is the last one.
+        """Make a call of the group; close the group if an interrupt ends the call midway.
 
         Args:
-            function: what the call does.
-            timeout: of this call alone; None: that of the group.
+            function: A function that makes the call.
+            timeout: The time-out of this call. None stands for the time-out of the group.
 
         Raises:
-            MismatchError: the ranks make different calls.
-            RankLostError: a rank ended, left or did not come in time.
-            GroupClosedError: the group was destroyed, or belongs to another process.
+            MismatchError: The ranks make different calls.
+            RankLostError: A rank ended, left or did not come in time.
+            GroupClosedError: The group was destroyed, or belongs to another process.
         """
         try:
-            # Sums that overflow are infinite without a warning, as torch's own are.
+            # Like torch, an overflow makes a sum infinite without a warning.
             with np.errstate(over="ignore", invalid="ignore"):
                 communicator = self._communicator or self._join()
                 if self._closes():
@@ -103,21 +103,21 @@ class Membership:
                 raise self._closed_error() from None
             raise as_torch_error(error) from None
         except BaseException as error:
-            # The others may wait for what this rank has left undone, and must not take what it does
-            # next for it.
+            # The call is incomplete, and other ranks may still wait for its data. They must not
+            # mistake the data of a later call for it.
             self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
             self._leave_communicator()
             raise
 
     def monitored_barrier(self, timeout: timedelta | float | None, *, wait_all_ranks: bool) -> None:
-        """Wait for all ranks; the error names those that do not come.
+        """Wait for all ranks; the error names the ranks that are missing.
 
         Args:
-            timeout: a time or seconds; None: that of the group.
-            wait_all_ranks: whether the error names all missing ranks, and not the first alone.
+            timeout: A timedelta or seconds. None stands for the time-out of the group.
+            wait_all_ranks: Whether the error names all missing ranks, or only the first.
 
         Raises:
-            RankLostError: a rank ended or did not come.
+            RankLostError: A rank ended or did not come.
         """
         if self._closes():
             raise self._closed_error()
@@ -127,7 +127,7 @@ class Membership:
         self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
 
     def _join(self) -> GroupCommunicator:
-        """Connect the ranks; one that failed to do so cannot try again, as the others do not."""
+        """Connect the ranks; after a failure, later calls raise the same error."""
         if self._closes():
             raise self._closed_error()
         if self._failure is not None:
@@ -142,26 +142,26 @@ class Membership:
             self._failure = error
             raise
         self._communicator = communicator
-        if self._closes():  # meanwhile
+        if self._closes():  # another thread has aborted the group
             communicator.abort(self._closed)
         return communicator
 
     def _closes(self) -> bool:
-        """Tell whether this process cannot use the group any more, or never could."""
+        """Tell whether the group is closed, or belongs to another process."""
         return bool(self._closed) or not self.is_of_this_process
 
     def names(self) -> Names:
-        """Return the ranks as the program knows them."""
+        """Return names of the ranks that contain their global rank numbers."""
         ranks: tuple[int, ...] | None = None
-        with suppress(KeyError, ValueError, RuntimeError):  # not made by torch.distributed
+        with suppress(KeyError, ValueError, RuntimeError):  # not a group of torch.distributed
             ranks = tuple(dist.get_process_group_ranks(self._group()))
         return Names("rank", ranks, _TIME_LIMIT)
 
     def check_process(self) -> None:
-        """Refuse a process that was forked from the one that made the group.
+        """Raise an error if this process was forked from the process that made the group.
 
         Raises:
-            GroupClosedError: this is such a process.
+            GroupClosedError: This process was forked later.
         """
         if not self.is_of_this_process:
             raise self._closed_error()
@@ -175,10 +175,10 @@ class Membership:
         return GroupClosedError(f"{self._closed}: make a new one with init_process_group")
 
     def abort(self, reason: str) -> None:
-        """Let the call that a thread is in, and all later ones, fail soon.
+        """Make the current call of another thread, and all later calls, fail soon.
 
         Args:
-            reason: why, as messages say it.
+            reason: The reason, for messages.
         """
         if not self.is_of_this_process or self._closed:
             return
@@ -188,7 +188,7 @@ class Membership:
             self._communicator.abort(reason)
 
     def close(self) -> None:
-        """Leave the group, while no call runs; again, or in a forked process, does nothing."""
+        """Leave the group while no call runs; a second call, or a forked process, does nothing."""
         if not self.is_of_this_process:
             return
         self._closed = self._closed or "this process group was destroyed"

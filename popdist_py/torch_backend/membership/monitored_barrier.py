@@ -1,9 +1,7 @@
-"""A barrier that names the ranks that do not come, as gloo's does.
+"""A barrier whose error names the missing ranks, as gloo's monitored barrier does.
 
-It goes through the store, beside the collectives: it also tells which ranks are missing where these
-hang in another call.
-
-Nothing here moves data.
+The barrier uses the store and not the collectives. Therefore it also finds ranks that hang in a
+collective.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from popdist_py.torch_backend.membership.group_store import GroupStore
 
 __all__ = ["MonitoredBarrier"]
 
-# Rank 0 decides when a barrier is over; the others give it so much longer to tell them.
+# Rank 0 decides when a barrier has failed. The other ranks wait this much longer for its verdict.
 _GRACE_SECONDS = 5.0
 
 
@@ -21,7 +19,7 @@ class MonitoredBarrier:
     """The monitored barriers of one group.
 
     Args:
-        store: of the group.
+        store: The store of the group.
     """
 
     def __init__(self, store: GroupStore) -> None:
@@ -32,11 +30,11 @@ class MonitoredBarrier:
         """Return once all ranks of the group have called this.
 
         Args:
-            seconds: that rank 0 waits for the others.
-            wait_all_ranks: whether the error names all missing ranks, and not the first alone.
+            seconds: The longest time that rank 0 waits for the other ranks.
+            wait_all_ranks: Whether the error names all missing ranks, or only the first.
 
         Raises:
-            RankLostError: a rank ended or did not come; on every rank that came.
+            RankLostError: A rank ended or is missing. Every rank that came raises this error.
         """
         store, self._count = self._store, self._count + 1
         prefix = f"monitored_barrier/{self._count}"
@@ -50,7 +48,7 @@ class MonitoredBarrier:
             raise RankLostError(verdict)
 
     def _missing(self, prefix: str, seconds: float, *, wait_all_ranks: bool) -> str:
-        """Return which ranks rank 0 misses, in words; empty if all have come."""
+        """Return a message that names the missing ranks; empty if all ranks have come."""
         store = self._store
         keys = {rank: f"{prefix}/{rank}" for rank in range(1, store.size)}
         try:
@@ -68,7 +66,7 @@ class MonitoredBarrier:
             raise RankLostError(_failed(store.names.of(0), seconds))
         verdict = store.take({0: key}, "monitored_barrier")[0]
         if verdict:
-            # The words that programs know from gloo, and what rank 0 found.
+            # gloo's words, which programs may search for, followed by the verdict of rank 0.
             own, root = _at_start(store.names.of(store.rank)), store.names.of(0)
             raise RankLostError(
                 f"{own} successfully reached monitoredBarrier, but received errors while waiting "

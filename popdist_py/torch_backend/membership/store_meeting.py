@@ -1,6 +1,6 @@
-"""How the processes of a group meet: small values in the store of torch.distributed.
+"""The exchange of small values over the store of torch.distributed, while the ranks join.
 
-Nothing here is called in a training step.
+Training steps do not use this module.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _CALL = "the first call of the group"
 
 
 class StoreMeeting:
-    """Some ranks of a group; satisfies ``popdist_py.collectives.Meeting``.
+    """A meeting of some ranks of a group; it satisfies ``popdist_py.collectives.Meeting``.
 
     Args:
-        store: of the group; its time-out limits every wait.
-        members: ranks in the group of those that meet; None: all.
-        name: of this meeting in the store.
+        store: The store of the group. Its time-out limits every wait.
+        members: The ranks that meet; None for all ranks of the group.
+        name: The prefix of this meeting's keys in the store.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StoreMeeting:
         return self._store.take({root: keys[root]}, _CALL)[0]
 
     def split(self, color: int, key: int) -> StoreMeeting:
-        """Return the meeting of those that pass the same ``color``, in order of ``key``."""
+        """Return the meeting of the ranks that pass the same ``color``, in order of ``key``."""
         pairs = self.all_gather([color, key])
         places = [place for place in range(self.size) if pairs[place][0] == color]
         places.sort(key=lambda place: pairs[place][1])
@@ -54,7 +54,7 @@ class StoreMeeting:
         return StoreMeeting(self._store, members, f"{self._name}/{self._count}/{color}")
 
     def _publish(self, value: Any) -> dict[int, str]:
-        """Store the value of this rank, and return the keys of all."""
+        """Store the value of this rank, and return the keys of all ranks."""
         self._count += 1
         keys = {rank: f"{self._name}/{self._count}/{rank}" for rank in self._members}
         self._store.put(keys[self._store.rank], value)

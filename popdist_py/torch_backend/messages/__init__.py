@@ -1,13 +1,13 @@
-"""Messages between two ranks of a group, beside its collectives.
+"""Messages between two ranks of a group (``send`` and ``recv``), independent of its collectives.
 
-messages        send and receive: what is sent, and which receive gets it
-message_work    one send or receive, which its caller waits for
-message_errors  why one could not be
-mailbox         which message a receive gets
-traffic         what moves headers and bytes to and from the other ranks
+messages        the protocol of send and receive
+message_work    the work object of one send or receive
+message_errors  texts of errors for failed sends and receives
+mailbox         matches messages and receives
+traffic         sends and receives headers and bytes over all connections
 channels        one connection between two ranks
-endpoint        where a rank is reached
+endpoint        addresses of the ranks, and connections between them
 
-Nothing here knows collectives. May call: between_hosts, within_host, communicators, collectives,
+May call: between_hosts, within_host, communicators, collectives,
 peers, activities, environment, errors, public_collectives, membership.
 """

@@ -1,9 +1,7 @@
-"""A channel: the headers and bytes of messages over one connection between two ranks.
+"""A channel, which carries headers and bytes of messages over one connection of two ranks.
 
-The rank that connected sends messages over it; the other one sends answers back. Every header has
-one size; the bytes that follow it have the length that it says.
-
-Nothing here knows what matches what, waits, or opens a connection.
+The rank that opened the connection sends messages over it, and the other rank sends answers. All
+headers have the same size. A header gives the number of bytes that follow it.
 """
 
 from __future__ import annotations
@@ -20,39 +18,39 @@ from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
 
 __all__ = ["INLINE_BYTES", "Channel", "Header", "Kind", "Receiver"]
 
-# A message of at most so many bytes follows its header at once; the system takes that much.
+# A message of at most this size is sent right after its header. The system buffers that much.
 INLINE_BYTES = 64 * 1024
 _CHUNK_BYTES = 2 * (64 + INLINE_BYTES)
 _FORMAT = struct.Struct("<B7xqQQQQ16s")
 
 
 class Kind(IntEnum):
-    """What a header says."""
+    """The kinds of headers."""
 
     # From the sender of a message to its receiver.
     INLINE = 1  # the bytes follow
     ANNOUNCED = 2  # the bytes wait at ``address``
-    DATA = 3  # the bytes that were asked for follow
+    DATA = 3  # the requested bytes follow
     # From the receiver to the sender.
     REQUEST = 4  # send the bytes of an announced message
     DONE = 5  # the bytes of an announced message were read
-    MISMATCH = 6  # another number or dtype is received
-    CONSUMED = 7  # so many inline bytes have found a receive
-    # Both ways.
-    LEAVING = 8  # the group is left in order
+    MISMATCH = 6  # the receive has another number of elements or dtype
+    CONSUMED = 7  # ``size`` more inline bytes were matched
+    # From either side.
+    LEAVING = 8  # this side leaves the group in order
 
 
-class Header(NamedTuple):  # made for every message: a dataclass takes several times as long
-    """What precedes the bytes of a message, or answers one.
+class Header(NamedTuple):  # a dataclass would take several times as long to make
+    """The header of a message, or of an answer to a message.
 
     Attributes:
-        kind: what it says.
-        tag: of the message.
-        number: of an announced message, given by its sender.
-        elements: of the tensor.
-        size: bytes of the tensor.
-        address: of the bytes in the sender's memory.
-        dtype: name of the tensor's.
+        kind: The kind of the header.
+        tag: The tag of the message.
+        number: The number of an announced message, which its sender has chosen.
+        elements: The number of elements of the tensor.
+        size: The size of the tensor in bytes.
+        address: The address of the bytes in the sender's memory.
+        dtype: The name of the tensor's dtype.
     """
 
     kind: int
@@ -64,35 +62,35 @@ class Header(NamedTuple):  # made for every message: a dataclass takes several t
     dtype: bytes = b""
 
     def pack(self) -> bytes:
-        """Return the bytes that travel."""
+        """Return the header as bytes."""
         return _FORMAT.pack(*self)
 
 
 class Receiver(Protocol):
-    """Who takes what arrives over a channel."""
+    """An object that gets the data that arrives over a channel."""
 
     def on_header(self, channel: Channel, header: Header, data: memoryview) -> None:
-        """Take a header, and the bytes of an inline message; they are gone afterwards."""
+        """Handle a header and the bytes of an inline message, which are valid only now."""
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return where the bytes go that were asked for."""
+        """Return the buffer for requested bytes."""
 
     def on_filled(self, channel: Channel, header: Header) -> None:
-        """Take note that all of them have arrived."""
+        """Handle the arrival of all requested bytes."""
 
 
 class Channel:
-    """One connection, or one that is still to be made.
+    """One connection, which may not be open yet.
 
     Args:
-        rank: at the other end.
-        receiver: who takes what arrives.
+        rank: The rank at the other end.
+        receiver: The object that gets the data that arrives.
 
     Attributes:
-        unconsumed: inline bytes that were sent and have not found a receive.
-        consumed: inline bytes that were received, and have found one since the last answer.
-        peer_pid: process at the other end if its memory can be read, else 0.
-        events: those that the connection was last watched for.
+        unconsumed: The number of inline bytes sent whose match the other rank has not reported.
+        consumed: The number of inline bytes matched here since the last report.
+        peer_pid: The process at the other end if its memory can be read, else 0.
+        events: The epoll events of the connection's registration.
     """
 
     def __init__(self, rank: int, receiver: Receiver) -> None:
@@ -106,10 +104,10 @@ class Channel:
         self._filling = Header(0)
 
     def open(self, connection: socket.socket, greeting: bytes = b"") -> None:
-        """Use a connection; what was sent before follows the greeting.
+        """Use a connection; send the greeting, then the queued data.
 
         Raises:
-            ConnectionLostError: the other end has closed the connection.
+            ConnectionLostError: The other end has closed the connection.
         """
         self.connection = connection
         if greeting:
@@ -117,19 +115,19 @@ class Channel:
         self.send_queued()
 
     def close(self) -> None:
-        """Close the connection, and forget what was not sent."""
+        """Close the connection, and drop the queued data."""
         self._outgoing.clear()
         if self.connection is not None:
             self.connection.close()
 
     @property
     def is_sending(self) -> bool:
-        """Whether the system has not taken all that was sent."""
+        """Whether data is queued that the system has not accepted yet."""
         return bool(self._outgoing)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the other end has closed the connection, or this one has."""
+        """Whether either side has closed the connection, or it was never opened."""
         if self.connection is None or self.connection.fileno() < 0:
             return True
         poll = select.poll()
@@ -144,15 +142,15 @@ class Channel:
         data: memoryview | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send a header and bytes, now or once the system takes them.
+        """Send a header and bytes, or queue them until the system accepts them.
 
         Args:
-            header: what to send.
-            data: bytes that follow; nobody may change them before ``on_sent``.
-            on_sent: called when the system has taken everything.
+            header: The header to send.
+            data: The bytes that follow, which must not change before ``on_sent``.
+            on_sent: A function to call when the system has accepted all bytes.
 
         Raises:
-            ConnectionLostError: the other end has closed the connection.
+            ConnectionLostError: The other end has closed the connection.
         """
         views = [memoryview(header.pack())]
         if data is not None and data.nbytes:
@@ -169,10 +167,10 @@ class Channel:
             self._outgoing.append((view, on_sent if index == len(views) - 1 else None))
 
     def send_queued(self) -> None:
-        """Send what the system takes now.
+        """Send the queued data that the system accepts now.
 
         Raises:
-            ConnectionLostError: the other end has closed the connection.
+            ConnectionLostError: The other end has closed the connection.
         """
         while self._outgoing:
             view, on_sent = self._outgoing[0]
@@ -196,10 +194,10 @@ class Channel:
     # --- Receiving ----------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take what has arrived; tell whether there was something.
+        """Handle the data that has arrived; return whether there was any.
 
         Raises:
-            ConnectionLostError: the other end has closed the connection, or sends nonsense.
+            ConnectionLostError: The other end closed the connection or sent invalid data.
         """
         assert self.connection is not None
         try:
@@ -240,7 +238,7 @@ class Channel:
         self._rest = bytes(view[start:])
 
     def _fill(self, count: int) -> None:
-        """Take note that the first ``count`` bytes of the room are filled."""
+        """Record that ``count`` more bytes of the current buffer are filled."""
         assert self._room is not None
         self._room = self._room[count:]
         if not self._room:

@@ -1,11 +1,9 @@
-"""Where the ranks of a group reach one another for messages, without waiting for one another.
+"""Addresses of the ranks of a group, and connections between them; no rank waits for another one.
 
-A rank publishes in the store where it is reached: within the host an abstract Unix socket, and once
-it has seen that the group spans hosts a TCP port as well. Within the host the kernel tells the ends
-whose process the other is; over TCP they show one another that they know the secret that was
-published with the address, and that of the job.
-
-Nothing here knows messages.
+Each rank publishes the name of an abstract Unix socket in the store. If the group turns out to span
+hosts, the rank also publishes a TCP address. On a Unix socket, the kernel tells each side the
+process and the user of the other side. Over TCP, both sides prove that they know two secrets: the
+one published in the store, and the job's secret.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from popdist_py.peers.greeting import joined
 __all__ = ["Endpoint", "Guest", "place_of_this_process"]
 
 _SECRET_BYTES = 16
-_CLAIM = struct.Struct("<IQ")  # rank, address of the probe
+_CLAIM = struct.Struct("<IQ")  # the rank and the address of the probe
 
 
 def place_of_this_process() -> str:
-    """Return what is equal for processes that reach one another's Unix sockets, "" if unknown."""
+    """Return an id shared by processes that can use the same Unix sockets, "" if unknown."""
     place = join.place_of_this_process()
     try:
         return place and f"{place} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115
@@ -46,7 +44,7 @@ def place_of_this_process() -> str:
 
 @dataclass(frozen=True)
 class _Card:
-    """What a rank publishes when it joins the group."""
+    """The addresses that a rank publishes when it makes the group."""
 
     place: str
     host: str
@@ -56,13 +54,13 @@ class _Card:
 
 @dataclass(frozen=True)
 class Guest:
-    """Who has connected to this rank.
+    """Another rank that has connected to this rank.
 
     Attributes:
-        rank: of the other process.
-        connection: with it.
-        pid: of it, 0 on another host.
-        probe: address of a number in its memory.
+        rank: The rank of the other process.
+        connection: The connection with it.
+        pid: The number of its process; 0 on another host.
+        probe: The address of a number in its memory, used to test whether it can be read.
     """
 
     rank: int
@@ -72,16 +70,16 @@ class Guest:
 
 
 class Endpoint:
-    """What listens for the other ranks, and connects to them; no call waits for one of them.
+    """Listens for the other ranks and connects to them; no method waits for another rank.
 
     Args:
-        store: torch's, of this group alone.
-        rank: of this process.
-        size: number of ranks.
-        network: interface or CIDR that all hosts are on; None: the one of the host's name.
+        store: The store that torch made for this group.
+        rank: The rank of this process.
+        size: The number of ranks.
+        network: The interface or CIDR for other hosts; None to choose one.
 
     Attributes:
-        is_settled: whether all ranks are known, and this one listens where they reach it.
+        is_settled: Whether all ranks are known and this rank listens on every address it needs.
     """
 
     def __init__(self, store: Any, rank: int, size: int, network: str | None) -> None:
@@ -102,37 +100,37 @@ class Endpoint:
         self._calls: Calls[int] = Calls()
         self.is_settled = False
         self._cards: dict[int, _Card] = {}
-        # A forked child would keep on listening after this process has ended.
+        # A forked child must not keep the sockets open after this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
         self._card = _Card(place_of_this_process(), socket.gethostname(), name, secret.hex())
         store.set(_key(rank), json.dumps(vars(self._card)))
 
     def use_store_beside_others(self) -> None:
-        """Use a connection of its own: another thread may wait in that of the group."""
-        with suppress(AttributeError, NotImplementedError, RuntimeError):  # older than 2.6
+        """Open a separate connection to the store, because another thread may block the first."""
+        with suppress(AttributeError, NotImplementedError, RuntimeError):  # not in every store
             self._store = self._store.clone()
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What is readable when there is something to ``welcome``, or in ``answers``."""
+        """The descriptors that become readable for ``welcome`` and for ``answers``."""
         return self._gate.fileno(), self._calls.fileno()
 
     @property
     def has_pending(self) -> bool:
-        """Whether somebody has connected who has not said who it is."""
+        """Whether a process has connected but not identified itself yet."""
         return self._gate.has_pending
 
     @property
     def is_calling(self) -> bool:
-        """Whether a rank has not answered to whom this one connects."""
+        """Whether a connection to another host is still being opened."""
         return bool(self._calls)
 
     def _is_near(self, card: _Card) -> bool:
         return bool(card.place) and card.place == self._card.place
 
     def settle(self) -> None:
-        """Look who has joined; once all have, listen where other hosts reach this one."""
+        """Look up the other ranks; once all are known, listen over TCP if one of them needs it."""
         cards = [self._card_of(rank) for rank in range(self._size)]
         if self.is_settled or None in cards:
             return
@@ -149,7 +147,7 @@ class Endpoint:
         self._store.set(f"{_key(self._rank)}/tcp", json.dumps(reached_at))
 
     def _own_address(self, hosts: set[str]) -> str | None:
-        """Return the address at which other hosts reach this one."""
+        """Return the address at which other hosts reach this host."""
         address = tcp_connect.own_address(self._network, hosts, os.environ.get("MASTER_ADDR"))
         if address is None and not self._network:
             # On the host of MASTER_ADDR itself, that name may resolve to the loopback address.
@@ -163,17 +161,17 @@ class Endpoint:
         return self._cards.get(rank)
 
     def connect(self, rank: int, probe: int) -> tuple[socket.socket, bytes] | None:
-        """Return a connection to a rank of this host, and what must be sent first.
+        """Return a connection to a rank of this host, and the bytes that must be sent first.
 
-        None if the rank is not known yet, has no room at the moment, or is on another host: once it
-        has answered, it is in ``answers``.
+        The result is None if the rank is not known yet, if its listen queue is full, or if it is on
+        another host. ``answers`` later returns a connection to another host.
 
         Args:
-            rank: of the other process.
-            probe: address of a number in the memory of this one.
+            rank: The rank of the other process.
+            probe: The address of a number in the memory of this process.
 
         Raises:
-            OSError: the rank cannot be reached.
+            OSError: The rank cannot be reached.
         """
         card = self._card_of(rank)
         if card is None or rank in self._calls:
@@ -192,7 +190,7 @@ class Endpoint:
         return None
 
     def answers(self) -> list[tuple[int, socket.socket | None]]:
-        """Return the ranks of other hosts that have answered, each with a connection or None."""
+        """Return ranks of other hosts, with a connection or, after a failure, with None."""
         answered = self._calls.serve()
         for _, connection in answered:
             if connection is not None:
@@ -200,7 +198,7 @@ class Endpoint:
         return answered
 
     def welcome(self) -> list[Guest]:
-        """Return those who have said who they are; turn away those who do not."""
+        """Return the ranks that have identified themselves; close all invalid connections."""
         guests = []
         with suppress(OSError):  # no descriptor is left
             for each in self._gate.serve():
@@ -214,10 +212,10 @@ class Endpoint:
         return guests
 
     def close(self, farewell: bytes = b"") -> None:
-        """Stop to listen; once more does nothing.
+        """Stop listening; a second call does nothing.
 
         Args:
-            farewell: for those of this host who have connected and were not welcomed.
+            farewell: Bytes to send to processes of this host that ``welcome`` has not returned yet.
         """
         if farewell:
             self._gate.send_to_local_pending(farewell)
@@ -234,11 +232,12 @@ class Endpoint:
 def _neighbour(card: _Card) -> socket.socket | None:
     """Return a connection to a rank of this host.
 
-    None while strangers have taken all room that it has: every user may connect to it, and it turns
-    them away when it listens. To wait for it here would be to wait for what they do.
+    The result is None while the listen queue of that rank is full. Every user of the host may
+    connect and so fill the queue, until the rank closes their connections. Therefore this function
+    does not wait for a free place.
 
     Raises:
-        OSError: it has ended; another user may have its name now.
+        OSError: The rank has ended, and another user may have the name of its socket now.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

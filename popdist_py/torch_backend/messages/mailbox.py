@@ -1,10 +1,8 @@
-"""The mailbox: which message a receive gets.
+"""The mailbox, which matches messages and receives.
 
-Messages of one source and tag are received in the order in which they were sent. Among the sources
-that a receive admits, it gets what arrived first; among the receives that admit a message, the one
-that was posted first gets it.
-
-Nothing here knows tensors, connections or threads.
+Messages of one source and tag are received in the order of their sends. If several waiting
+messages match a receive, it gets the message that arrived first. If several waiting receives match
+a message, the receive that was posted first gets it.
 """
 
 from __future__ import annotations
@@ -18,12 +16,13 @@ __all__ = ["Mailbox"]
 Message = TypeVar("Message")
 Receive = TypeVar("Receive")
 
-# By source (None in a receive: any) and tag, each with the number at which it came.
+# The keys are source and tag; the source of a receive may be None for any rank. Each entry has a
+# number that gives the order of arrival.
 _Queues = dict[tuple[int | None, int], deque[tuple[int, Message]]]
 
 
 class Mailbox(Generic[Message, Receive]):
-    """The messages that wait for a receive, and the receives that wait for a message."""
+    """Stores messages that wait for a receive, and receives that wait for a message."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -31,14 +30,14 @@ class Mailbox(Generic[Message, Receive]):
         self._receives: _Queues[Receive] = {}
 
     def deliver(self, message: Message, source: int, tag: int) -> Receive | None:
-        """Return the receive that gets the message; without one the message is kept."""
+        """Return the receive that matches a message; store the message if no receive does."""
         receive = _first(self._receives, [(source, tag), (None, tag)])
         if receive is None:
             self._messages.setdefault((source, tag), deque()).append((next(self._numbers), message))
         return receive
 
     def post(self, receive: Receive, source: int | None, tag: int) -> Message | None:
-        """Return the message that a receive gets; without one the receive is kept."""
+        """Return the message that matches a receive; store the receive if no message does."""
         keys: list[tuple[int | None, int]] = [(source, tag)]
         if source is None:
             keys = [key for key in self._messages if key[1] == tag]
@@ -48,7 +47,7 @@ class Mailbox(Generic[Message, Receive]):
         return message
 
     def withdraw(self, receive: Receive, source: int | None, tag: int) -> None:
-        """Forget a receive that was posted, if it waits."""
+        """Remove a receive if it is still waiting."""
         queue = self._receives.get((source, tag), deque())
         kept = [entry for entry in queue if entry[1] is not receive]
         if kept:
@@ -58,7 +57,7 @@ class Mailbox(Generic[Message, Receive]):
 
 
 def _first(queues: _Queues[Message], keys: list[tuple[int | None, int]]) -> Message | None:
-    """Remove and return what came first under one of the keys."""
+    """Remove and return the entry that came first under any of the keys."""
     found = [(queues[key][0][0], key) for key in keys if key in queues]
     if not found:
         return None

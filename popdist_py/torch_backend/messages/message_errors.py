@@ -1,7 +1,4 @@
-"""The errors of messages, in words: who could not send or receive what, and why.
-
-Nothing here communicates.
-"""
+"""Texts of errors for sends and receives that failed."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ __all__ = ["MessageErrors"]
 
 
 class MessageErrors:
-    """The errors of one rank.
+    """Makes the errors of one rank.
 
     Args:
-        rank: of this process.
-        names: returns the ranks as the program knows them.
+        rank: The rank of this process.
+        names: A function that returns the names of the ranks.
     """
 
     def __init__(self, rank: int, names: Callable[[], Names]) -> None:
@@ -31,14 +28,14 @@ class MessageErrors:
         self._names = names
 
     def late(self, work: MessageWork, seconds: float) -> RankLostError:
-        """Return the error of a wait that took too long."""
+        """Return the error of a wait that reached its time-out."""
         return RankLostError(
             f"{self._name()} has waited {seconds:g} s to {self._text(work)}: let the other rank "
             "call its counterpart, or raise the timeout of the group"
         )
 
     def lost(self, work: MessageWork, rank: int, *, has_left: bool) -> RankLostError:
-        """Return the error of a work whose other rank has left the group, or has ended."""
+        """Return the error of a work when the other rank has left the group or has ended."""
         what = "has left the group" if has_left else "has ended, or cannot be reached,"
         return RankLostError(f"{self._name(rank)} {what} before {self._could(work)}")
 
@@ -59,10 +56,10 @@ class MessageErrors:
         """Return the error of a message that does not fit its receive.
 
         Args:
-            work: that of this rank.
-            source: rank that sends.
-            to: rank that receives.
-            theirs: what the other one of them passes.
+            work: The send or the receive of this rank.
+            source: The rank of the sender.
+            to: The rank of the receiver.
+            theirs: The number of elements and the dtype of the other rank's tensor.
         """
         own = f"{work.count} x {work.dtype}"
         sent, received = (own, theirs) if work.verb == "send" else (theirs, own)
@@ -72,14 +69,14 @@ class MessageErrors:
         )
 
     def _name(self, rank: int | None = None) -> str:
-        """Return a rank, or this one, as the program knows it."""
+        """Return the name of a rank; None stands for this rank."""
         return self._names().of(self._rank if rank is None else rank)
 
     def _could(self, work: MessageWork) -> str:
         return f"{self._name()} could {self._text(work)}"
 
     def _text(self, work: MessageWork) -> str:
-        """Return what a work does, after "to"."""
+        """Return a description of a work that can follow the word "to"."""
         peer = "any rank" if work.peer is None else self._name(work.peer)
         way = "to" if work.verb == "send" else "from"
         return f"{work.verb} {work.count} x {work.dtype} with tag {work.tag} {way} {peer}"

@@ -1,7 +1,4 @@
-"""One send or receive: its tensor as bytes, and what its caller waits for.
-
-Nothing here knows how messages travel.
-"""
+"""The work object of one send or receive, and the bytes of its tensor."""
 
 from __future__ import annotations
 
@@ -17,32 +14,32 @@ __all__ = ["MessageWork", "Progress"]
 
 
 class Progress(Protocol):
-    """What completes the works."""
+    """An object that completes works."""
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
-        """Return once the work is complete, or fails because it took so long."""
+        """Return once the work is complete; it fails after ``seconds``."""
 
     def look(self) -> None:
-        """Complete what can be completed at once."""
+        """Complete the works that can be completed without waiting."""
 
 
 class MessageWork(dist.Work):
-    """A send or a receive of a rank; changed only by what completes it.
+    """A send or a receive of a rank; only ``progress`` changes it.
 
     Args:
-        progress: what completes it.
+        progress: The object that completes the work.
         verb: "send" or "receive".
-        tensor: to send, or to receive into.
-        peer: rank at the other end; None: any.
-        tag: of the message.
+        tensor: The tensor to send, or to receive into.
+        peer: The rank at the other end; None for any rank.
+        tag: The tag of the message.
 
     Attributes:
-        data: bytes of the tensor, or of a contiguous copy.
-        count: elements of the tensor.
-        dtype: name of the tensor's.
+        data: The bytes of the tensor or of a contiguous copy.
+        count: The number of elements of the tensor.
+        dtype: The name of the tensor's dtype.
 
     Raises:
-        ValueError: the tensor is not a dense one in the memory of the host.
+        ValueError: The tensor is not a dense CPU tensor.
     """
 
     def __init__(
@@ -75,35 +72,35 @@ class MessageWork(dist.Work):
 
     @property
     def address(self) -> int:
-        """Address of the bytes."""
+        """The memory address of the bytes."""
         return self._contiguous.data_ptr()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Note the end, and put what was received into the tensor."""
+        """Mark the work as complete, and copy received bytes to the tensor if necessary."""
         if error is None and self.verb == "receive" and self._contiguous is not self._tensor:
             self._tensor.copy_(self._contiguous)
         self.error, self.is_done = error, True
 
     def tell(self) -> None:
-        """Complete the future, if somebody has one; its callbacks may send and receive."""
+        """Complete the future if it exists; its callbacks may send and receive."""
         if self._future is not None and not self._future.done():
             if self.error is not None:
                 self._future.set_exception(self.error)  # type: ignore[arg-type]
             else:
                 self._future.set_result([self._tensor])
 
-    # --- What torch.distributed calls ---------------------------------------------------------
+    # --- The interface of torch.distributed.Work ----------------------------------------------
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return once a send's tensor may be changed, or a receive's is filled.
+        """Return once the tensor of a send may be changed, or the tensor of a receive is filled.
 
         Args:
-            timeout: of this wait; None or none at all: that of the group.
+            timeout: The time-out of this wait. None and 0 stand for the time-out of the group.
 
         Raises:
-            MismatchError: the tensors of sender and receiver differ.
-            RankLostError: the other rank has ended, or nothing came in time.
-            GroupClosedError: this rank has left the group.
+            MismatchError: The tensors of sender and receiver differ.
+            RankLostError: The other rank has ended, or its counterpart did not come in time.
+            GroupClosedError: This rank has left the group.
         """
         if not self.is_done:
             self._progress.wait(self, timeout.total_seconds() if timeout else None)
@@ -130,7 +127,7 @@ class MessageWork(dist.Work):
         return [self._tensor]
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return what is complete with the call, and holds its tensor."""
+        """Return a future of the tensor, in a list."""
         if self._future is None:
             self._future = torch.futures.Future()
         if self.is_done:
@@ -138,7 +135,7 @@ class MessageWork(dist.Work):
         return self._future
 
     def _source_rank(self) -> int:
-        """Return the rank, in the group, that the message came from."""
+        """Return the rank of the sender in the group."""
         assert self.peer is not None
         return self.peer
 

@@ -1,9 +1,8 @@
-"""Send and receive between any two ranks of a group, beside its collectives.
+"""Send and receive between any two ranks of a group, independent of its collectives.
 
-A small message follows its header at once, and waits at its receiver. A large one is announced and
-waits in its sender's memory: the receiver reads it there or, where it cannot, asks for it.
-
-Nothing here knows connections, threads or how a tensor becomes bytes.
+A small message is sent right after its header, and its receiver stores it. A large message stays in
+its sender's memory, and only its header is sent. The receiver reads the sender's memory if the
+system permits it, and otherwise requests the bytes.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ __all__ = ["Messages"]
 
 Key = TypeVar("Key")
 
-# So many inline bytes may wait at a receiver; what is sent after them is announced.
+# The number of inline bytes that may wait at a receiver. Messages beyond it are only announced.
 _MOST_UNCONSUMED_BYTES = 16 * 1024 * 1024
-# A receiver tells its sender of so many that have found a receive.
+# A receiver sends an answer after it has matched this many inline bytes.
 _CONSUMED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, eq=False)
 class _Message:
-    """What has arrived: its bytes, or the channel to get them from."""
+    """A message that has arrived, with its bytes or the channel that can deliver them."""
 
     source: int
     header: Header
@@ -55,14 +54,14 @@ class Messages:
     """The messages of one rank of one group; each group has its own.
 
     Args:
-        store: torch's, of this group alone.
-        rank: of this process.
-        size: number of ranks.
-        settings: of the group.
-        names: returns the ranks as the program knows them, for messages.
+        store: The store that torch made for this group.
+        rank: The rank of this process.
+        size: The number of ranks.
+        settings: The settings of the group.
+        names: A function that returns the names of the ranks, for error texts.
 
     Attributes:
-        timeout: seconds of every wait that is given no limit of its own.
+        timeout: The default time-out of every wait, in seconds.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Messages:
         self._starting = threading.Lock()
         self._is_closed = False
         self._mailbox: Mailbox[_Message, MessageWork] = Mailbox()
-        # Works that are not complete, and those whose futures are still to be told.
+        # The incomplete works, and the complete works whose futures are not complete yet.
         self._works: dict[MessageWork, None] = {}
         self._complete: deque[MessageWork] = deque()
         self._numbers = count(1)
@@ -92,16 +91,16 @@ class Messages:
     # --- Calls --------------------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
-        """Start to send a tensor.
+        """Start sending a tensor.
 
         Args:
-            tensor: nobody may change it before the work is complete.
-            to: rank that receives it; this one too.
-            tag: at least 0.
+            tensor: The tensor, which must not change before the work is complete.
+            to: The rank of the receiver, which may be this rank.
+            tag: A number that is not negative.
 
         Raises:
-            ValueError: there is no such rank or tag.
-            GroupClosedError: this rank has left the group.
+            ValueError: The rank or the tag is out of range.
+            GroupClosedError: This rank has left the group.
         """
         self._check(to, tag)
         work = MessageWork(self, "send", tensor, to, tag)
@@ -127,16 +126,16 @@ class Messages:
         return work
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
-        """Start to receive into a tensor.
+        """Start receiving into a tensor.
 
         Args:
-            tensor: of as many elements as are sent, and their dtype.
-            source: rank that sends; None: any.
-            tag: that of the send.
+            tensor: A tensor with the number of elements and the dtype of the message.
+            source: The rank of the sender; None for any rank.
+            tag: The tag of the message.
 
         Raises:
-            ValueError: there is no such rank or tag.
-            GroupClosedError: this rank has left the group.
+            ValueError: The rank or the tag is out of range.
+            GroupClosedError: This rank has left the group.
         """
         self._check(source, tag)
         work = MessageWork(self, "receive", tensor, source, tag)
@@ -146,7 +145,7 @@ class Messages:
             if message is not None:
                 self._match(work, message)
                 return work
-            # The end of a sender is seen by that of the channel to it.
+            # The end of a sender closes the channel to it. Therefore a receive needs that channel.
             for rank in range(self._size) if source is None else [source]:
                 if rank != self._rank and rank not in traffic.gone:
                     traffic.channel_to(rank)
@@ -157,15 +156,15 @@ class Messages:
         return work
 
     def close(self, reason: str = "", seconds: float = -1) -> None:
-        """Leave the group; works that are not complete fail.
+        """Leave the group; incomplete works fail.
 
         Args:
-            reason: why, as messages say it; "": the program has left the group.
-            seconds: for what was sent last; -1: some.
+            reason: The reason, for error texts; empty if the program itself destroys the group.
+            seconds: The longest time for sending the last messages; -1 for the default.
         """
         with self._starting:
             traffic, was_closed, self._is_closed = self._traffic, self._is_closed, True
-        if was_closed:  # perhaps by another thread, which is still about it
+        if was_closed:  # another thread may still be closing it
             return
         if traffic is None:
             self._endpoint.close(farewell=Header(Kind.LEAVING).pack())
@@ -196,10 +195,10 @@ class Messages:
         if not 0 <= tag < 2**63:
             raise ValueError(f"tag {tag}: a tag is a number from 0 to 2**63 - 1")
 
-    # --- What a work asks for -----------------------------------------------------------------
+    # --- Calls of a work ----------------------------------------------------------------------
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
-        """Return once a work is complete; it fails after ``seconds``, or the group's time-out."""
+        """Return once a work is complete; it fails after ``seconds`` or the group's time-out."""
         assert self._traffic is not None
         limit = self.timeout if seconds is None else seconds
         with activities.awaiting_background():
@@ -207,17 +206,17 @@ class Messages:
         self.tell()
 
     def look(self) -> None:
-        """Complete what can be completed at once."""
+        """Complete the works that can be completed without waiting."""
         if self._traffic is not None:
             self._traffic.look()
 
     def tell(self) -> None:
-        """Tell the futures of the works that are complete; never with a lock."""
+        """Complete the futures of complete works; the caller must not hold the lock."""
         assert self._traffic is not None
         while self._complete:
             try:
                 work = self._complete.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread has taken it
                 break
             self._traffic.stir()
             work.tell()
@@ -235,10 +234,10 @@ class Messages:
             self._errors.late(work, seconds),
         )
 
-    # --- What arrives -------------------------------------------------------------------------
+    # --- Arriving messages --------------------------------------------------------------------
 
     def on_header(self, channel: Channel, header: Header, data: memoryview) -> None:
-        """Take a header, and the bytes of an inline message."""
+        """Handle a header and the bytes of an inline message."""
         assert self._traffic is not None
         if header.kind in (Kind.INLINE, Kind.ANNOUNCED):
             self._deliver(_Message(channel.rank, header, bytes(data), channel))
@@ -258,10 +257,10 @@ class Messages:
             self._sent(header.number, self._errors.mismatch(work, self._rank, channel.rank, theirs))
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return where the bytes go that were asked for; nowhere if nobody waits any more.
+        """Return the buffer for requested bytes; a spare buffer if the receive has ended.
 
         Raises:
-            ConnectionLostError: they were not asked for.
+            ConnectionLostError: The bytes were not requested.
         """
         work = self._requested.get((channel.rank, header.number))
         if work is None:
@@ -269,11 +268,11 @@ class Messages:
         return memoryview(bytearray(work.data.nbytes)) if work.is_done else work.data
 
     def on_filled(self, channel: Channel, header: Header) -> None:
-        """Complete the receive whose bytes have all arrived."""
+        """Complete a receive after all its bytes have arrived."""
         self._finish(self._requested.pop((channel.rank, header.number)))
 
     def on_lost(self, rank: int) -> None:
-        """Fail what can no longer be sent to a rank, or come from it."""
+        """Fail all sends to a rank that is gone, and all receives from it."""
         for work in list(self._works):
             if work.peer == rank:
                 self._mailbox.withdraw(work, rank, work.tag)
@@ -282,11 +281,11 @@ class Messages:
                 self._fail_if_nobody_can_send(work)
 
         self._announced = _unfinished(self._announced)
-        # Others may still send what nobody waits for any more.
+        # Other ranks may still send requested bytes for receives that have already failed.
         self._requested = {key: work for key, work in self._requested.items() if key[0] != rank}
 
     def _sent(self, number: int, error: BaseException | None = None) -> None:
-        if number in self._announced:  # a receiver may have asked twice
+        if number in self._announced:  # a receiver may have requested it twice
             self._finish(self._announced.pop(number), error)
 
     def _deliver(self, message: _Message) -> None:
@@ -295,7 +294,7 @@ class Messages:
             self._match(work, message)
 
     def _match(self, work: MessageWork, message: _Message) -> None:
-        """Fill a receive from a message, or start to."""
+        """Fill a receive from a message, or start to read or request the bytes."""
         assert self._traffic is not None
         header, channel, work.peer = message.header, message.channel, message.source
         is_inline = header.kind == Kind.INLINE
@@ -316,7 +315,7 @@ class Messages:
             self._request(work, channel, header)
 
     def _read(self, work: MessageWork, channel: Channel, header: Header) -> None:
-        """Read an announced message in its sender's memory; called without the lock."""
+        """Read an announced message in its sender's memory; the caller must not hold the lock."""
         assert self._traffic is not None
         assert self._memory is not None
         if work.is_done:
@@ -326,10 +325,10 @@ class Messages:
             try:
                 self._memory.read_bytes(channel.peer_pid, header.address, work.address, header.size)
             except ProcessLookupError:
-                return  # its end is seen by that of its channels
+                return  # its closed channels will report the end
             except OSError:
                 is_permitted = False
-        # What a sender that has left had at the address may be gone.
+        # If the sender has left, other data may be at the address.
         if channel.has_ended:
             return
         with self._traffic.lock:
@@ -345,7 +344,7 @@ class Messages:
         self._answer(channel, Kind.REQUEST, header, work)
 
     def _answer(self, channel: Channel, kind: Kind, header: Header, work: MessageWork) -> None:
-        """Answer an announced message."""
+        """Send an answer for an announced message."""
         assert self._traffic is not None
         dtype = work.dtype.encode()
         self._traffic.send(
@@ -362,7 +361,7 @@ class Messages:
     # --- Errors -------------------------------------------------------------------------------
 
     def _fail_if_nobody_can_send(self, work: MessageWork) -> None:
-        """Fail a receive from any rank once one has ended without a goodbye, or all have left."""
+        """Fail a receive from any rank once a rank was lost, or once all ranks have left."""
         assert self._traffic is not None
         gone = self._traffic.gone
         lost = sorted(gone - self._traffic.leaving)

@@ -1,9 +1,8 @@
-"""The traffic of one rank: its channels to and from the others, and who moves what they carry.
+"""The traffic of one rank, with one loop that sends and receives for all its channels.
 
-Who waits moves everything meanwhile, so that what it waits for needs no other thread; one thread
-does so while nobody waits. A rank that ends is seen by the end of its connections.
-
-Nothing here knows what a message is, or what matches what.
+A thread that waits for a message handles the traffic of all channels meanwhile. So a wait does not
+depend on another thread. While no thread waits, a background thread handles the traffic. When a
+rank ends, its connections close.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ from popdist_py.torch_backend.messages.endpoint import Endpoint, Guest
 
 __all__ = ["Post", "Traffic"]
 
-# The thread takes over when nobody has waited for so long: a wait that soon follows another one
-# finds nobody to compete with.
+# The background thread starts to work this long after the last wait has ended. A wait that follows
+# soon then does not compete with it.
 _LINGER_SECONDS = 0.002
-# How often ranks are looked for that have not joined yet; how long to sleep at most.
+# The interval between two searches for ranks that have not joined yet, and the longest sleep.
 _LOOK_SECONDS, _SLEEP_SECONDS = 0.02, 1.0
-# So long may those take who must do something before this rank has left.
+# The longest time for the last messages, and for threads that still wait, when this rank leaves.
 _FLUSH_SECONDS = 5.0
 
 
 class Post(Receiver, Protocol):
-    """Who takes what arrives."""
+    """An object that gets the arriving data and the news of lost ranks."""
 
     def on_lost(self, rank: int) -> None:
-        """Take note that nothing more comes from a rank."""
+        """Handle the loss of a rank."""
 
     def tell(self) -> None:
-        """Do what must be done without the lock, after anything has moved."""
+        """Complete futures after some data was handled; the caller does not hold the lock."""
 
 
 class Traffic:
-    """Moves headers and bytes between this rank and others.
+    """Sends and receives headers and bytes between this rank and other ranks.
 
     Args:
-        endpoint: where others connect to, and this rank connects.
-        post: who takes what arrives; it is called with the lock held.
-        memory: reads that of others, if that is permitted.
+        endpoint: The endpoint that makes connections with other ranks.
+        post: The object that gets the arriving data. It is called with the lock held.
+        memory: Reads the memory of other processes; None if that is disabled.
 
     Attributes:
-        lock: protects everything that is changed here and by the post.
-        gone: ranks that are reached no longer.
-        leaving: ranks that have said goodbye.
-        is_closed: whether this rank has left.
+        lock: Protects the state of this object and of the post.
+        gone: The ranks that cannot be reached any more.
+        leaving: The ranks that have left the group in order.
+        is_closed: Whether this rank has left.
     """
 
     def __init__(self, endpoint: Endpoint, post: Post, memory: PeerMemory | None) -> None:
@@ -67,7 +66,7 @@ class Traffic:
         self.leaving: set[int] = set()
         self.is_closed = False
         self._endpoint, self._post, self._memory = endpoint, post, memory
-        # One reads the memory of others at a time.
+        # Only one thread at a time reads the memory of other processes.
         self.reading = threading.Lock()
         self._changed = threading.Condition(self.lock)
         self._outward: dict[int, Channel] = {}
@@ -90,13 +89,13 @@ class Traffic:
         os.register_at_fork(after_in_child=lambda: _close_sockets(reference))
 
     def start(self) -> None:
-        """Start the thread, once the post is ready."""
+        """Start the background thread; the post must be ready."""
         self._thread.start()
 
     # --- Sending ------------------------------------------------------------------------------
 
     def channel_to(self, rank: int) -> Channel:
-        """Return the channel to a rank, connected as soon as the rank is known."""
+        """Return the channel to a rank, which is connected once the rank is known."""
         channel = self._outward.get(rank)
         if channel is None:
             channel = self._outward[rank] = Channel(rank, self._post)
@@ -110,7 +109,7 @@ class Traffic:
         data: memoryview | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send over a channel as ``Channel.send`` does; to a rank that is gone nothing."""
+        """Call ``Channel.send``, unless the rank is gone."""
         if channel.rank not in self.gone:
             try:
                 channel.send(header, data, on_sent)
@@ -119,12 +118,12 @@ class Traffic:
                 self._lose(channel.rank)
 
     def later(self, job: Callable[[], None]) -> None:
-        """Let whoever moves next call a function, without the lock."""
+        """Schedule a function for the thread that handles the traffic; it runs without the lock."""
         self._jobs.append(job)
         os.eventfd_write(self._wake, 1)
 
     def stir(self) -> None:
-        """Wake the thread that moves for all: what it waits for may be complete."""
+        """Wake the thread that handles the traffic, because its own work may be complete."""
         if self._one_moves:
             os.eventfd_write(self._wake, 1)
 
@@ -133,7 +132,7 @@ class Traffic:
     def wait(
         self, is_done: Callable[[], bool], seconds: float, give_up: Callable[[], None]
     ) -> None:
-        """Move messages until ``is_done``; ``give_up``, called after ``seconds``, makes it so."""
+        """Handle traffic until ``is_done``; after ``seconds``, call ``give_up`` to make it true."""
         wait = WaitTime()
         with self.lock:
             self._waiters += 1
@@ -151,7 +150,7 @@ class Traffic:
                 self._waited_at = time.monotonic()
 
     def look(self) -> None:
-        """Move what can be moved at once."""
+        """Handle the traffic that needs no waiting."""
         with self.lock:
             if self.is_closed or self._one_moves:
                 return
@@ -162,7 +161,7 @@ class Traffic:
                 self._waiters -= 1
 
     def _move_for_all(self, seconds: float) -> None:
-        """Move messages for all that wait; one of them goes on afterwards."""
+        """Handle traffic for all waiting threads, and then wake them so that one continues."""
         self._one_moves = True
         self.lock.release()
         try:
@@ -172,7 +171,7 @@ class Traffic:
             self._one_moves = False
             if self._waiters > 1:
                 self._changed.notify_all()
-        # A callback may wait for a message itself.
+        # The lock is released because a callback may itself wait for a message.
         self.lock.release()
         try:
             self._do_jobs()
@@ -188,7 +187,7 @@ class Traffic:
                 self._do_jobs()
 
     def _move(self, seconds: float) -> None:
-        """Handle what has arrived and can be sent, after a wait of at most ``seconds``."""
+        """Wait at most ``seconds`` for events, and then receive and send data."""
         is_searching = self._is_searching()
         events = self._poll.poll(min(seconds, _LOOK_SECONDS) if is_searching else seconds)
         with self.lock:
@@ -205,7 +204,7 @@ class Traffic:
         while self._jobs:
             try:
                 job = self._jobs.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread has taken it
                 break
             job()
         self._post.tell()
@@ -229,7 +228,7 @@ class Traffic:
                 self._lose(channel.rank)
 
     def _watch(self, channel: Channel) -> None:
-        """Be told of what the channel waits for."""
+        """Register the channel for the epoll events that it needs."""
         events = select.EPOLLIN | (select.EPOLLOUT if channel.is_sending else 0)
         if channel.connection is not None and events != channel.events:
             descriptor = channel.connection.fileno()
@@ -248,7 +247,7 @@ class Traffic:
         )
 
     def _look_around(self) -> None:
-        """Listen where it has turned out to be necessary, and connect to ranks that have joined."""
+        """Listen over TCP if necessary, and connect to ranks that have joined."""
         self._looked_at = time.monotonic()
         self._endpoint.settle()
         self._take_answers()
@@ -274,25 +273,25 @@ class Traffic:
             self._miss(channel.rank)
 
     def _miss(self, rank: int) -> None:
-        """Take note that a rank cannot be reached."""
-        # Whether it has left before anybody asked, or ended, can no longer be told.
+        """Record that a rank cannot be reached."""
+        # The rank may have left or ended before this rank connected. It is recorded as having left.
         if rank not in self.gone:
             self.leaving.add(rank)
         self._lose(rank)
 
     def _take_answers(self) -> None:
-        """Use the connections to ranks of other hosts that have answered."""
+        """Open the channels to ranks of other hosts that have answered."""
         for rank, connection in self._endpoint.answers():
             channel = self._outward.get(rank)
             if connection is None:
                 self._miss(rank)
-            elif channel is None:  # it was lost meanwhile
+            elif channel is None:  # the rank was lost meanwhile
                 connection.close()
             else:
                 self._open(channel, connection)
 
     def _welcome(self) -> None:
-        """Take in those who connect and are of the group."""
+        """Open the channels from ranks that have connected to this rank."""
         for guest in self._endpoint.welcome():
             if guest.rank in self._inward:
                 guest.connection.close()
@@ -309,7 +308,7 @@ class Traffic:
             return self._memory.works_with(guest.pid, guest.probe)
 
     def _lose(self, rank: int) -> None:
-        """Take what a rank has sent before its end, and note that nothing more comes."""
+        """Handle the data that a rank sent before its end, and record that the rank is gone."""
         channels = [known[rank] for known in (self._outward, self._inward) if rank in known]
         if rank in self.gone and not channels:
             return
@@ -331,10 +330,10 @@ class Traffic:
     # --- Leaving ------------------------------------------------------------------------------
 
     def say_goodbye(self, seconds: float = -1) -> None:
-        """Tell all that this rank leaves, and give what was sent last some time.
+        """Tell all ranks that this rank leaves, and wait until the last messages are sent.
 
         Args:
-            seconds: at most so long; -1: until a rank that does not take it seems to have ended.
+            seconds: The longest time to wait; -1 for the default.
         """
         with self.lock:
             self._welcome()
@@ -346,13 +345,13 @@ class Traffic:
             self._do_jobs()
 
     def close(self) -> None:
-        """Close the connections; nobody may wait for anything any more."""
+        """Close the connections; no later wait is allowed."""
         end = time.monotonic() + _FLUSH_SECONDS
         with self.lock:
             self.is_closed = True
             os.eventfd_write(self._wake, 1)
             self._changed.notify_all()
-            # Who has waited touches nothing afterwards.
+            # The waiting threads must end first, because they use the connections.
             while self._waiters and time.monotonic() < end:
                 self._changed.wait(_LOOK_SECONDS)
         if self._thread is not threading.current_thread():
@@ -364,7 +363,7 @@ class Traffic:
             self._memory.close()
 
     def close_sockets(self) -> None:
-        """Close all connections, and listen no longer."""
+        """Close all connections and stop listening."""
         for channel in [*self._outward.values(), *self._inward.values()]:
             channel.close()
         self._endpoint.close()
@@ -378,7 +377,7 @@ class Traffic:
 
 
 def _close_sockets(reference: weakref.ref[Traffic]) -> None:
-    """Close the connections in a forked child: it would keep them open after its parent's end."""
+    """Close the connections in a forked child, where they would outlast the parent process."""
     traffic = reference()
     if traffic is not None:
         traffic.close_sockets()
