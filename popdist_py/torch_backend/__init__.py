@@ -59,7 +59,7 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     offer(NAME)
     # From version 2.15 on, torch records the calls of a group by a C++ name, which a back end
-    # written in Python lacks. Back ends in this set are not recorded.
+    # written in Python lacks. torch does not record the back ends in this set.
     recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(NAME)
     wanted = os.environ.get(_WANTED) or "auto"

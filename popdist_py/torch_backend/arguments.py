@@ -36,7 +36,7 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
     """Require at least one tensor, all of them dense and in the memory of the CPU.
 
     Raises:
-        ArgumentError: The list is empty, or a tensor is sparse or on another device.
+        ArgumentError: The list is empty, or a tensor is not a dense CPU tensor.
     """
     if not tensors:
         raise ArgumentError(f"{call}: requires non-empty tensor list")

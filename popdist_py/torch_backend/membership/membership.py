@@ -85,7 +85,7 @@ class Membership:
             GroupClosedError: The group was destroyed, or belongs to another process.
         """
         try:
-            # Like torch, an overflow makes a sum infinite without a warning.
+            # As in torch, a sum that overflows becomes infinite without a warning.
             with np.errstate(over="ignore", invalid="ignore"):
                 communicator = self._communicator or self._join()
                 if self._closes():

@@ -1,6 +1,6 @@
 """Calls with any shapes, strides, dtypes and operations have the values that torch computes.
 
-All ranks draw the same examples, many in one job; each knows what the others hold.
+All ranks of one job draw the same random examples, so each rank knows the tensors of all ranks.
 """
 
 import functools
@@ -35,7 +35,8 @@ _EXAMPLES = 40
 def _examples():
     """Yield random generators that draw the same values on all ranks.
 
-    Hypothesis would not: it also tries constants that it finds in the modules of the process.
+    Hypothesis would draw different values on each rank, because it also tries constants from the
+    modules that a process has imported.
     """
     for number in range(_EXAMPLES):
         yield random.Random(number)
@@ -48,7 +49,7 @@ def _shape(dice):
 
 
 def _tensor(seed, rank, shape, dtype, layout):
-    """Return small numbers: their sums and products are exact in every type."""
+    """Return small numbers, whose sums and products are exact in every dtype."""
     generator = torch.Generator().manual_seed(100 * seed + rank)
     if layout == "strided":
         tensor = torch.randint(1, 3, (*shape, 2), generator=generator).to(dtype)[..., 1]

@@ -1,4 +1,4 @@
-"""The buckets of DistributedDataParallel move to memory that the ranks share, and nothing else."""
+"""Only the buckets of DistributedDataParallel move to memory that the ranks share."""
 
 import gc
 import resource
@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from popdist_py.torch_backend.buckets import mover_of
 
-WIDTH = 600  # the bucket of a layer is larger than what is reduced one-shot
+WIDTH = 600  # makes the bucket of a layer too large for the one-shot algorithm
 
 
 def _windows():
-    """Return begin and end of the memory that this process shares by windows."""
+    """Return the begin and the end of each shared window in this process."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "memfd:popdist" in line:
@@ -48,7 +48,7 @@ def _gradients(model):
 
 
 def _train(rank, options):
-    """Train two equal models; return which gradients of ours are shared, and the windows left."""
+    """Compare training with popdist and gloo; return the shared gradients and window counts."""
     dist.all_reduce(torch.zeros(1))
     before = len(_windows())
     ours = _model(gradient_as_bucket_view=True, **options)
@@ -72,7 +72,7 @@ def _train(rank, options):
 def test_buckets_move_and_their_memory_goes_with_them(options):
     for shared, during, after in values(run_ranks(2, _train, options)):
         assert shared == [True, True]
-        assert 0 < during <= 3  # those of the first step have gone
+        assert 0 < during <= 3  # the windows of the first step are gone
         assert after == 0
 
 
@@ -95,7 +95,7 @@ def test_a_programs_own_tensor_stays_where_it_is():
 
 
 def _engine_run_backward(bucket):
-    """Hand over a bucket as the reducer does."""
+    """Pass a bucket to the group as the reducer does."""
     return mover_of([bucket])
 
 
@@ -111,7 +111,7 @@ def test_a_bucket_stays_of_which_the_program_has_a_numpy_array():
 
 
 def _uneven(rank):
-    """Make more steps on one rank than on the other, whose calls then come from elsewhere."""
+    """Run more steps on one rank than on the other, so the other's calls come from join()."""
     models = [_model(), _model(process_group=dist.new_group(backend="gloo"))]
     for model in models:
         with model.join():
@@ -156,7 +156,7 @@ def test_without_memory_to_share_buckets_stay_where_they_are():
 
 def _page_faults_of_a_step(rank, is_distributed):
     torch.manual_seed(0)
-    model = torch.nn.Linear(3000, 3000, bias=False)  # 36 MB: glibc maps such blocks one by one
+    model = torch.nn.Linear(3000, 3000, bias=False)  # 36 MB; glibc maps each such block separately
     if is_distributed:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     x = torch.ones(1, 3000)
@@ -166,7 +166,7 @@ def _page_faults_of_a_step(rank, is_distributed):
         model.zero_grad()
         model(x).sum().backward()
         counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return statistics.median(counts[8:])  # now and then the heap grows by one more block
+    return statistics.median(counts[8:])  # the heap sometimes grows by one more block
 
 
 @pytest.mark.sweep

@@ -1,7 +1,7 @@
-"""What torch.distributed promises of each call: one body, over gloo and over ours.
+"""The contract of each torch.distributed call, tested with gloo and with popdist.
 
-All calls of a back end run in one job. Each has its expectation, which is computed without any
-process group; ``gloo=False`` marks those that gloo does not offer.
+All calls of one back end run in one job. The expected value of a call is computed without a process
+group. ``gloo=False`` marks calls that gloo does not support.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ _CASES = {}
 
 
 def _case(expected, *, gloo=True, sizes=(2, 3)):
-    """Register a call: ``function(rank, size)`` returns what ``expected(rank, size)`` does."""
+    """Register a test whose function must return the same as ``expected(rank, size)``."""
 
     def register(function):
         _CASES[function.__name__.strip("_")] = (function, expected, gloo, sizes)
@@ -25,7 +25,7 @@ def _case(expected, *, gloo=True, sizes=(2, 3)):
 
 
 def _given(rank, dtype=torch.float32, count=6):
-    """Return the tensor of a rank: small numbers that every type can add up."""
+    """Return a tensor of small numbers, whose sums are exact in every dtype."""
     return (torch.arange(count) % 3 + rank + 1).to(dtype)
 
 
@@ -265,7 +265,7 @@ def _scatter(rank, size):
 def _all_to_all(rank, size):
     outputs = [torch.empty(rank + 1) for _ in range(size)]
     blocks = [torch.full((n + 1,), 10.0 * rank + n) for n in range(size)]
-    if dist.get_backend() == "gloo":  # it has the form with one tensor alone
+    if dist.get_backend() == "gloo":  # gloo only has the signature with one tensor
         output = torch.cat(outputs)
         dist.all_to_all_single(
             output, torch.cat(blocks), [rank + 1] * size, [n + 1 for n in range(size)]
@@ -387,7 +387,7 @@ def _functional_coalesced_and_gradients(rank, size):
     ]
 
 
-@_case(lambda _rank, _size: [1.0] * 3, gloo=False)  # gloo takes it for contiguous
+@_case(lambda _rank, _size: [1.0] * 3, gloo=False)  # gloo treats it as contiguous
 def _broadcast_of_an_expanded_tensor(rank, _size):
     tensor = torch.ones(1).expand(3) if rank == 0 else torch.zeros(3)
     dist.broadcast(tensor, 0)
@@ -425,7 +425,7 @@ def _shapes(rank, size):
     return [scalar, empty.reshape(-1), turned, parameter]
 
 
-@_case(lambda _rank, size: [1.0, size, 1.0, size], gloo=False)  # gloo takes it for contiguous
+@_case(lambda _rank, size: [1.0, size, 1.0, size], gloo=False)  # gloo treats it as contiguous
 def _part_of_a_storage(rank, size):
     storage = torch.ones(4)
     dist.all_reduce(storage[1::2])
@@ -513,8 +513,8 @@ def _wrong_arguments(rank, size):
         _error(dist.all_reduce, torch.ones(2), dist.ReduceOp.BXOR),  # dtypes
         _error(dist.all_reduce, torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG),
         _error(dist.all_reduce, torch.ones(2).to(torch.float8_e5m2)),
-        _error(group.broadcast, [torch.ones(2)], root),  # no such rank
-        _error(dist.all_reduce, torch.ones(2, device="meta")),  # not of the CPU
+        _error(group.broadcast, [torch.ones(2)], root),  # rank out of range
+        _error(dist.all_reduce, torch.ones(2, device="meta")),  # not on the CPU
     ]
 
 
@@ -546,7 +546,7 @@ def _all_reduce_of_columns_that_lie_between_one_another(rank, size):
 
 
 def _error(function, *args):
-    """Return which error programs catch."""
+    """Return the name of the error class that programs catch."""
     try:
         function(*args)
     except TypeError:
@@ -565,7 +565,7 @@ def _run_all(rank, names):
     found = {}
     for name in names:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's newest names are not in all
+            warnings.simplefilter("ignore", FutureWarning)  # old torch lacks the new names
             try:
                 found[name] = _plain(_CASES[name][0](rank, dist.get_world_size()))
             except Exception as error:
@@ -574,7 +574,7 @@ def _run_all(rank, names):
 
 
 def _plain(value):
-    """Return tensors as numbers and their dtypes."""
+    """Convert tensors to numbers and the name of their dtype."""
     if isinstance(value, torch.Tensor):
         numbers = value.detach().cpu()
         if numbers.dtype.itemsize == 1 and numbers.dtype.is_floating_point:
@@ -599,7 +599,7 @@ def _parameters():
     for name, (_, _, gloo, sizes) in _CASES.items():
         for size in sizes:
             yield pytest.param("popdist", size, name, marks=[pytest.mark.sweep] * (size > 2))
-            # Two ranks of gloo show that the expectations are torch's.
+            # Two ranks of gloo check that the expected values are those of torch.
             if gloo and size == 2:
                 yield pytest.param("gloo", size, name, marks=pytest.mark.sweep)
 

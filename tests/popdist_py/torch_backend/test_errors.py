@@ -1,4 +1,4 @@
-"""Calls that do not match, ranks that end or do not come: an exception that names the rank."""
+"""Mismatched calls and missing ranks raise an exception that names the rank."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def _rows():
     return [torch.zeros(2) for _ in range(dist.get_world_size())]
 
 
-# Two calls that differ, and what the error must say of each of them.
+# Pairs of different calls, and the text about each call that the error must contain.
 _DIFFERENT = {
     "shape": (
         lambda: dist.all_reduce(torch.zeros(3)),
@@ -93,7 +93,7 @@ def _splits(rank):
 
 def test_splits_that_do_not_fit_are_named():
     for text, after in values(run_ranks(2, _splits)):
-        # Each rank names the first block that it finds, of its own and the other's.
+        # The error of each rank names the first different block that the rank finds.
         assert "all_to_all(dtype=float32): " in text
         assert " bytes to rank " in text
         assert "instance" not in text
@@ -180,8 +180,7 @@ def test_a_killed_rank_is_named(first_call):
     ("call", "first_call", "how"),
     [
         *((call, False, "kill") for call in _CALLS),
-        # The first call of a group begins with a meeting, whichever call it is; only a monitored
-        # barrier may do without.
+        # The ranks meet in the first call of a group, except in a monitored barrier.
         *((call, True, "kill") for call in ("all_reduce", "asynchronous", "monitored_barrier")),
         *(("all_reduce", first_call, "exit") for first_call in (True, False)),
     ],
@@ -269,7 +268,7 @@ def test_monitored_barrier_names_the_ranks_that_do_not_come(wait_all_ranks):
     first, _, third, _ = values(run_ranks(4, _monitored, wait_all_ranks))
     named = "Ranks 1, 3" if wait_all_ranks else "Rank 1"
     assert first == f"{named} failed to pass monitoredBarrier in 1000 ms"
-    # Gloo's words there, and which ranks it is about.
+    # gloo's words for this error, and the ranks that the error names.
     reached = "Rank 2 successfully reached monitoredBarrier, but received errors while waiting "
     assert third == f"{reached}for send/recv from rank 0: {first}"
 

@@ -1,4 +1,4 @@
-"""The process group answers at all: a sum, a broadcast, a gathering, and DDP."""
+"""Smoke tests of the process group with a sum, a broadcast, a gather and DDP."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Collectives that fill given tensors: small and large ones, with and without reading memory."""
+"""Collectives that fill small and large tensors, with and without reading peer memory."""
 
 from unittest import mock
 
@@ -9,7 +9,7 @@ from support.ranks import run_ranks, values
 
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 
-# Elements of a part: one meeting, several slots, and so many that they are read where they lie.
+# The sizes of a part need one slot, several slots, and direct reads of peer memory.
 SIZES = [0, 1, 300, 400_003, 600_001]
 
 
@@ -68,7 +68,7 @@ def _check_reductions(rank, count, size, root):
 
 
 def _check_uneven(rank, count, size):
-    """Rank r sends ``size * (r + 1) // (to + 1)`` numbers to each."""
+    """Rank r sends ``size * (r + 1) // (to + 1)`` numbers to the rank ``to``."""
 
     def length(sender, receiver):
         return size * (sender + 1) // (receiver + 1)

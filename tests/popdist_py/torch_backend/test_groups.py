@@ -1,4 +1,4 @@
-"""Many groups: of any ranks, side by side, from several threads, made and destroyed."""
+"""Several groups in one job, with subsets of ranks, several threads, and repeated creation."""
 
 import gc
 import os
@@ -78,7 +78,7 @@ def _exchanged(rank, value):
 
 
 def _begun_again_in_one_store(rank, folder, port):
-    """Make the group of all three times over torch's own store; rank 1 is early each time."""
+    """Make the group of all ranks three times in torch's own store, with rank 1 early."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     sums = []
     for attempt in range(3):
@@ -87,7 +87,7 @@ def _begun_again_in_one_store(rank, folder, port):
             Path(folder, str(attempt)).touch()
         total = torch.tensor([rank + attempt])
         dist.all_reduce(total)
-        # Subgroups get their old names again, and other ranks: the second has one rank alone.
+        # Make subgroups that reuse old names with other ranks; the second has one rank only.
         inner = dist.new_group([0, 1] if attempt != 1 else [1], backend="popdist")
         if rank == 1 or attempt != 1:
             dist.all_reduce(total, group=inner)
@@ -142,7 +142,7 @@ def test_calls_of_several_groups_may_be_in_any_order():
 
 
 def _threads(rank):
-    # Each thread has its group; one group serves two threads as well, with equal calls.
+    # Use one group per thread, and one group from two threads that make equal calls.
     groups = [dist.new_group([0, 1]) for _ in range(3)]
     shared = dist.new_group([0, 1])
     errors = []

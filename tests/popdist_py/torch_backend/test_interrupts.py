@@ -1,4 +1,4 @@
-"""A program that is interrupted within a call: it ends, and what it does next harms nobody."""
+"""Programs that are interrupted within a call end, and do not harm other ranks."""
 
 import signal
 import threading
@@ -40,7 +40,7 @@ def _interrupted(rank, size):
     dist.barrier()
     if rank == 1:
         with pytest.raises(RankLostError, match=r"rank 0 \(process \d+\) has left") as error:
-            _reduce_thrice(group, size)  # it has arrived at the first meeting of the call
+            _reduce_thrice(group, size)  # reaches the first barrier of the call
     dist.barrier()
     return str(error.value)
 
@@ -75,7 +75,7 @@ def test_a_call_within_a_call_is_refused():
 
 
 def test_an_interrupt_while_a_call_completes_leaves_the_queue_usable(monkeypatch):
-    """Ctrl-C may come at any line: at the begin of the end, and when the call has returned."""
+    """Ctrl-C may come while a call ends, or right after it has returned."""
     begun, queue = [], CallQueue()
 
     def interrupted_once(name):
@@ -99,9 +99,9 @@ def test_an_interrupt_while_a_call_completes_leaves_the_queue_usable(monkeypatch
         assert work.is_completed()
         assert not queue.is_inside
         queue.run(PopdistWork("broadcast", lambda: None))
-    # An asynchronous one, which this thread makes since it waits for it, has told its future.
+    # This thread runs an asynchronous call because it waits for it. That completes the future.
     begun.remove("run")
-    queue._thread = threading.current_thread()  # so that no other thread makes it
+    queue._thread = threading.current_thread()  # so that no other thread runs it
     queue.submit(asynchronous := PopdistWork("all_gather", lambda: None))
     future = asynchronous.get_future()
     with pytest.raises(KeyboardInterrupt):
@@ -120,7 +120,7 @@ def test_an_interrupt_is_that_of_the_thread_which_makes_the_call():
 
     queue.submit(PopdistWork("blocking", block))
     assert begun.wait(20)
-    queue._turn.release()  # as if the thread had not come to it yet
+    queue._turn.release()  # as if the thread had not begun yet
     first, second = PopdistWork("first", _ctrl_c), PopdistWork("second", lambda: None)
     queue.submit(first)
     queue.submit(second)

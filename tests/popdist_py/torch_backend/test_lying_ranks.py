@@ -1,4 +1,4 @@
-"""A rank that lies, as one with broken memory does: it is lost, and the others go on."""
+"""A rank that sends invalid data, as after memory corruption, is lost; the other ranks go on."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ HEADERS = st.builds(
 
 @contextlib.contextmanager
 def opened():
-    """Give ranks 0 and 2 of three, in this process, and what reaches rank 0 as another rank."""
+    """Yield ranks 0 and 2 of three, and a function that connects to rank 0 as another rank."""
     store, died = dist.HashStore(), []
     limits = CollectiveSettings(hang_timeout=20, shared_memory=False)
     before, threading.excepthook = threading.excepthook, died.append
     groups = [Messages(store, rank, 3, limits, Names) for rank in (0, 2)]
-    # Where rank 1 is called back.
+    # The listening socket of rank 1.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")
     listener.listen()
@@ -70,7 +70,7 @@ def ranks():
 
 
 def exchanged(zero, two):
-    """Tell whether ranks 0 and 2 still have what they send one another, small and large."""
+    """Tell whether ranks 0 and 2 still exchange small and large messages correctly."""
     for count in (3, 40_000):
         received, sent = torch.zeros(count), torch.arange(float(count))
         works = [zero.receive(received, 2, 5), two.send(sent, 0, 5)]
@@ -115,7 +115,7 @@ def test_who_takes_another_rank_s_place_is_turned_away(ranks):
 
 
 def test_what_nobody_waits_for_any_more_ends_no_connection(ranks):
-    """Of a receive that was given up, the bytes come after another rank was lost."""
+    """The bytes for a failed receive arrive after another rank was lost."""
     zero, two, reach = ranks
     with reach(1) as slow:
         announced = Header(Kind.ANNOUNCED, 0, 1, 40_000, 160_000, dtype=b"float32")
@@ -156,14 +156,14 @@ print(met)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_another_user_who_floods_the_socket_keeps_no_rank_out(caplog):
-    """The socket has no folder: every user of the host may connect to it."""
+    """Every user of the host may connect to an abstract socket."""
     with opened() as (zero, two, reach):
         with reach() as own:
             name = own.getpeername()[1:].decode()
         flood = subprocess.Popen([sys.executable, "-c", FLOOD, name], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
         try:
-            # Nobody listens at rank 0 yet: there is no room left, and who sends waits for nobody.
+            # Rank 0 does not accept connections yet. Its queue is full, and a send must not block.
             wait_until(lambda: not has_room(name))
             sent = two.send(torch.ones(3), 0, 1)
             received = torch.zeros(3)
@@ -178,7 +178,7 @@ def test_another_user_who_floods_the_socket_keeps_no_rank_out(caplog):
 
 
 def has_room(name):
-    """Tell whether a socket takes another connection."""
+    """Tell whether a socket accepts another connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as one:
         try:
             one.connect(f"\0{name}")

@@ -1,4 +1,4 @@
-"""The mailbox against a plain list: every message finds the receive that it must."""
+"""The mailbox matches messages and receives as a simple model with lists does."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ _steps = st.one_of(
 
 
 class _PlainMailbox:
-    """Says in the plainest way who gets what."""
+    """A simple model of the mailbox."""
 
     def __init__(self):
         self.messages, self.receives = [], []

@@ -1,4 +1,4 @@
-"""Messages between ranks: what is sent is received, in order; failures name who did what."""
+"""Messages between ranks arrive in order, and errors name the ranks and the operation."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from popdist_py.collectives.between_hosts import tcp_connect
 from popdist_py.torch_backend.messages import endpoint
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "popdist"])
-LARGE = 100_000  # elements: more bytes than follow a header at once
+LARGE = 100_000  # number of elements; too many bytes for an inline message
 
 
-# --- What both back ends do -------------------------------------------------------------------
+# --- Tests of both back ends ------------------------------------------------------------------
 
 
 def _send_and_receive(rank):
@@ -41,7 +41,7 @@ def _send_and_receive(rank):
         tensor = (torch.arange(6) + rank).to(dtype)
         assert torch.equal(exchange(tensor), (torch.arange(6) + other).to(dtype))
     assert exchange(torch.empty(0)).numel() == 0
-    # Tags in another order than that of the sends.
+    # The tags come in another order than the sends.
     works = [dist.isend(torch.tensor([tag + 10 * rank]), other, tag=tag) for tag in (1, 2, 2)]
     for tag in (2, 2, 1):
         received = torch.zeros(1, dtype=torch.int64)
@@ -99,7 +99,7 @@ def test_a_receive_from_any_source_tells_the_source(backend):
 
 
 def _follow_plan(rank, plan):
-    """Start all sends and receives of a plan at once; return the numbers received, in order."""
+    """Start all sends and receives of a plan; return the received numbers, in order."""
     sends = [
         dist.isend(torch.full((size,), number), to, tag=tag)
         for number, (source, to, tag, size) in enumerate(plan)
@@ -134,7 +134,7 @@ def test_all_that_is_sent_is_received_in_order(plans):
         assert found == expected
 
 
-# --- Ours: other ways that bytes take ---------------------------------------------------------
+# --- Transports of popdist --------------------------------------------------------------------
 
 
 def _exchange_strided(rank):
@@ -174,7 +174,7 @@ def test_a_default_device_and_a_later_change_of_size_are_the_program_s_own():
 
 
 def _on_other_hosts(rank):
-    """Let messages go as between hosts."""
+    """Make messages use the connections between hosts."""
     return mock.patch.object(endpoint, "place_of_this_process", return_value=f"place {rank}")
 
 
@@ -212,7 +212,7 @@ def _own_inodes():
 
 
 def _tcp_listeners():
-    """Return the addresses at which this process listens, as the kernel writes them."""
+    """Return the listening TCP addresses of this process, in the format of /proc."""
     inodes, found = _own_inodes(), []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -223,7 +223,7 @@ def _tcp_listeners():
 
 
 def _unix_listeners():
-    """Return the abstract names at which this process listens."""
+    """Return the names of the listening abstract sockets of this process."""
     inodes = _own_inodes()
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return {
@@ -252,7 +252,7 @@ def _to_itself_and_late(rank):
     work = dist.isend(torch.ones(LARGE), rank, tag=1)
     dist.irecv(received, rank, tag=1).wait()
     work.wait()
-    if rank == 0:  # nobody waits: the sends are complete all the same
+    if rank == 0:  # the sends complete without a wait
         futures = [dist.isend(torch.ones(n), 1, tag=n).get_future() for n in (4, LARGE)]
         for future in futures:
             future.wait()
@@ -293,13 +293,13 @@ def test_a_group_that_is_left_leaves_nothing():
     assert values(run_ranks(2, _leave_nothing)) == [True, True]
 
 
-# --- Ours: failures ---------------------------------------------------------------------------
+# --- Failures with popdist --------------------------------------------------------------------
 
 
 def _error_of(call):
     try:
         call()
-    except (RuntimeError, ValueError) as error:  # what programs for gloo catch
+    except (RuntimeError, ValueError) as error:  # the classes that programs for gloo catch
         return type(error).__name__, str(error)
     return None
 
@@ -326,8 +326,8 @@ def _wait_in_vain(rank):
         _error_of(lambda: dist.isend(torch.ones(LARGE), other, tag=4).wait(short)),
         _error_of(lambda: dist.isend(torch.ones(1), 1 - rank, tag=-1)),
     ]
-    dist.barrier()  # a receive of the other rank may still be waiting
-    # The receives that have failed take no message of those that follow.
+    dist.barrier()  # the other rank may still be in a receive
+    # Failed receives do not get any later message.
     work = dist.isend(torch.ones(12), other, tag=3)
     received = torch.zeros(12)
     dist.recv(received, other, tag=3)
@@ -371,7 +371,7 @@ def _outlive_the_end(rank, in_order):
     dist.send(torch.ones(3), 1, tag=1, group=group)
     found = [_error_of(work.wait) for work in receives]
     found.append(_error_of(lambda: dist.send(torch.ones(LARGE), 1, group=group)))
-    # What was sent before the end is received; who is left is reached.
+    # Messages from before the end of a rank are received, and the remaining rank can be reached.
     dist.recv(torch.ones(3), 1, tag=1, group=group)
     dist.send(torch.ones(3), 2, tag=2, group=group)
     if in_order:
@@ -400,7 +400,7 @@ def _time_out_and_abort(rank):
     abort = threading.Timer(0.2, group.abort)
     abort.start()
     found.append(_error_of(work.wait))
-    # Who saw the other's abort first has its own still to come.
+    # If a rank sees the other's abort first, its own abort is still to come.
     abort.join()
     found.append(_error_of(lambda: dist.send(torch.ones(1), 1 - rank, group=group)))
     dist.barrier()
@@ -411,7 +411,7 @@ def test_a_changed_time_out_and_an_abort_reach_messages():
     for late, aborted, closed in values(run_ranks(2, _time_out_and_abort)):
         assert late[0] == "RankLostError"
         assert "waited 0.2 s" in late[1]
-        # Whoever is second to abort may see the end of the other one.
+        # The second rank to abort may see the end of the first.
         assert aborted[0] in ("GroupClosedError", "RankLostError")
         assert "aborted before rank" in aborted[1] or "left the group" in aborted[1]
         assert closed[0] == "GroupClosedError"
@@ -463,7 +463,7 @@ def _strangers(rank):
         for stranger in (loud, silent):
             stranger.settimeout(20)
             stranger.connect(name)
-        # As a rank greets that the group does not have.
+        # A greeting with the number of a rank that the group does not have.
         loud.sendall((2).to_bytes(4, "little") + bytes(8))
         for size in (4, LARGE):
             work = dist.isend(torch.ones(size), other)
@@ -483,7 +483,7 @@ def test_a_stranger_is_refused_and_harms_nobody():
 
 @pytest.mark.parametrize("leads", ["127.0.0.2", "other host"])
 def test_other_hosts_reach_a_rank_on_the_network_towards_the_master(monkeypatch, leads):
-    # The name of this host leads to loopback, as Debian has it.
+    # The name of this host resolves to a loopback address, as Debian configures it.
     monkeypatch.setenv("MASTER_ADDR", "master")
     towards = {"master": leads if leads[0].isdigit() else None, "other host": "127.0.0.3"}
     monkeypatch.setattr(tcp_connect, "address_towards", towards.get)

@@ -1,4 +1,4 @@
-"""Asynchronous calls proceed beside what the program computes, within backward too."""
+"""Asynchronous calls overlap with computation, also in the backward pass."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from popdist_py import activities
 
 
 def _compute_beside(rank):
-    """Return for how long a call was complete before the end of what was computed beside it."""
+    """Return the seconds from the end of a call to the end of a concurrent computation."""
     dist.all_reduce(torch.zeros(1))
     gradients, matrix = torch.ones(1 << 20), torch.ones(300, 300)
     ended = []
@@ -21,7 +21,7 @@ def _compute_beside(rank):
     work.get_future().add_done_callback(lambda _: ended.append(time.monotonic()))
     limit = time.monotonic() + 30.0
     while not ended and time.monotonic() < limit:
-        torch.linalg.matrix_power(matrix, 50)  # without the interpreter's lock
+        torch.linalg.matrix_power(matrix, 50)  # releases the interpreter's lock
     computed = time.monotonic()
     work.wait()
     return computed - ended[0] if ended else -1.0
@@ -32,7 +32,7 @@ def test_a_call_that_nobody_waits_for_ends_while_the_program_computes():
 
 
 class _Begins:
-    """A listener of activities: when each reduction began."""
+    """A listener of activities that records the start of each reduction."""
 
     def __init__(self):
         self.moments = []
@@ -49,7 +49,7 @@ class _Begins:
 
 
 def _reductions_within_backward(rank):
-    """Return of each step how many reductions began before the last gradient, and after it."""
+    """Count, for each step, the reductions that began before and after the last gradient."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     torch.manual_seed(7)
     layers = [torch.nn.Linear(900, 900) for _ in range(6)]
@@ -70,6 +70,6 @@ def _reductions_within_backward(rank):
 
 @pytest.mark.sweep
 def test_the_first_buckets_are_reduced_before_backward_ends():
-    # On a busy machine the thread that reduces may get no core in one step.
+    # On a busy machine, the reducing thread may not run during one step.
     for counts in values(run_ranks(2, _reductions_within_backward)):
         assert any(early >= 2 and late >= 1 for early, late in counts[2:]), counts

@@ -1,4 +1,4 @@
-"""What every program that imports torch pays for the back end, and that it never costs it torch."""
+"""The registration is cheap for programs that import torch, and never makes the import fail."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from popdist_py.environment import TORCH_BACKEND
 from popdist_py.errors import PopdistError
 from popdist_py.torch_backend import _WANTED, _create, process_group
 
-# What the registration may import: more would cost every program that imports torch.
+# The modules that the registration may import. Every program that imports torch pays for them.
 _LIGHT = {
     "popdist_py",
     "popdist_py.torch_backend",
@@ -24,7 +24,7 @@ _LIGHT = {
 
 
 def python(code, **variables):
-    """Return what a Python printed, and its standard error."""
+    """Return the standard output and the standard error of a Python process."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL,
@@ -34,9 +34,9 @@ def python(code, **variables):
     return done.stdout, done.stderr
 
 
-# Python's own end takes half a second once torch is imported.
+# os._exit avoids the half second that Python takes to end after torch was imported.
 _END = "import os, sys; sys.stdout.flush(); os._exit(0)"
-# Each case has a fork of its own, since importing torch takes longest.
+# Each case runs in a separate fork, because importing torch takes most of the time.
 _REGISTERING = f"""
 import os, sys, torch, torch.distributed as d
 before = set(sys.modules)

@@ -1,4 +1,4 @@
-"""Groups over several hosts: the ranks of one machine, of which some may not share memory."""
+"""Groups over several hosts, simulated by ranks that do not share memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def _on_hosts(function):
-    """Call ``function(rank, hosts, ...)`` as if ranks of other hosts shared no memory with it."""
+    """Call a function while ranks of other simulated hosts do not share memory with it."""
 
     @wraps(function)
     def call(rank, hosts, *args):
@@ -276,7 +276,7 @@ def test_hosts_that_do_not_reach_one_another_say_what_to_do():
 
 @_on_hosts
 def _call_alone_after_a_shorter_timeout(rank, hosts):
-    dist.all_reduce(torch.ones(1))  # joins, with a time-out of minutes
+    dist.all_reduce(torch.ones(1))  # joins with a time-out of minutes
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.2), dist.group.WORLD)
     if rank == len(hosts) - 1:
         dist.distributed_c10d._get_default_store().wait(["others were told"])

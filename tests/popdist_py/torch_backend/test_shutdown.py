@@ -1,4 +1,4 @@
-"""The end of a group: destroyed, aborted, left behind; and programs that end with and without."""
+"""Groups that are destroyed, aborted or left open, and the end of programs with such groups."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def _aborted(rank):
         with pytest.raises(GroupClosedError, match="was aborted"):
             work.wait()
     else:
-        # The first call may still meet that of rank 0.
+        # The first call may still match the call of rank 0.
         works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(2)]
         with pytest.raises(RuntimeError, match=r"rank 0 \(process \d+\) has left the group"):
             works[1].wait()
@@ -107,8 +107,8 @@ def test_a_forked_process_does_not_disturb_the_group():
         assert "needs a group of its own" in text
 
 
-# Two forked processes are the ranks, since importing torch takes longest. Their parent prints how
-# they ended.
+# The ranks are two forked processes, because importing torch takes most of the time. Their parent
+# prints their exit codes.
 _PROGRAM = """
 import os, sys, torch, torch.distributed as dist, popdist_py.torch_backend.process_group
 path, how, children = sys.argv[1], sys.argv[2], []
@@ -133,7 +133,7 @@ if how == "exits":
 
 
 def _ends(program, *args):
-    """Return the exit code and the standard error of both ranks of a program."""
+    """Return the exit codes and the standard error of both ranks of a program."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(rank), *args], stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The group that a program gets for the name that it gives."""
+"""The class of the group that a program gets for each name of a back end."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ _OURS, _THEIRS = "PopdistProcessGroup", "ProcessGroup"
 
 @contextmanager
 def _substituted(wanted):
-    """Replace names in this process for a while."""
+    """Substitute back ends in this process during a test."""
     _accelerator_stays.cache_clear()
     module = dist.distributed_c10d
     with (
@@ -32,7 +32,7 @@ def _substituted(wanted):
 
 
 def _groups(rank, wanted, names, folder):
-    """Return by name the classes of the group and of a new one, and what these are called."""
+    """Return the classes and names of the default group and of a new group."""
     found = {}
     for index, name in enumerate(names):
         store = dist.FileStore(f"{folder}/{index}", 2)
@@ -93,7 +93,7 @@ def test_a_mesh_of_cpus_is_popdist(tmp_path):
 
 
 def _save(rank, folder):
-    from torch.distributed import checkpoint  # a second, which every collection would pay
+    from torch.distributed import checkpoint  # takes a second, also when tests are only collected
 
     checkpoint.async_save({"rank": torch.tensor(rank)}, checkpoint_id=folder).result()
     state = {"rank": torch.tensor(-1)}
@@ -103,12 +103,12 @@ def _save(rank, folder):
 
 @pytest.mark.sweep
 def test_torch_knows_that_the_group_is_for_cpus(tmp_path):
-    # An asynchronous checkpoint refuses groups that are not.
+    # An asynchronous checkpoint rejects other groups.
     assert values(run_ranks(2, _save, str(tmp_path))) == [(["cpu"], 0)] * 2
 
 
 def _names(wanted):
-    """Return the names as ``Backend`` reads them, and those for which torch makes a group."""
+    """Return the results of ``Backend(name)``, and the names that torch makes groups for."""
     module, made = dist.distributed_c10d, []
 
     def make(size, rank, ranks, backend, store):

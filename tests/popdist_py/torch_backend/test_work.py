@@ -1,4 +1,4 @@
-"""What asynchronous calls return: waiting, futures, errors, their order, and who makes them."""
+"""The works of asynchronous calls, with their waits, futures, errors, order and threads."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def _failing(error):
 
 
 def _blocked(queue):
-    """Keep the thread of a queue busy; return what lets it go on."""
+    """Keep the thread of a queue busy; return the work, and an event that ends it."""
     begun, release = threading.Event(), threading.Event()
 
     def block():
@@ -75,7 +75,7 @@ def test_calls_run_in_order_whoever_makes_them(queue):
 
 def test_who_waits_makes_a_call_that_nobody_has_begun(queue):
     _, release = _blocked(queue)
-    queue._turn.release()  # as if the thread had not come to it yet
+    queue._turn.release()  # as if the thread had not begun yet
     threads = []
     work = PopdistWork("all_reduce", lambda: threads.append(threading.get_ident()))
     queue.submit(work)
@@ -159,7 +159,7 @@ def test_closing_runs_what_was_submitted_and_ends_the_thread():
     thread = queue._thread
     closer = threading.Thread(target=queue.close)
     closer.start()
-    closer.join(0.1)  # it waits, or has given the calls up
+    closer.join(0.1)  # close() waits, or has given up
     release.set()
     closer.join(LIMIT)
     queue.close()
@@ -180,7 +180,7 @@ def test_closing_while_the_thread_starts_waits_for_it(monkeypatch):
     def start_while_another_closes(thread):
         if thread.name == "popdist-process-group":
             start(closer)
-            closer.join(0.1)  # it cannot end before the thread has started
+            closer.join(0.1)  # close() cannot end before the thread has started
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_while_another_closes)
@@ -199,7 +199,7 @@ def _many_at_a_time(rank):
         work.wait()
     futures = torch.futures.collect_all([work.get_future() for work in works])
     futures.wait()
-    if dist.get_backend() == "gloo":  # its futures have their values before its calls are done
+    if dist.get_backend() == "gloo":  # gloo completes futures before their calls have run
         for work in works:
             work.wait()
     assert all(work.is_completed() and work.is_success() for work in works)
@@ -216,7 +216,7 @@ def _wait_in_the_thread(rank):
     dist.all_reduce(torch.zeros(1))
     tensor = torch.zeros(4)
     if rank == 1:
-        time.sleep(2.0)  # that long the other one waits
+        time.sleep(2.0)  # the other rank waits this long
         dist.all_reduce(tensor)
         return 0.0
     work = dist.all_reduce(tensor, async_op=True)
@@ -233,7 +233,7 @@ def test_the_thread_takes_no_core_while_it_waits():
 
 
 def _die_within_backward(rank, how):
-    """Make one step with both ranks, and one in which the last rank leaves or does otherwise."""
+    """Run a step on both ranks. Then the last rank leaves or makes another call."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(torch.nn.Linear(300, 300))
