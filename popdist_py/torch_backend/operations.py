@@ -114,7 +114,7 @@ def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
     has_fraction = _has_fraction(dtype)
     accepted = ""
     if name.startswith(_MOVED_ONLY):
-        accepted = "a wider type, such as bfloat16: this one is only moved"
+        accepted = "a wider dtype, such as bfloat16, because this one can be sent but not reduced"
     elif operation.name in _OF_BITS and has_fraction:
         accepted = "booleans or integers"
     elif operation.name in _ORDERED and dtype.is_complex:

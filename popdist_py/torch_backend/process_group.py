@@ -98,7 +98,7 @@ class PopdistProcessGroup(GroupMember):
         """Add up the sparse tensors of all ranks."""
         if _operation("all_reduce", opts, [tensor]) is not SUM or not tensor.is_cpu:
             raise ArgumentError(
-                "all_reduce: a sparse tensor: expected one of the CPU, and ReduceOp.SUM"
+                "all_reduce: got a sparse tensor: expected a CPU tensor and ReduceOp.SUM"
             )
 
         return self._run("all_reduce", lambda comm: add_up(comm, tensor), [tensor], opts)

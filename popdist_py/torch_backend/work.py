@@ -126,7 +126,7 @@ class PopdistWork(dist.Work):
             where = self._queue.group_name() if self._queue is not None else ""
             raise WaitTimeoutError(
                 f"{self.name}{f' of {where}' if where else ''}: not complete {seconds:g} s after "
-                "wait(timeout) was called; the call goes on"
+                "wait(timeout) was called; the call continues"
             )
         self._pending.release()
 

@@ -172,7 +172,9 @@ class Membership:
                 f"this process group belongs to process {self._pid}; process {os.getpid()} was "
                 "forked from it and needs a group of its own"
             )
-        return GroupClosedError(f"{self._closed}: make a new one with init_process_group")
+        return GroupClosedError(
+            f"{self._closed}: make a new group with init_process_group or new_group"
+        )
 
     def abort(self, reason: str) -> None:
         """Make the current call of another thread, and all later calls, fail soon.

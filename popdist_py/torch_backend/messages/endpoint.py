@@ -184,7 +184,7 @@ class Endpoint:
         if address is None:
             return None
         if not address:
-            raise OSError(f"rank {rank} has no address that other hosts reach")
+            raise OSError(f"rank {rank} has no address that other hosts can reach")
         secret = joined(bytes.fromhex(card.secret), job_secret(os.environ))
         self._calls.begin(rank, tuple(address), secret, claim)
         return None

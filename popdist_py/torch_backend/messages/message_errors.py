@@ -50,7 +50,10 @@ class MessageErrors:
 
     def closed(self) -> GroupClosedError:
         """Return the error of a call after this rank has left the group."""
-        return GroupClosedError(f"{self._name()} has left the group: make a new one to send")
+        return GroupClosedError(
+            f"{self._name()} has left the group: make a new group with init_process_group or "
+            "new_group"
+        )
 
     def mismatch(self, work: MessageWork, source: int, to: int, theirs: str) -> MismatchError:
         """Return the error of a message that does not fit its receive.

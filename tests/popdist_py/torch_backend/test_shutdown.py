@@ -43,7 +43,7 @@ def _shut_down_twice(rank):
 
 def test_a_destroyed_group_says_so():
     for text in values(run_ranks(2, _shut_down_twice)):
-        assert text.startswith("this process group was destroyed: make a new one")
+        assert text.startswith("this process group was destroyed: make a new group")
 
 
 def _aborted(rank):
