@@ -8,6 +8,6 @@ group_settings     the settings of a group, from variables of this library and o
 monitored_barrier  a barrier whose error names the missing ranks
 errors             the classes of errors
 
-May call: communicators, collectives, within_host,
-environment, errors.
+No module of this folder depends on what a call computes.
+May call: communicators, collectives, within_host, environment, errors.
 """

@@ -8,6 +8,7 @@ traffic         sends and receives headers and bytes over all connections
 channels        one connection between two ranks
 endpoint        addresses of the ranks, and connections between them
 
-May call: between_hosts, within_host, communicators, collectives,
-peers, activities, environment, errors, public_collectives, membership.
+No module of this folder calls a collective.
+May call: between_hosts, within_host, communicators, collectives, peers, activities, environment,
+errors, public_collectives, membership.
 """
