@@ -6,7 +6,7 @@ within_host/      the memory that instances of one host share, and the barrier i
 between_hosts/    the mesh between the hosts, over TCP or MPI
 arithmetic, tree  reducing arrays in a fixed order
 objects           Python objects, which travel as pickles
-rounds            what hosts exchange that compress their sums
+compression_rounds  the exchanges between hosts that compress their sums
 signature         what the instances compare before they exchange data
 waiting           the limits of waits, and their errors
 background        calls that run beside the program

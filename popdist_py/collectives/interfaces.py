@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from popdist_py.collectives.background import Background
-    from popdist_py.collectives.rounds import Compression
+    from popdist_py.collectives.compression_rounds import Compression
     from popdist_py.collectives.signature import Signature
 
 __all__ = ["AnyReduceOp", "Communicator", "HostLinks", "HostMemory", "Meeting", "ReduceOp"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.rounds import Round, exact_round
+from popdist_py.collectives.compression_rounds import Round, exact_round
 
 __all__ = ["SUMS", "VALUES", "ConnectionLostError", "Mesh", "Request"]
 

@@ -12,7 +12,7 @@ from popdist_py import activities
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
 from popdist_py.collectives.between_hosts.mesh import ConnectionLostError, Mesh, Request
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
-from popdist_py.collectives.rounds import Round
+from popdist_py.collectives.compression_rounds import Round
 from popdist_py.collectives.tree import Node
 from popdist_py.collectives.waiting import Span, WaitLimits, WaitTime
 from popdist_py.errors import InstanceLostError

@@ -16,7 +16,7 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction
 from popdist_py.collectives.between_hosts.mesh_group import MeshGroup, Started
-from popdist_py.collectives.rounds import Compression, Round
+from popdist_py.collectives.compression_rounds import Compression, Round
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
 __all__ = ["CompressedAllReduce"]

@@ -38,8 +38,8 @@ from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
+    from popdist_py.collectives.compression_rounds import Compression
     from popdist_py.collectives.interfaces import Meeting
-    from popdist_py.collectives.rounds import Compression
 
 __all__ = ["ConnectHosts", "GroupCommunicator"]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from popdist_py.collectives import Communicator, HostLinks
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.rounds import Compression
+from popdist_py.collectives.compression_rounds import Compression
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.update.error_feedback import ErrorFeedback
 from popdist_py.poptorch.update.power_sgd import PowerSgd, PowerSgdSettings

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array
-from popdist_py.collectives.rounds import Round, segments
+from popdist_py.collectives.compression_rounds import Round, segments
 from popdist_py.poptorch.update.error_feedback import ErrorFeedback
 
 __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
