@@ -1,7 +1,7 @@
-"""This process as an instance of a job: reads the launcher's variables, joins and leaves the job.
+"""Joining and leaving the job, and the launcher's variables of this instance.
 
-The only state of the library lives here: the communicators of this instance. mpi4py is imported
-only when the job has several instances, and torch never. Nothing here moves data.
+This module holds the communicators of this instance. It imports mpi4py only if the job has several
+instances, and never imports torch. It does not move data.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ __all__ = [
 
 Result = TypeVar("Result")
 
-# Set by MPICH's process manager.
+# MPICH's process manager sets this variable.
 _HYDRA = "PMI_FD"
-# How Open MPI and MPICH tell a process the number of processes, and its own.
+# Open MPI and MPICH store the number of processes and the process's rank in these variables.
 _RANKS_OF_MPI = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
 
 _communicator: Communicator | None = None
-# The communicator of the innermost execute_on_instances call that runs in this thread or task.
+# The communicator of the innermost execute_on_instances() call in this thread or task.
 _active_group: ContextVar[Communicator | None] = ContextVar("_active_group", default=None)
 _communicators_by_group: dict[tuple[int, ...], Communicator] = {}
 
@@ -59,21 +59,22 @@ def is_launched() -> bool:
 
 
 def environment() -> InstanceEnvironment:
-    """Return the launcher's values for this instance; without the launcher, the defaults.
+    """Return the launcher's values for this instance; the defaults without the launcher.
 
     Raises:
-        WireError: the variables are incomplete or contradict one another.
+        WireError: The variables are incomplete or contradict one another.
     """
     return InstanceEnvironment.from_environ(os.environ)
 
 
 def ipus_of_pod() -> int | None:
-    """Return how many IPUs the launcher holds for this instance in a pod, a power of two.
+    """Return the number of IPUs that the launcher holds in a pod for this instance, a power of two.
 
-    None where no pod is configured, or no launcher started this process.
+    The result is None if the job does not use a pod, or if this process was not started by the
+    launcher.
 
     Raises:
-        WireError: the variables are incomplete or contradict one another.
+        WireError: The variables are incomplete or contradict one another.
     """
     if not is_launched() or os.environ.get(POD, "none") in ("", "none"):
         return None
@@ -84,11 +85,11 @@ def ipus_of_pod() -> int | None:
 def init() -> None:
     """Join the other instances of the job; a second call does nothing.
 
-    Without the launcher, or with one instance, MPI is not started. Afterwards an uncaught exception
-    ends the whole job; the other instances would otherwise wait in a collective for ever.
+    MPI is not started without the launcher or with one instance. After this call an uncaught
+    exception ends the whole job. Otherwise the other instances would wait in a collective for ever.
 
     Raises:
-        WireError: the launcher's variables are incomplete, or MPI reports another job.
+        WireError: The launcher's variables are incomplete, or MPI reports another job.
     """
     global _communicator
     if _communicator is not None:
@@ -107,7 +108,7 @@ def init() -> None:
 
 
 def _warn_of_other_processes() -> None:
-    """Say once that another launcher started several processes: each would train by itself."""
+    """Warn on rank 0 if another launcher started several processes, which would not cooperate."""
     for size, rank in _RANKS_OF_MPI:
         if os.environ.get(size, "1") != "1" and os.environ.get(rank) == "0":
             import logging
@@ -121,7 +122,7 @@ def _warn_of_other_processes() -> None:
 
 
 def _join(instance: InstanceEnvironment) -> Communicator:
-    """Connect to the other instances and compare them with the launcher's variables."""
+    """Connect to the other instances, and compare MPI's numbers with the launcher's variables."""
     if _HYDRA in os.environ:
         # An instance that ends with an error must not wait for the others in MPICH's MPI_Finalize.
         import mpi4py
@@ -147,12 +148,12 @@ def _join(instance: InstanceEnvironment) -> Communicator:
 
 
 def communicator() -> Communicator:
-    """Return the communicator of all instances; inside a group, that of the group.
+    """Return the communicator of all instances, or of the group inside execute_on_instances().
 
-    A job of one instance needs no ``init()``.
+    A job of one instance does not need ``init()``.
 
     Raises:
-        NotInitialisedError: the job has several instances and ``init()`` was not called.
+        NotInitialisedError: The job has several instances and ``init()`` was not called.
     """
     if (group := _active_group.get()) is not None:
         return group
@@ -170,7 +171,7 @@ def check_process() -> None:
     """Raise an error in a forked child of an instance, if the job has several instances.
 
     Raises:
-        ForkedProcessError: this process was forked from an instance.
+        ForkedProcessError: This process was forked from an instance.
     """
     if _communicator is not None:
         _communicator.background.check_process()
@@ -182,7 +183,7 @@ def is_initialised() -> bool:
 
 
 def finalize() -> None:
-    """Leave the job; called at exit. Calling it again does nothing."""
+    """Leave the job; called at exit. A second call does nothing."""
     global _communicator
     world, _communicator = _communicator, None
     while _communicators_by_group:
@@ -194,22 +195,24 @@ def finalize() -> None:
 def execute_on_instances(
     instances: Iterable[int], func: Callable[..., Result], *args: Any, **kwargs: Any
 ) -> Result | None:
-    """Call ``func(*args, **kwargs)`` on the listed instances only and return its result there.
+    """Call ``func(*args, **kwargs)`` on the listed instances, and return its result on them.
 
-    The other instances return ``None`` at once. Collectives inside ``func`` are among the listed
-    instances.
+    The other instances return ``None`` at once. Collective calls in ``func`` involve only the
+    listed instances.
 
     Args:
-        instances: instance indices, for example ``{0}`` or ``range(2)``.
-        func: what the listed instances call.
-        args: positional arguments of ``func``.
-        kwargs: keyword arguments of ``func``.
+        instances: The instance indices, for example ``{0}`` or ``range(2)``.
+        func: The function that the listed instances call.
+        args: Positional arguments of ``func``.
+        kwargs: Keyword arguments of ``func``.
 
     Raises:
-        TypeError: ``instances`` is one index, or ``func`` cannot be called.
-        ValueError: none of the indices is that of an instance, so that nobody would call ``func``.
+        TypeError: ``instances`` is a single index, or ``func`` is not callable.
+        ValueError: The job does not have an instance with one of the indices, so ``func`` would
+            not be called.
     """
-    # Once: what was given may be an iterator, or an array, whose truth value is ambiguous.
+    # ``instances`` is read only once, because it may be an iterator. It may also be an array, whose
+    # truth value is ambiguous.
     indices = frozenset(instances) if isinstance(instances, Iterable) else None
     if indices is None or not callable(func):
         raise TypeError(
@@ -241,12 +244,12 @@ def _numbers(instances: Iterable[int]) -> str:
 
 
 def _counted(num_instances: int) -> str:
-    """Return in words which instances there are."""
+    """Return a text that names all instances of the job."""
     return f"the instances 0 to {num_instances - 1}" if num_instances > 1 else "instance 0 only"
 
 
 def _group(instances: tuple[int, ...]) -> Communicator:
-    """Return the communicator of some instances, made at their first call."""
+    """Return the communicator of a group of instances, and make it at the group's first call."""
     assert _communicator is not None
     if len(instances) == _communicator.num_instances:
         return _communicator
@@ -261,10 +264,10 @@ def _group(instances: tuple[int, ...]) -> Communicator:
 
 
 def _install_abort_hook() -> None:
-    """End the process at once when an exception reaches the top.
+    """Install a hook that ends the process at once after an uncaught exception.
 
-    mpi4py finalises MPI at exit. That waits for the other instances, which may wait for this one.
-    The previous hook prints the traceback.
+    Otherwise mpi4py would finalise MPI at exit, and wait there for the other instances, which may
+    be waiting for this instance. The previous hook prints the traceback.
     """
     previous_hook = sys.excepthook
 

@@ -1,20 +1,21 @@
-"""Communication between instances: the Communicator protocol and its implementations.
+"""The Communicator protocol for communication between instances, and its implementations.
 
-interfaces        the protocols: Communicator, Meeting, and what a Communicator may offer
-communicators/    the implementations of Communicator, and how instances join one
-within_host/      the memory that instances of one host share, and the barrier in it
-between_hosts/    the mesh between the hosts, over TCP or MPI
-arithmetic, tree  reducing arrays in a fixed order
-objects           Python objects, which travel as pickles
+interfaces          the protocols Communicator, Meeting, HostMemory and HostLinks
+communicators/      the implementations of Communicator, and joining one
+within_host/        shared memory and the barrier of the instances of one host
+between_hosts/      the mesh between the hosts, over TCP or MPI
+arithmetic, tree    reducing arrays in a fixed order
+overlaps            checks for arrays whose elements share memory
+objects             exchanging Python objects as pickles
 compression_rounds  the exchanges between hosts that compress their sums
-signature         what the instances compare before they exchange data
-waiting           the limits of waits, and their errors
-background        calls that run beside the program
-size_thresholds   measured limits between two ways of reducing
-freed_memory      whether glibc keeps what a step frees for the next one
+signature           the description of a call, which the instances compare before they exchange data
+waiting             time limits of waits, and their errors
+background          the thread that runs calls in the background
+size_thresholds     measured limits between two ways of reducing
+freed_memory        glibc settings for freed memory
 
-Data are NumPy arrays. torch stays outside: a tensor reaches this package as the array that shares
-its memory.
+Data are NumPy arrays. This package does not use torch. Its callers pass a tensor as the array that
+shares the tensor's memory.
 """
 
 from popdist_py.collectives.interfaces import (

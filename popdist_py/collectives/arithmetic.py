@@ -1,7 +1,8 @@
 """Element-wise reduction of arrays, in one fixed order.
 
-Pure NumPy on the caller's memory; nothing here communicates. float16 and bfloat16 are added up in
-float32. NumPy has no bfloat16: an array of the dtype ``BFLOAT16`` holds its bits.
+This module applies NumPy to the caller's memory and does not communicate. float16 and bfloat16
+are added up in float32. NumPy lacks bfloat16, so an array of the dtype ``BFLOAT16`` holds the bits
+of bfloat16 numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 # The function that combines two values. For booleans, "sum" means "any" and "prod" means "all".
-# Those of bits are for the process groups of torch.
+# Only the process groups of torch use the bitwise operations.
 FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
@@ -41,7 +42,7 @@ FUNCTIONS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 _OF_BITS = frozenset({"band", "bor", "bxor"})
-# Small enough that a chunk and those combined with it stay in the second-level cache.
+# A chunk is so small that it and the chunks combined with it stay in the second-level cache.
 CHUNK_BYTES = 256 * 1024
 
 
@@ -52,10 +53,10 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def check_dtype(op: AnyReduceOp, dtype: np.dtype[Any]) -> None:
-    """Compare an operation with the dtype of an array.
+    """Raise an error unless the operation is defined for the dtype of an array.
 
     Raises:
-        TypeError: the operation is not defined for the dtype.
+        TypeError: The operation is not defined for the dtype.
     """
     if dtype.kind not in "biufc" and dtype != BFLOAT16:
         raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
@@ -72,12 +73,12 @@ class Reduction:
     """Reduces arrays of one dtype with one operation.
 
     Args:
-        op: the operation; ``mean`` divides by ``count``.
-        dtype: of the arrays.
-        count: number of instances of the whole reduction.
+        op: The operation; ``mean`` divides by ``count``.
+        dtype: Dtype of the arrays.
+        count: Number of instances of the whole reduction.
 
     Raises:
-        TypeError: the operation is not defined for the dtype.
+        TypeError: The operation is not defined for the dtype.
     """
 
     def __init__(self, op: AnyReduceOp, dtype: np.dtype[Any], count: int) -> None:
@@ -92,7 +93,7 @@ class Reduction:
         self._scratch: tuple[Array, ...] = ()
 
     def widen(self, source: Array, out: Array) -> Array:
-        """Return ``source`` as ``accumulate_dtype``; in ``out`` if it must be converted."""
+        """Return ``source`` in ``accumulate_dtype``; a converted copy is stored in ``out``."""
         if not self.is_half:
             return source
         if self.dtype == BFLOAT16:
@@ -111,16 +112,16 @@ class Reduction:
             np.copyto(out, value, casting="same_kind")
 
     def finalize(self, value: Array) -> None:
-        """Divide the sum over all instances where the operation is ``mean``, in place."""
+        """Divide the sum over all instances in place if the operation is ``mean``."""
         if self.divisor is not None:
             np.divide(value, self.divisor, out=value)
 
     def accumulate(self, sources: Iterable[Array], out: Array) -> None:
         """Reduce ``sources`` in order into ``out``.
 
-        ``out`` has the dtype ``accumulate_dtype``, and may be one of the first two sources. A
-        source is asked for once the one before it is added, so they may use the same memory from
-        the second on.
+        ``out`` has the dtype ``accumulate_dtype`` and may be one of the first two sources. The
+        iterator is advanced only after the previous source was added. So all sources but the first
+        may use the same memory.
         """
         remaining, scratch = iter(sources), self._scratch_arrays(out.size)[1]
         total = next(remaining)
@@ -154,7 +155,7 @@ class Reduction:
             self.finalize(out)
 
     def _reduce_apart(self, sources: Iterable[Array], out: Array) -> None:
-        """Reduce sources of at most one chunk in other memory, then fill ``out``."""
+        """Reduce sources of at most one chunk in scratch memory, then fill ``out``."""
         total = self._scratch_arrays(out.size)[0]
         self.accumulate(sources, total)
         self.finalize(total)

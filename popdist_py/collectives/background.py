@@ -1,9 +1,9 @@
-"""Collectives beside the program: one thread makes the calls in the order of submission.
+"""The background thread that makes collective calls in the order of submission.
 
-All instances must communicate in the same order, so a direct call waits for those submitted before.
-Every call of a communicator comes here first, so calls of a forked child are refused here, too. The
-child has its parent's memory and connections: its call would be taken for the parent's next one.
-Nothing here knows what a call does.
+All instances must communicate in the same order, so a direct call waits for the calls submitted
+before. Every call of a communicator passes through this module first, so it also refuses the calls
+of a forked child. The child shares its parent's memory and connections, and the other instances
+would mistake its call for the parent's next call. This module does not depend on the kind of call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Handle(Generic[T]):
     def run(self) -> None:
         """Make the call and store its result or error for ``wait``."""
         try:
-            # Of another thread: the program's own time goes elsewhere meanwhile.
+            # This activity belongs to the background thread. The program's thread has its own
+            # activity.
             with activities.doing(activities.REDUCING, self._name, self._call):
                 self._result = self._function()
         except BaseException as error:
@@ -55,8 +56,8 @@ class Handle(Generic[T]):
         """Return the result of the collective once it is complete.
 
         Raises:
-            PopdistError: the error that the collective raised.
-            ForkedProcessError: this process was forked after the call was submitted; only its
+            PopdistError: The collective raised this error.
+            ForkedProcessError: This process was forked after the call was submitted. Only its
                 parent makes the call.
         """
         if not self._done.is_set():
@@ -73,7 +74,7 @@ class Background:
     """Runs functions one after the other in one thread, which starts on first use.
 
     Args:
-        is_alone: whether this is the only instance. Then a forked child may make calls, too.
+        is_alone: Whether this is the only instance. In that case a forked child may make calls.
     """
 
     def __init__(self, *, is_alone: bool = False) -> None:
@@ -85,20 +86,20 @@ class Background:
 
     def _begin(self) -> None:
         self._queue: SimpleQueue[Handle[Any] | None] = SimpleQueue()
-        # The last function submitted, until somebody has waited for it.
+        # The last submitted function; ``drain()`` resets it to None.
         self.last: Handle[Any] | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a forked child of the instance, which may not make its calls."""
+        """Whether this process is a forked child of the instance and may not make its calls."""
         return self._is_forked
 
     def check_process(self) -> None:
         """Raise an error in a process that was forked from the instance.
 
         Raises:
-            ForkedProcessError: this process was forked from the instance.
+            ForkedProcessError: This process was forked from the instance.
         """
         if self._is_forked:
             raise _forked_error(self._pid)
@@ -109,7 +110,7 @@ class Background:
         ``call`` names the collective that the function makes; it is empty for other functions.
 
         Raises:
-            ForkedProcessError: this process was forked from the instance.
+            ForkedProcessError: This process was forked from the instance.
         """
         self.check_process()
         if self._thread is None:
@@ -125,7 +126,7 @@ class Background:
         """Wait until all submitted functions have run.
 
         Raises:
-            ForkedProcessError: this process was forked from the instance.
+            ForkedProcessError: This process was forked from the instance.
         """
         last = self.last
         if last is None or threading.current_thread() is self._thread:
@@ -143,11 +144,12 @@ class Background:
             self._queue.put(None)
 
     def begin_in_child(self) -> None:
-        """Start anew in a forked child, which has none of its parent's threads."""
+        """Start again in a forked child, because the parent's threads do not run in the child."""
         self._begin()
         if not self._is_alone:
             self._is_forked = True
-            # Direct calls skip ``drain()``, and its check of the process, while ``last`` is None.
+            # Some direct calls skip ``drain()`` and its check of the process while ``last`` is
+            # None.
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:

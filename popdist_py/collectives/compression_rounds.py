@@ -1,7 +1,7 @@
-"""Rounds: what the owners of one slice send one another, when they do not send plain arrays.
+"""Rounds, which are exchanges of possibly compressed arrays between the owners of one slice.
 
-The values that a compression and a transport exchange, and the round that reduces an array as it
-is. Nothing here sends.
+A compression describes each exchange as a ``Round``, which a mesh carries out. ``exact_round``
+reduces an array without compression. This module does not send data.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Compression", "Round", "exact_round", "reduce_in_order", "segments"]
 
-# Up to this size every rank sends its whole array to every other: sending results round would cost
-# more time than the bytes that segments save.
+# Up to this size every rank sends its whole array to every other rank. Segments would save bytes,
+# but the second exchange for the results would cost more time.
 _MAX_UNSEGMENTED_BYTES: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Every rank sends to every other, combines what it got, and sends the result round.
+    """One exchange of arrays between all ranks, and the reduction of the received arrays.
 
     Attributes:
-        outgoing: the flat array for each rank, its own included; all ranks send one rank arrays of
-            one size and dtype. Nobody may touch them before the round is done.
-        combine: called once with what all ranks sent to this one, in their order; it writes this
-            rank's result, and may write nowhere else but to memory that is not sent.
-        results: where the result of each rank goes, its own included; none if results stay where
-            they are made.
+        outgoing: The flat array for each rank, including this one. All arrays sent to one rank have
+            the same size and dtype. The caller must not change them before the round is done.
+        combine: The function that is called once with the arrays that all ranks sent to this rank,
+            in order of rank. It writes this rank's result, and must not write to other memory that
+            is sent.
+        results: The array for the result of each rank, including this one. It is empty if the ranks
+            do not send their results.
     """
 
     outgoing: Sequence[_Array]
@@ -42,7 +43,7 @@ class Round:
 
 
 def segments(array: _Array, size: int) -> list[_Array]:
-    """Cut an array into what each rank reduces: two ranks send one another everything."""
+    """Return the segment that each rank reduces; with two ranks, the whole array as one."""
     if size == 2:
         return [array]
     bounds = [array.size * rank // size for rank in range(size + 1)]
@@ -62,11 +63,11 @@ def exact_round(array: _Array, function: np.ufunc, rank: int, size: int) -> Roun
 
 
 def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -> None:
-    """Reduce what a round brought in order of rank into ``out``, which may be one of the values.
+    """Reduce the received arrays in order of rank into ``out``, which may be one of them.
 
-    The values from other ranks may be overwritten.
+    The function may overwrite the values from other ranks.
     """
-    # Only the first two may be overwritten by the running total: the others are read later.
+    # The running total may overwrite only the first two values, because the others are read later.
     total = out if out is values[0] or out is values[1] else values[0]
     function(values[0], values[1], out=total)
     for value in values[2:]:
@@ -76,27 +77,28 @@ def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -
 
 
 class Compression(Protocol):
-    """How the hosts' sums of one array travel; it keeps what a reduction leaves out for the next.
+    """The compression of one array between hosts, with the error that it carries to the next call.
 
     All hosts make the same calls, so that they start the same rounds.
     """
 
     @property
     def name(self) -> str:
-        """What the instances compare: equal for those that understand one another."""
+        """The name that the instances compare; equal names mean compatible compressions."""
 
     def parts(self, owner: int, num_owners: int) -> Sequence[slice]:
         """Return the parts of the array that one owner of each host reduces, in order.
 
-        Those of all owners cover the array.
+        The parts of all owners cover the array.
         """
 
     def rounds(self, part: slice, total: _Array, rank: int, num_hosts: int) -> Iterator[Round]:
         """Yield the rounds that reduce one part; when they are done, all hosts have equal bits.
 
         Args:
-            part: which part.
-            total: this host's sum, float32, flat; the sum over all hosts when the iterator ends.
-            rank: of this host.
-            num_hosts: number of hosts, at least 2.
+            part: The part of the array.
+            total: The sum of this host as a flat array of float32. When the iterator ends, it holds
+                the sum over all hosts.
+            rank: Rank of this host.
+            num_hosts: Number of hosts, at least 2.
         """

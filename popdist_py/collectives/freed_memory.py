@@ -1,9 +1,9 @@
-"""What becomes of freed memory: given back while compiling, kept for the next step in training.
+"""Settings of glibc that return freed memory while compiling, and keep it while training.
 
-By default glibc gives large blocks back to the system at once. A step that frees and allocates
-100 MB of gradients then spends more time on page faults than on the reduction.
+By default glibc returns large blocks to the system at once. A training step that frees and
+allocates 100 MB of gradients then spends more time on page faults than on the reduction.
 
-Nothing here allocates or communicates.
+This module does not allocate memory and does not communicate.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = [
     "keep_freed_memory",
 ]
 
-# mallopt(3): the numbers of the parameters are part of glibc's interface.
+# The parameter numbers of mallopt(3) are part of glibc's interface.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _MOST_KEPT_BYTES = (1 << 31) - 1  # mallopt takes a C int
-# What glibc has at its start; it raises the threshold to 32 MiB by itself.
+# The initial settings of glibc. It raises the mmap threshold up to 32 MiB automatically.
 _USUAL_THRESHOLD, _USUAL_MMAP_MAX = 128 << 10, 65536
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep up to 2 GiB of freed memory; return whether it does.
+    """Let glibc keep up to 2 GiB of freed memory, and return whether it does.
 
-    A user's own settings (``MALLOC_...`` variables, ``GLIBC_TUNABLES``) stay as they are, and with
-    another C library nothing happens.
+    The function leaves a user's own settings unchanged (``MALLOC_...`` variables,
+    ``GLIBC_TUNABLES``). With another C library it does nothing.
     """
     return _set({_MMAP_MAX: 0, _TRIM_THRESHOLD: _MOST_KEPT_BYTES})
 
 
 def give_back_freed_memory() -> bool:
-    """Have glibc give large blocks back at once, until it keeps them; return whether it does.
+    """Let glibc return large blocks to the system at once, and return whether it does.
 
-    What is freed while a model is compiled has other sizes than what its steps need: kept, it would
-    lie beside that.
+    Compiling a model frees blocks of other sizes than the training steps need. Kept blocks would
+    occupy memory in addition to those of the steps. ``keep_freed_memory()`` ends this setting.
     """
     return _set(
         {
@@ -53,16 +53,16 @@ def give_back_freed_memory() -> bool:
 
 
 def give_back_kept_memory() -> None:
-    """Give back what was freed and kept so far; what is freed later is kept again."""
+    """Return the freed memory kept so far to the system; memory freed later is kept again."""
     if _mallopt() is not None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
 def freed_memory_given_back() -> Iterator[None]:
-    """Give freed memory back in this block, and keep it from then on, however the block ends.
+    """Return freed memory to the system in this block, and keep freed memory afterwards.
 
-    After an error too: another model may train already.
+    Freed memory is also kept after an error, because another model may already be training.
     """
     give_back_freed_memory()
     try:
@@ -78,7 +78,7 @@ def _set(parameters: dict[int, int]) -> bool:
 
 @functools.cache
 def _mallopt() -> Callable[[int, int], int] | None:
-    """Return the C library's function; None where it lacks it or the user decides."""
+    """Return mallopt() of the C library; None if it lacks it or the user has own settings."""
     own = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc" in own or any(name.startswith("MALLOC_") for name in os.environ):
         return None

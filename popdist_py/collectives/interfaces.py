@@ -1,4 +1,4 @@
-"""The interfaces of collective communication: a communicator, and how its instances meet."""
+"""The protocols of collective communication: Communicator, Meeting, HostMemory and HostLinks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["AnyReduceOp", "Communicator", "HostLinks", "HostMemory", "Meeting", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
-# torch.distributed also combines the bits of integers; our own calls do not offer it.
+# torch.distributed also offers bitwise operations. The library's own calls do not.
 AnyReduceOp = Literal[ReduceOp, "band", "bor", "bxor"]
 
 
 class HostMemory(Protocol):
-    """Memory that all instances of the job share; they are on one host.
+    """Memory that all instances of a job on one host share.
 
     Its calls are collective, except ``own_slice``.
     """
@@ -29,12 +29,16 @@ class HostMemory(Protocol):
         """Return zeroed bytes that are the same memory on all instances."""
 
     def own_slice(self, size: int) -> slice:
-        """Return which of ``size`` elements this instance reduces; the slices of all cover all."""
+        """Return the slice of ``size`` elements that this instance reduces.
+
+        The slices of all instances cover all elements.
+        """
 
     def reduce_slice(self, array: np.ndarray[Any, Any], name: str = "") -> None:
         """Write the sum over all instances to ``own_slice`` of ``array`` (reduce-scatter).
 
-        The rest of ``array`` stays. Other instances read it until the next collective call.
+        The rest of ``array`` is not changed. Other instances read it until the next collective
+        call.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -46,54 +50,55 @@ class HostLinks(Protocol):
 
     @property
     def hosts(self) -> Sequence[Sequence[int]]:
-        """Index in the job of the instances of every host."""
+        """For each host, the indices in the job of its instances."""
 
     def start_compressed(
         self, array: np.ndarray[Any, Any], compression: Compression, name: str = ""
     ) -> None:
         """Start to sum ``array`` over all instances, in place; collective.
 
-        Within a host it is added as ``all_reduce`` does; ``compression`` says what hosts send one
-        another. Every instance ends with bit-identical values. Nobody may touch the array before
-        the call is finished.
+        Within a host the arrays are added up as in ``all_reduce``. ``compression`` determines the
+        data that the hosts send one another. All instances get bit-identical values. The caller
+        must not read or change the array before ``finish_compressed`` returns.
 
         Args:
-            array: float16 or float32, flat, in memory made by ``gradient_buffer``.
-            compression: of this array; every instance has its own, of the same name.
-            name: the user's name of the call, for messages.
+            array: A flat array of float16 or float32, in memory made by ``gradient_buffer``.
+            compression: The compression of this array. Every instance has its own compression
+                object of the same name.
+            name: The user's name of the call, for messages.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
         """
 
     def finish_compressed(self) -> None:
-        """Return once the first array that was started and not finished holds its sum; collective.
+        """Return once the oldest started array that is not finished holds its sum; collective.
 
-        If the next one is started before, the links have no pause between them.
+        The network stays busy if the next array is started before this call.
         """
 
 
 class Communicator(Protocol):
-    """The collectives of a set of instances. Every call is collective: all of them make it.
+    """The collectives of a set of instances. All of these instances must make every call.
 
     Arrays are C-contiguous. ``name`` is the user's name of a call, for messages. Every call but
-    ``close`` raises CollectiveMismatchError if the instances make different ones, and
-    InstanceLostError if one of them ended or does not arrive in time.
+    ``close`` raises CollectiveMismatchError if the instances make different calls. It raises
+    InstanceLostError if an instance has ended or does not make the call in time.
     """
 
     background: Background
-    """Runs calls beside the program; a direct call waits for those submitted before."""
+    """Runs calls in the background; a direct call waits for the calls submitted before it."""
 
     spans_hosts: bool
     """Whether the instances may be on several hosts."""
 
     @property
     def instances(self) -> Sequence[int]:
-        """Index in the job of every instance that takes part; ``root`` is one of them."""
+        """Index in the job of every instance that takes part; ``root`` is one of these indices."""
 
     @property
     def instance_index(self) -> int:
-        """Index of this instance among those that take part, 0 to ``num_instances`` - 1."""
+        """Index of this instance in ``instances``, 0 to ``num_instances`` - 1."""
 
     @property
     def num_instances(self) -> int:
@@ -101,16 +106,16 @@ class Communicator(Protocol):
 
     @property
     def host_memory(self) -> HostMemory | None:
-        """Memory that all instances share; None with one instance or several hosts, or disabled."""
+        """Memory that all instances share; None with one instance, or if ``spans_hosts``."""
 
     @property
     def host_links(self) -> HostLinks | None:
-        """What connects several hosts; None on one host, or where instances share no memory."""
+        """The connections between several hosts; None unless ``spans_hosts``."""
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` element by element over all instances, in place.
 
-        Every instance ends with bit-identical values. float16 and bfloat16 are added in float32.
+        All instances get bit-identical values. float16 and bfloat16 are added up in float32.
         """
 
     def reduce_scatter(
@@ -119,7 +124,8 @@ class Communicator(Protocol):
         """Return this instance's block of the first dimension of the reduced ``array``.
 
         Args:
-            array: It is not changed. Its first dimension is a multiple of the instances.
+            array: The array to reduce, which is not changed. The size of its first dimension is a
+                multiple of the number of instances.
             op: The operation.
             name: The user's name of the call.
         """
@@ -131,31 +137,33 @@ class Communicator(Protocol):
         fixed binary tree over the replicas, so the bits do not depend on the number of instances.
 
         Args:
-            leaves: [local replicas L, elements], in memory made by ``gradient_buffer``.
+            leaves: An array of the shape [local replicas L, elements], in memory made by
+                ``gradient_buffer``.
         """
 
     def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Return zeroed bytes in which arrays are reduced fastest: instances of a host share them.
+        """Return zeroed memory; arrays in this memory are reduced fastest.
 
-        All instances pass the same size. The memory is freed when no array uses it.
+        The instances of a host share this memory. All instances pass the same size. The memory is
+        freed once it is not used by any array.
         """
 
     def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
-        """Overwrite ``array`` with the one of instance ``root``, in place."""
+        """Overwrite ``array`` with the array of instance ``root``."""
 
     def all_gather(self, array: np.ndarray[Any, Any], name: str = "") -> np.ndarray[Any, Any]:
-        """Return the arrays of all instances, stacked: [instances, *shape]."""
+        """Return the arrays of all instances as one array of the shape [instances, *shape]."""
 
     def gather(
         self, array: np.ndarray[Any, Any], root: int = 0, name: str = ""
     ) -> np.ndarray[Any, Any] | None:
-        """Return what ``all_gather`` returns at instance ``root``, and None elsewhere."""
+        """Return the result of ``all_gather`` on instance ``root``, and None on the others."""
 
     def all_gather_object(self, value: object, name: str = "") -> list[Any]:
         """Return the picklable ``value`` of every instance, in instance order."""
 
     def gather_object(self, value: object, root: int = 0, name: str = "") -> list[Any] | None:
-        """Return what ``all_gather_object`` returns at instance ``root``, and None elsewhere."""
+        """Return the result of ``all_gather_object`` on ``root``, and None on the others."""
 
     def broadcast_object(self, value: object, root: int = 0, name: str = "") -> Any:
         """Return the picklable ``value`` of instance ``root``."""
@@ -167,23 +175,23 @@ class Communicator(Protocol):
         """Return once every instance makes the call ``signature``."""
 
     def close(self) -> None:
-        """Release memory and connections; calling it again does nothing."""
+        """Release memory and connections; further calls do nothing."""
 
 
 class Meeting(Protocol):
-    """Some instances of the job that can exchange small values; every call is collective.
+    """A group of instances that exchange small values; every call is collective.
 
-    A value is what JSON knows: texts, numbers, booleans, None, lists of them. A tuple may come back
-    as a list.
+    Values are JSON values: texts, numbers, booleans, None, and lists of them. A tuple may be
+    returned as a list.
     """
 
     @property
     def rank(self) -> int:
-        """Index of this instance among those that meet."""
+        """Index of this instance in the group."""
 
     @property
     def size(self) -> int:
-        """Number of instances that meet."""
+        """Number of instances in the group."""
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value of every instance, in order of rank."""
@@ -192,4 +200,4 @@ class Meeting(Protocol):
         """Return the value of rank 0."""
 
     def split(self, color: int, key: int) -> Meeting:
-        """Return the meeting of those that pass the same ``color``, in order of ``key``."""
+        """Return the meeting of the instances that pass the same ``color``, ordered by ``key``."""

@@ -1,9 +1,9 @@
-"""Collectives of Python objects: pickles that travel as bytes of any length.
+"""Collectives of Python objects, which the instances exchange as pickles.
 
-How bytes travel is the communicator's matter. In place of an object that cannot be pickled, the
-reason travels. Unpickling runs what a pickle names. Between hosts it may have come over MPI, whose
-sockets take what anybody says: there each is signed with the secret of the job, and one that no
-instance of the job has made is refused.
+The communicator moves the bytes. If an object cannot be pickled, the instance sends the reason
+instead. Unpickling data can run any code. MPI may carry the pickles between hosts, and other
+processes can connect to its sockets. So, if the job has a secret, every pickle is signed with it,
+and a pickle with a wrong signature is refused.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from popdist_py.value_tree import leaves
 
 __all__ = ["ObjectCalls"]
 
-# Arrays inside of an object are copied once, by protocol 5; the default protocol copies them twice.
+# Protocol 5 copies the arrays in an object once; the default protocol copies them twice.
 _PROTOCOL = 5
 _HASH, _SIGNATURE_BYTES = "sha256", 32
 
 
 class _MovesBytes(Protocol):
-    """What a communicator offers, so that objects can travel."""
+    """The methods of a communicator that move the pickles."""
 
     @property
     def instance_index(self) -> int: ...
@@ -42,7 +42,7 @@ class _MovesBytes(Protocol):
     def _gather_bytes(
         self, data: Array, signature: Signature, root: int | None = None
     ) -> list[Array] | None:
-        """Return the bytes of every instance, which differ in length; None but at ``root``."""
+        """Return the bytes of every instance; None on instances other than ``root``."""
 
     def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
         """Return the bytes of the instance ``root``."""
@@ -50,13 +50,13 @@ class _MovesBytes(Protocol):
 
 @dataclass(frozen=True)
 class _Unpicklable:
-    """Travels in place of an object; ``reason`` names the part that cannot be pickled."""
+    """Replaces an object that cannot be pickled; ``reason`` names the part at fault."""
 
     reason: str
 
 
 class ObjectCalls:
-    """The part of ``popdist_py.collectives.Communicator`` that takes objects."""
+    """The methods of ``popdist_py.collectives.Communicator`` for Python objects."""
 
     def all_gather_object(self: _MovesBytes, value: object, name: str = "") -> list[Any]:
         """Return the value of every instance, in instance order."""
@@ -68,12 +68,12 @@ class ObjectCalls:
     def gather_object(
         self: _MovesBytes, value: object, root: int = 0, name: str = ""
     ) -> list[Any] | None:
-        """Return the value of every instance at instance ``root``, and None elsewhere."""
+        """Return the value of every instance on instance ``root``, and None on the others."""
         call = Signature("gather_object", f"root={root}", name=name)
         data = _pickled(value, name)
         rows = self._gather_bytes(data, call, root)
         if rows is None:
-            _loaded([data], [self.instances[self.instance_index]], call)  # as the root sees it
+            _loaded([data], [self.instances[self.instance_index]], call)  # checks as on the root
             return None
         return _loaded(rows, self.instances, call)
 
@@ -88,7 +88,7 @@ class ObjectCalls:
 def _pickled(value: object, name: str) -> Array:
     try:
         data = pickle.dumps(value, _PROTOCOL)
-    except Exception as error:  # the classes of the objects decide what is raised
+    except Exception as error:  # the class of an object may raise any error
         data = pickle.dumps(_Unpicklable(_reason(value, name or "obj", error)))
     if secret := job_secret(os.environ):
         data = hmac.digest(secret, data, _HASH) + data
@@ -99,7 +99,7 @@ def _reason(value: object, name: str, error: Exception) -> str:
     """Say which leaf of ``value`` cannot be pickled."""
     try:
         parts = leaves(value, name)
-    except Exception:  # such as a RecursionError: too deep, or it contains itself
+    except Exception:  # for example a RecursionError: the value is too deep
         parts = []
     for path, leaf in parts:
         try:
@@ -113,11 +113,11 @@ def _loaded(rows: Sequence[Array], instances: Sequence[int], call: Signature) ->
     """Return the objects that these instances sent.
 
     Raises:
-        TypeError: one of them could not pickle its object.
-        ForgedObjectError: what has come was not made by this job.
+        TypeError: An instance could not pickle its object.
+        ForgedObjectError: A pickle was not made by an instance of this job.
     """
     values = [
-        pickle.loads(_vouched(row.data, instance, call))
+        pickle.loads(_verified(row.data, instance, call))
         for row, instance in zip(rows, instances, strict=True)
     ]
     for instance, value in zip(instances, values, strict=True):
@@ -126,11 +126,11 @@ def _loaded(rows: Sequence[Array], instances: Sequence[int], call: Signature) ->
     return values
 
 
-def _vouched(data: memoryview, instance: int, call: Signature) -> memoryview:
-    """Return a pickle that an instance of this job has made.
+def _verified(data: memoryview, instance: int, call: Signature) -> memoryview:
+    """Return a pickle after checking that an instance of this job made it.
 
     Raises:
-        ForgedObjectError: it has not.
+        ForgedObjectError: No instance of this job made the pickle.
     """
     secret = job_secret(os.environ)
     if not secret:

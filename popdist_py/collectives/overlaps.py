@@ -1,6 +1,6 @@
 """Checks for elements that share memory, within one array and between arrays.
 
-A reduction in place would change such an element twice. The checks use addresses, shapes and
+A reduction in place would change a shared element twice. The checks use addresses, shapes and
 strides only; they do not read the values.
 """
 
@@ -22,10 +22,10 @@ class Place:
     """The place of an array's elements in memory.
 
     Attributes:
-        address: address of the first element.
-        shape: shape of the array.
-        strides: distance between neighbouring elements in each dimension, in bytes.
-        itemsize: bytes of one element.
+        address: Address of the first element.
+        shape: Shape of the array.
+        strides: Distance between neighbouring elements in each dimension, in bytes.
+        itemsize: Bytes of one element.
     """
 
     address: int
@@ -56,8 +56,8 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Tell whether two elements of one array share memory, as after ``expand()``.
 
     Args:
-        shape: shape of the array.
-        strides: stride of each dimension, in elements.
+        shape: Shape of the array.
+        strides: Stride of each dimension, in elements.
     """
     if 0 in shape:
         return False
@@ -73,7 +73,7 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _has_equal(place: Place) -> bool:
-    """Compare the addresses of all elements, as interleaved dimensions may share none."""
+    """Compare the addresses of all elements: interleaved dimensions need not overlap."""
     addresses = place.bytes_at(1)
     return len(np.unique(addresses)) < len(addresses)
 

@@ -1,6 +1,6 @@
 """The signature of a collective call, which the instances compare before they exchange data.
 
-Pure values: nothing here communicates.
+This module does not communicate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from popdist_py.errors import CollectiveMismatchError, counted, plural
 
 __all__ = ["INSTANCES", "Names", "Signature", "misfit", "mismatch"]
 
-# Of a model's weights, hundreds may differ for one reason.
+# Hundreds of a model's weights may differ for the same reason, so a message lists only some.
 _MAX_DIFFERENCES = 3
 
 
@@ -22,12 +22,12 @@ class Signature:
     """One collective call, equal on all instances.
 
     Attributes:
-        call: the collective, for example ``all_reduce``.
-        detail: its operation or root.
-        dtype: name of the element type; empty where no array takes part.
-        shape: shape of the array.
-        name: the user's name of the call, or empty.
-        leaves: path and kind of every leaf of a container, in the order in which they travel.
+        call: The collective, for example ``all_reduce``.
+        detail: The operation or the root.
+        dtype: Name of the element type; empty for calls without an array.
+        shape: Shape of the array.
+        name: The user's name of the call, or empty.
+        leaves: Path and kind of every leaf of a container, in the order of the exchange.
     """
 
     call: str
@@ -39,7 +39,7 @@ class Signature:
 
     @property
     def code(self) -> int:
-        """A number of 63 bits, above 0, equal in all processes for equal signatures."""
+        """A positive number of 63 bits; equal signatures have the same number in every process."""
         digest = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 1) or 1
 
@@ -51,20 +51,20 @@ class Signature:
 
     @property
     def description(self) -> str:
-        """What ``mismatch`` compares: the call in words, then a line for each leaf."""
+        """The text that ``mismatch`` compares: the call, then a line for each leaf."""
         lines = (f"{path}\t{kind}".replace("\n", " ") for path, kind in self.leaves)
         return "\n".join((str(self), *lines))
 
 
 @dataclass(frozen=True)
 class Names:
-    """How messages call those that communicate.
+    """The names that error messages use for the members of a group.
 
     Attributes:
-        noun: what one of them is, "instance" or "rank".
-        numbers: by which the user knows each of them; None: its index.
-        time_limit: what sets how long a wait may last.
-        shows_index: whether messages also state the index, where it differs from the number.
+        noun: The word for a member, "instance" or "rank".
+        numbers: The number by which the user knows each member; None if it is the index.
+        time_limit: The setting that limits the duration of a wait.
+        shows_index: Whether messages also state an index that differs from the number.
     """
 
     noun: str = "instance"
@@ -92,9 +92,9 @@ def mismatch(
     """Return the error for the calls with these ``descriptions``, which differ.
 
     Args:
-        descriptions: of every instance's call.
-        instances: index of each among those that communicate.
-        names: of those.
+        descriptions: The description of every instance's call.
+        instances: Index of each of these instances in the group.
+        names: Names of the members of the group.
     """
     calls, leaves = [], []
     for description in descriptions:
@@ -112,15 +112,15 @@ def mismatch(
 def misfit(
     call: object, names: Names, sender: int, sent: int, receiver: int, expected: int
 ) -> CollectiveMismatchError:
-    """Return the error for a block of other bytes than the place for it.
+    """Return the error for a block whose size differs from the receiver's memory for it.
 
     Args:
-        call: the collective call, as messages name it.
-        names: of the instances.
-        sender: index of the instance that sends the block.
-        sent: bytes of the block.
-        receiver: index of the instance that receives it.
-        expected: bytes of the place.
+        call: The collective call, as messages name it.
+        names: Names of the instances.
+        sender: Index of the instance that sends the block.
+        sent: Size of the block in bytes.
+        receiver: Index of the instance that receives the block.
+        expected: Size of the receiver's memory for the block, in bytes.
     """
     return CollectiveMismatchError(
         f"{call}: {names.of(sender)} sends {counted(sent, 'byte')} to {names.of(receiver)}, "
@@ -130,7 +130,7 @@ def misfit(
 
 
 def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], names: Names) -> str:
-    """Say which leaves differ, and where: the first few."""
+    """Return a text that names the first leaves that differ, with their instances."""
     paths = dict.fromkeys(path for of_instance in leaves for path in of_instance)
     parts = []
     for path in paths:
@@ -143,7 +143,7 @@ def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], nam
 
 
 def _by_value(values: Sequence[str], instances: Sequence[int], names: Names) -> dict[str, str]:
-    """Return each different value with the instances that have it, in words."""
+    """Return the distinct values, each with the names of the instances that have it."""
     found: dict[str, list[int]] = {}
     for value, instance in zip(values, instances, strict=True):
         found.setdefault(value, []).append(instance)

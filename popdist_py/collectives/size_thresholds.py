@@ -1,6 +1,6 @@
-"""The size at which one way of reducing becomes faster than another, measured once per machine.
+"""The largest array size for one-shot reductions, which is measured once per machine.
 
-Nothing here decides which way an array takes.
+This module measures times and stores the size. Its callers compute the size from the times.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from popdist_py import measured_values
 
 __all__ = ["measure", "recall", "remember"]
 
-# Other work on the machine only makes a round longer: the shortest of the rounds counts.
+# Other work on the machine only makes a round longer, so the shortest round counts.
 _ROUNDS, _BARRIERS, _REDUCTIONS, _BYTES = 4, 5, 2, 64 * 1024
 _FILE, _VERSION = "crossover", 3
 
 
 def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
-    """Return the seconds of one barrier and of reducing one byte; takes some milliseconds.
+    """Return the seconds of one barrier and of reducing one byte.
+
+    The measurement takes some milliseconds.
 
     Args:
-        wait_for_all: waits for all instances of the host, which all call ``measure``.
+        wait_for_all: The barrier of all instances of the host, which all call ``measure``.
     """
     left, right = np.zeros((2, _BYTES // 4), np.float32)
     per_barrier = _shortest(_BARRIERS, wait_for_all)
@@ -32,7 +34,7 @@ def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
 
 
 def _shortest(calls: int, call: Callable[[], object]) -> float:
-    """Return the seconds of one call in the shortest of some rounds."""
+    """Return the seconds that one call takes in the shortest of several rounds."""
     call()
     rounds = []
     for _ in range(_ROUNDS):
@@ -44,13 +46,13 @@ def _shortest(calls: int, call: Callable[[], object]) -> float:
 
 
 def recall(instances: int, cores: int) -> int | None:
-    """Return the limit measured on this machine for as many instances and cores, if any."""
+    """Return the limit measured for these numbers of instances and cores; None if not stored."""
     limit = measured_values.recall(_FILE, _key(instances, cores))
     return limit if isinstance(limit, int) else None
 
 
 def remember(instances: int, cores: int, limit: int) -> None:
-    """Store a limit for later jobs; do nothing where no file can be written."""
+    """Store a limit for later jobs; do nothing if the file cannot be written."""
     measured_values.remember(_FILE, _key(instances, cores), limit)
 
 

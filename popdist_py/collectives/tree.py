@@ -1,9 +1,10 @@
 """The fixed binary tree over the global replica index that defines deterministic sums.
 
-Neighbours 0+1, 2+3, ... are added, then their sums, and so on. A node without a neighbour passes to
-the next level. The tree depends only on the number of replicas, not on which instance holds which.
+The first level adds the neighbours 0+1, 2+3, and so on; the next level adds their sums in the same
+way. A node without a neighbour moves to the next level unchanged. The tree depends only on the
+number of replicas, not on their distribution over the instances.
 
-Nothing here communicates.
+This module does not communicate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from popdist_py.collectives.arithmetic import Array
 
 __all__ = ["Adder", "Node", "combine", "nodes_of"]
 
-# (level, index): the sum of the leaves index * 2**level to (index + 1) * 2**level - 1.
+# The node (level, index) is the sum of the leaves from index * 2**level to
+# (index + 1) * 2**level - 1.
 Node: TypeAlias = tuple[int, int]
 Value = TypeVar("Value")
 
@@ -25,15 +27,15 @@ Value = TypeVar("Value")
 def combine(
     nodes: Mapping[Node, Value], num_leaves: int, add: Callable[[Value, Value], Value]
 ) -> dict[Node, Value]:
-    """Add neighbouring nodes as long as both are known.
+    """Add neighbouring nodes until no pair of neighbours is left.
 
     Args:
-        nodes: values of disjoint nodes of the tree.
-        num_leaves: number of leaves of the whole tree.
-        add: returns the sum of a left and a right value.
+        nodes: Values of disjoint nodes of the tree.
+        num_leaves: Number of leaves of the whole tree.
+        add: The function that returns the sum of a left and a right value.
 
     Returns:
-        The remaining nodes: the root alone if ``nodes`` covered all leaves.
+        The remaining nodes. If ``nodes`` covered all leaves, only the root remains.
     """
     for level in range((num_leaves - 1).bit_length()):
         merged: dict[Node, Value] = {}
@@ -59,7 +61,7 @@ def nodes_of(held_leaves: Iterable[int], num_leaves: int) -> list[Node]:
 
 
 class Adder:
-    """Adds arrays without changing the operands: sums go to buffers that are used again."""
+    """Adds arrays without changing the caller's arrays; its buffers for sums are reused."""
 
     def __init__(self, dtype: np.dtype[np.generic], size: int) -> None:
         self._dtype = dtype
@@ -68,11 +70,15 @@ class Adder:
         self._sums: dict[int, Array] = {}
 
     def start(self) -> None:
-        """Free the buffers of earlier sums."""
+        """Allow the buffers of earlier sums to be reused."""
         self._sums.clear()
 
     def __call__(self, left: Array, right: Array) -> Array:
-        """Return left + right, of at most ``size`` elements, valid until ``start``."""
+        """Return left + right, which have at most ``size`` elements.
+
+        The sum is valid until the next ``start()``. A sum of this Adder that is passed as an
+        operand may be overwritten.
+        """
         if id(left) in self._sums:
             return np.add(left, right, out=left)
         if id(right) in self._sums:

@@ -1,7 +1,7 @@
-"""How long a call waits for other instances, and what its error says.
+"""The time limits of waits for other instances, and the errors of these waits.
 
-All waits of one communicator share one ``WaitLimits``, so that a limit that is changed, or an
-abort, holds for each of them at once.
+All waits of one communicator share one ``WaitLimits``. So a new limit or an abort takes effect for
+all waits at once.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["Span", "WaitLimits", "WaitTime"]
 
-# Waits measure their time far more often. If a wait did not measure for so long, its process was
-# stopped (Ctrl-Z), and the processes of the other instances with it.
+# Waits measure their time far more often than this. After a longer gap, the process must have been
+# stopped (Ctrl-Z), together with the processes of the other instances.
 _STOPPED_SECONDS = 2.0
 _MOST_LAUNCHER_GRACE_SECONDS = 2.0
 _MOST_EXTRA_SECONDS = 1.0
 
 
 class WaitTime:
-    """The duration of one wait, without the time in which this process was stopped."""
+    """The duration of one wait, excluding the time in which this process was stopped."""
 
     def __init__(self) -> None:
         self._measured_at = time.monotonic()
         self._seconds = 0.0
 
     def seconds(self) -> float:
-        """Return the duration so far; the caller asks again and again while the wait lasts."""
+        """Return the duration so far. The caller must call this often while the wait lasts."""
         now = time.monotonic()
         passed, self._measured_at = now - self._measured_at, now
         if passed < _STOPPED_SECONDS:
@@ -39,15 +39,15 @@ class WaitTime:
 
 
 class Span(IntEnum):
-    """For whom a wait lasts: a wider span has a longer limit.
+    """The set of instances that a wait is for; a wider span has a longer limit.
 
-    The instances of one host know which of them is missing. Their error comes first, so that the
-    other hosts can name this instance too.
+    The instances of one host know which of their host is missing. Their error must come first, so
+    that the other hosts can name the same instance.
     """
 
     WITHIN_HOST = 0
     BETWEEN_HOSTS = 1
-    # A wait of a host's other instances for its first one, which waits for other hosts.
+    # The wait of a host's other instances for its first instance, which waits for other hosts.
     FOR_FIRST = 2
 
 
@@ -60,7 +60,7 @@ class WaitLimits:
 
     Attributes:
         hang_timeout: As above. It may be set between two calls.
-        abort_reason: If it is not empty, every wait raises an error that states it.
+        abort_reason: If this is not empty, every wait raises an error that states this reason.
     """
 
     def __init__(self, hang_timeout: float, names: Names = INSTANCES) -> None:
@@ -70,10 +70,10 @@ class WaitLimits:
 
     @property
     def launcher_grace(self) -> float:
-        """Seconds for which an instance waits after a peer has ended, before it raises an error.
+        """Seconds between the end of a peer and the error of the instance that waits for it.
 
-        Meanwhile the launcher ends the job and reports why the peer ended. Errors of the instances
-        that waited for it would only hide that reason.
+        Meanwhile the launcher ends the job and reports why the peer ended. Errors of the waiting
+        instances would only hide that reason.
         """
         return min(_MOST_LAUNCHER_GRACE_SECONDS, self.hang_timeout / 2)
 
@@ -86,7 +86,7 @@ class WaitLimits:
         """Raise an error if the communicator was aborted.
 
         Raises:
-            InstanceLostError: It was aborted.
+            InstanceLostError: The communicator was aborted.
         """
         if self.abort_reason:
             raise InstanceLostError(f"{call}: {self.abort_reason}")

@@ -1,8 +1,8 @@
-"""Moves between all instances of several hosts.
+"""Broadcast, gather and all-gather between all instances of several hosts.
 
-The instances of a host pass their bytes to their first one within the host. The first instances
-pass them on between the hosts, and the bytes of other hosts go the opposite way: so nothing travels
-between two hosts twice.
+The instances of a host copy their bytes to the first instance of the host. The first instances
+exchange the bytes between the hosts, and copy the bytes of other hosts to the instances of their
+host. So no data are sent between two hosts twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["AllHosts"]
 
-# The instances have compared the call before it comes here.
+# The instances have already compared the call, so every plan of this module has the same code.
 _AGREED_CODE = 1
 _NOTHING = np.empty(0, np.uint8)
 
@@ -32,7 +32,7 @@ class AllHosts:
 
     Args:
         host: The instances of this host; collective.
-        hosts: Index of the instances of every host.
+        hosts: Indices of the instances of every host.
         first: The group of the first instances of all hosts; None on the other instances.
 
     Attributes:
@@ -50,7 +50,7 @@ class AllHosts:
         self._first = first
         self._own_host = [tuple(each) for each in hosts].index(tuple(host.instances))
         order = [instance for each in hosts for instance in each]
-        # Where the bytes of each host's instances begin and end, if they lie host after host.
+        # The range of each host in a list of all instances that is ordered by host.
         ends = np.cumsum([len(each) for each in hosts]).tolist()
         self._hosts = [slice(end - len(each), end) for each, end in zip(hosts, ends, strict=True)]
         self._places = np.argsort(order)
@@ -59,16 +59,18 @@ class AllHosts:
         self.size = len(order)
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
-        # 1 + the instance that the first instance of this host has missed on another host.
+        # 1 + the index of the instance that the first instance of this host found lost on another
+        # host.
         self._missed = Window(host.local, 8).parts[0][:8].view(np.int64)
 
     # --- Between the hosts --------------------------------------------------------------------
 
     def _exchange(self, call: object, exchange: Callable[[MeshGroup], None]) -> None:
-        """Let the first instance do its part with the other hosts; the others wait for it.
+        """Run ``exchange`` on the first instance of the host; the others wait for it.
 
         Raises:
-            InstanceLostError: an instance of any host was lost; the same on all of this host.
+            InstanceLostError: An instance of any host was lost. All instances of this host name the
+                same lost instance.
         """
         barrier = self._host.barrier
         if self._first is not None:
@@ -94,13 +96,13 @@ class AllHosts:
         self.lost_instance = self._host.barrier.lost_instance = instance
 
     def _collect(self, data: Array, sizes: Sequence[int], call: object, root: int | None) -> Array:
-        """Return the bytes of all instances, host after host; at ``root`` alone if it is given.
+        """Return the bytes of all instances, ordered by host; only at ``root`` if it is given.
 
         Args:
-            data: of this instance.
-            sizes: of the data of each, host after host.
-            call: the collective call, as messages name it.
-            root: the instance that receives; None for all.
+            data: The data of this instance.
+            sizes: Size of each instance's data, ordered by host.
+            call: The collective call, as messages name it.
+            root: The instance that receives; None for all.
         """
         host, plan = self._host, _plan_of(call)
         bounds = np.concatenate(([0], np.cumsum(sizes))).tolist()
@@ -127,7 +129,7 @@ class AllHosts:
         return everything
 
     def _home(self, instance: int) -> tuple[int, int]:
-        """Return the host of an instance, and its position there."""
+        """Return the host of an instance, and the position of the instance on that host."""
         place = int(self._places[instance])
         index = next(i for i, each in enumerate(self._hosts) if place < each.stop)
         return index, place - self._hosts[index].start
@@ -135,7 +137,7 @@ class AllHosts:
     # --- Calls --------------------------------------------------------------------------------
 
     def broadcast(self, array: Array, root: int, call: object) -> None:
-        """Overwrite ``array``, flat, with that of instance ``root``."""
+        """Overwrite the flat ``array`` with the array of instance ``root``."""
         host, plan = self._host, _plan_of(call)
         data = array.view(np.uint8)
         root_host, position = self._home(root)
@@ -146,11 +148,11 @@ class AllHosts:
             host.broadcast(data, 0, plan)
 
     def all_gather(self, array: Array, call: object) -> Array:
-        """Return the equally large ``array`` of every instance, stacked."""
+        """Return the arrays of all instances, which have one size, stacked."""
         return self._stacked(self._collected(array, call, None), array)
 
     def gather(self, array: Array, root: int, call: object) -> Array | None:
-        """Return the equally large ``array`` of every instance, stacked; None but at ``root``."""
+        """Return the arrays of all instances, stacked, on ``root``; None on the others."""
         everything = self._collected(array, call, root)
         return self._stacked(everything, array) if self.rank == root else None
 
@@ -168,7 +170,7 @@ class AllHosts:
     ) -> list[Array] | None:
         """Return the bytes ``data`` of every instance, which may differ in length.
 
-        With a ``root``, only this instance gets them; the others get None.
+        If ``root`` is given, the other instances get None instead of the bytes.
         """
         of_instances = self.all_gather(np.array([data.size]), call)[:, 0]
         sizes = of_instances[np.argsort(self._places)].tolist()
@@ -179,7 +181,7 @@ class AllHosts:
         return [rows[place] for place in self._places]
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every call, after all have seen that calls differ."""
+        """Return the description of every instance's call, after a comparison that failed."""
         rows = self.gather_bytes(np.frombuffer(signature.description.encode(), np.uint8), signature)
         return [row.tobytes().decode() for row in rows or ()]
 

@@ -1,10 +1,10 @@
-"""What moves arrays between the ranks of several hosts, without waiting: several requests at once.
+"""The mesh, which exchanges arrays between the ranks of several hosts without blocking.
 
-A mesh connects each rank with each other one. All ranks start the same requests in the same order,
-so messages need no headers. In an all-reduce, two ranks send each other whole arrays. With more
-ranks, each reduces one segment of the array (reduce-scatter) and sends the result to the others
-(all-gather). What carries the bytes is said by the two implementations, ``TcpMesh`` and
-``MpiMesh``.
+A mesh connects each rank with each other rank, and runs several requests at once. All ranks start
+the same requests in the same order, so messages need no headers. In an all-reduce, two ranks send
+each other whole arrays. With more ranks, each reduces one segment of the array (reduce-scatter) and
+sends the result to the others (all-gather). The two implementations, ``TcpMesh`` and ``MpiMesh``,
+move the bytes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from popdist_py.collectives.compression_rounds import Round, exact_round
 
 __all__ = ["SUMS", "VALUES", "ConnectionLostError", "Mesh", "Request"]
 
-# How values and sums interleave depends on timing. Each kind has a channel of its own, in which
-# messages arrive in the order in which they were sent.
+# Values and sums interleave differently from run to run. So each kind has its own channel, which
+# keeps the order of its messages.
 VALUES, SUMS = 0, 1
-# New memory costs a fault for every page, so a few receive buffers are kept.
+# New memory costs a page fault for every page, so a few receive buffers are kept.
 _MAX_FREE_BYTES = 64 * 1024 * 1024
 
 
 class ConnectionLostError(Exception):
-    """The other end has closed the connection, or its host answers no more.
+    """The other end has closed the connection, or its host no longer answers.
 
     Attributes:
-        rank: the rank at the other end.
-        is_silent: whether the host at the other end answers nothing.
+        rank: The rank at the other end.
+        is_silent: Whether the host at the other end does not answer.
     """
 
     def __init__(self, rank: int, *, is_silent: bool = False) -> None:
@@ -44,9 +44,9 @@ class Request:
     """An all-reduce, a round or an exchange that has started.
 
     Attributes:
-        missing_values: ranks whose own values have not all arrived.
-        missing_sums: ranks whose segments of the result have not all arrived.
-        unsent: channel and rank of the arrays that have not all been sent.
+        missing_values: Ranks whose own values have not all arrived.
+        missing_sums: Ranks whose segments of the result have not all arrived.
+        unsent: Channel and rank of the arrays that have not all been sent.
     """
 
     __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
@@ -56,11 +56,11 @@ class Request:
         self.missing_sums: set[int] = set()
         self.unsent: set[tuple[int, int]] = set()
         self._combine: Callable[[Request], None] | None = combine
-        # The sum overwrites values that must be sent first.
+        # The result overwrites the sent values, so ``combine`` must run after they are sent.
         self._waits_for_sends = waits_for_sends
 
     def combine(self) -> bool:
-        """Combine the values once all of them have arrived; tell whether they are combined."""
+        """Combine the values if all of them have arrived; tell whether they are combined."""
         if self.missing_values or (self._waits_for_sends and self.unsent):
             return self._combine is None
         if self._combine is not None:
@@ -78,8 +78,8 @@ class Mesh(ABC):
     """The requests of one rank.
 
     Args:
-        rank: of this instance.
-        size: number of ranks.
+        rank: Rank of this instance.
+        size: Number of ranks.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -90,25 +90,31 @@ class Mesh(ABC):
         self._free_buffers: dict[int, list[Array]] = {}
         self._free_bytes = 0
 
-    # --- What carries the bytes ---------------------------------------------------------------
+    # --- Moving bytes -------------------------------------------------------------------------
 
     @abstractmethod
     def _send(self, channel: int, rank: int, array: Array, request: Request) -> None:
-        """Start to send a flat array, which is not empty; then take it from ``request.unsent``."""
+        """Start to send a flat array that is not empty.
+
+        Once it is sent, remove its channel and rank from ``request.unsent``.
+        """
 
     @abstractmethod
     def _receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:
-        """Start to fill a flat array, which is not empty; then take ``rank`` from ``missing``."""
+        """Start to fill a flat array that is not empty.
+
+        Once it is full, remove ``rank`` from ``missing``.
+        """
 
     @abstractmethod
     def progress(self, seconds: float) -> bool:
-        """Send and receive what is possible, after a wait of at most ``seconds``.
+        """Send and receive the bytes that are ready, after waiting at most ``seconds`` for some.
 
         Returns:
             Whether any bytes could be sent or received.
 
         Raises:
-            ConnectionLostError: another rank has closed its connection, or its host is silent.
+            ConnectionLostError: Another rank has closed its connection, or its host is silent.
         """
 
     @abstractmethod
@@ -120,18 +126,18 @@ class Mesh(ABC):
     def start_all_reduce(self, array: Array, function: np.ufunc) -> Request:
         """Start to reduce a flat array in place over all ranks, in their order.
 
-        Nobody may touch the array before the all-reduce is done.
+        The caller must not read or change the array before the all-reduce is done.
 
         Raises:
-            ConnectionLostError: another rank has closed its connection.
+            ConnectionLostError: Another rank has closed its connection.
         """
         return self.start_round(exact_round(array, function, self.rank, self.size))
 
     def start_round(self, one: Round) -> Request:
-        """Start to exchange what a round says.
+        """Start the exchange that a round describes.
 
         Raises:
-            ConnectionLostError: another rank has closed its connection.
+            ConnectionLostError: Another rank has closed its connection.
         """
         own, results = one.outgoing[self.rank], one.results
         values_by_rank = {rank: self._take_buffer(own) for rank in self._others}
@@ -154,16 +160,17 @@ class Mesh(ABC):
         return self._started(request)
 
     def start_exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> Request:
-        """Start to send every other rank its array, and to receive one from each.
+        """Start to send every other rank its array, and to receive an array from each.
 
-        Nobody may touch the arrays before the exchange is done.
+        The caller must not read or change the arrays before the exchange is done.
 
         Args:
-            outgoing: the flat array for each rank; that for this rank does not matter.
-            incoming: by rank, the flat array to receive into, as large as what that rank sends.
+            outgoing: The flat array for each rank. The entry of this rank is not used.
+            incoming: For each rank, the flat array to receive into. It is as large as the array
+                that the rank sends.
 
         Raises:
-            ConnectionLostError: another rank has closed its connection.
+            ConnectionLostError: Another rank has closed its connection.
         """
         request = Request(lambda _: None, waits_for_sends=False)
         for rank in self._others:
@@ -188,7 +195,7 @@ class Mesh(ABC):
         return request
 
     def _advance(self) -> None:
-        """Combine what has arrived, in the order of the requests: their sums are sent in it."""
+        """Combine the arrived values of requests in order, because sums are sent in this order."""
         for request in self._running:
             if not request.combine():
                 break
@@ -205,7 +212,7 @@ class Mesh(ABC):
     def _keep_buffer(self, buffer: Array) -> None:
         """Keep a buffer for later requests of this size, unless enough are kept."""
         if self._free_bytes + buffer.nbytes > _MAX_FREE_BYTES:
-            self._free_buffers.clear()  # they may be of sizes that are no longer asked for
+            self._free_buffers.clear()  # some sizes may no longer be used
             self._free_bytes = 0
         if buffer.nbytes <= _MAX_FREE_BYTES:
             self._free_buffers.setdefault(buffer.nbytes, []).append(buffer)

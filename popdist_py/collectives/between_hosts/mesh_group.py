@@ -19,11 +19,11 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["MeshGroup", "Started"]
 
-# Seconds for which the mesh may wait at a time. The limits are checked between these waits.
+# The longest single wait of the mesh, in seconds. The limits are checked between these waits.
 _POLL_SECONDS = 0.1
 _NOTHING = np.empty(0, np.uint8)
 
-# An error of the start is raised by ``wait``, which knows the call.
+# If a request fails to start, ``wait`` raises the error, because it knows the name of the call.
 Started: TypeAlias = Request | ConnectionLostError
 
 
@@ -33,11 +33,12 @@ class MeshGroup:
     Args:
         mesh: The connections between the ranks; closed with the group.
         instances: Index of each rank among the instances of the communicator.
-        limits: Limits of the waits. A wait begins anew whenever bytes were moved.
+        limits: Limits of the waits. The time of a wait starts again whenever bytes were moved.
 
     Attributes:
         lost_error: The error of the wait that failed; later calls raise it at once.
-        lost_instance: Index of the instance that ``lost_error`` names; -1 if it names none.
+        lost_instance: Index of the instance that ``lost_error`` names; -1 if it does not name an
+            instance.
     """
 
     def __init__(self, mesh: Mesh, instances: Sequence[int], limits: WaitLimits) -> None:
@@ -52,11 +53,11 @@ class MeshGroup:
     # --- Requests -----------------------------------------------------------------------------
 
     def start_all_reduce(self, array: Array, op: str) -> Started:
-        """Start to reduce ``array``, flat, in place; ``wait`` completes it."""
+        """Start to reduce the flat ``array`` in place; ``wait`` completes the request."""
         return self._started(lambda: self.mesh.start_all_reduce(array, FUNCTIONS[op]))
 
     def start_round(self, one: Round) -> Started:
-        """Start a round; ``wait`` completes it."""
+        """Start a round; ``wait`` completes the request."""
         return self._started(lambda: self.mesh.start_round(one))
 
     def _started(self, start: Callable[[], Request]) -> Started:
@@ -100,7 +101,8 @@ class MeshGroup:
             if has_moved:
                 waited = WaitTime()
             elif waited.seconds() > self._limits.seconds(Span.BETWEEN_HOSTS):
-                # A rank that itself waits for a third one has sent its values, but no sum.
+                # A rank that waits for a third rank has sent its values, but not its segment of the
+                # result. So ranks with missing values are named first.
                 unsent = {rank for _, rank in request.unsent}
                 missing = request.missing_values or request.missing_sums or unsent
                 instances = sorted(self._instances[rank] for rank in missing)
@@ -112,13 +114,13 @@ class MeshGroup:
     def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
         """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
         extremes = np.array([code, -code, number], np.int64)
-        # So few numbers need no time to travel: a long call waits for ranks that are late.
+        # Three numbers are sent quickly, so the time of a long call is waiting for late ranks.
         with activities.doing(activities.WAITING):
             self.wait(self.start_all_reduce(extremes, "max"), call)
         return bool(extremes[0] == -extremes[1]), int(extremes[2])
 
     def broadcast(self, array: Array, root: int, call: object) -> None:
-        """Overwrite ``array``, flat, with that of rank ``root``."""
+        """Overwrite the flat ``array`` with the array of rank ``root``."""
         if self.rank == root:
             self._exchange([array] * self.size, [_NOTHING] * self.size, call)
         else:
@@ -126,7 +128,7 @@ class MeshGroup:
             self._exchange([_NOTHING] * self.size, incoming, call)
 
     def gather_into(self, rows: Sequence[Array], call: object, root: int | None = None) -> None:
-        """Fill the row of every other rank with that rank's own, at ``root`` or everywhere.
+        """Fill the row of every other rank with that rank's array, on ``root`` or on all ranks.
 
         Args:
             rows: One flat array for each rank; they may differ in length.
@@ -139,7 +141,7 @@ class MeshGroup:
         self._exchange(outgoing, incoming, call)
 
     def _exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array], call: object) -> None:
-        """Send every other rank its array, and receive those that each has for this one."""
+        """Send every other rank its array, and receive an array from each."""
         self.wait(self._started(lambda: self.mesh.start_exchange(outgoing, incoming)), call)
 
     def all_gather_nodes(

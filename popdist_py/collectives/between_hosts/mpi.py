@@ -1,4 +1,4 @@
-"""MPI as a way to meet, and as a mesh where TCP connections are not possible or not wanted.
+"""MPI as the first meeting of the instances, and as a mesh if TCP is not available or not wanted.
 
 Importing this module initialises MPI.
 """
@@ -20,11 +20,11 @@ __all__ = ["MpiMeeting", "MpiMesh"]
 
 # MPI counts the bytes of a message in 31 bits.
 _MAX_BYTES = 2**30
-# A wait first asks MPI without a pause, so that short waits end at once.
+# A wait first polls MPI without a pause, so that short waits end at once.
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 
-# The messages of one array, and the function to call once all of them have arrived.
+# The messages of one array, and the function to call once all of them are done.
 _Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
 
 
@@ -32,7 +32,7 @@ class MpiMeeting:
     """The processes of an MPI communicator; satisfies ``popdist_py.collectives.Meeting``.
 
     Args:
-        comm: Their communicator. No other code may use it.
+        comm: The communicator of the processes. No other code may use it.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -42,7 +42,7 @@ class MpiMeeting:
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value of every rank."""
-        # mpi4py's allgather() would unpickle the data, but anybody may write to MPI's sockets.
+        # mpi4py's allgather() would unpickle the data, but any process may write to MPI's sockets.
         own = json.dumps(value).encode()
         sizes = np.empty(self.size, np.int64)
         self._comm.Allgather(np.array([len(own)]), sizes)
@@ -73,7 +73,7 @@ class MpiMesh(Mesh):
     """The processes of an MPI communicator.
 
     Args:
-        comm: Their communicator. No other code may use it.
+        comm: The communicator of the processes. No other code may use it.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -82,7 +82,7 @@ class MpiMesh(Mesh):
         self._transfers: list[_Transfer] = []
 
     def close(self) -> None:
-        """Do nothing: mpi4py frees what belongs to MPI."""
+        """Do nothing, because mpi4py frees the resources of MPI."""
 
     def _send(self, channel: int, rank: int, array: Array, request: Request) -> None:
         def sent() -> None:
@@ -96,7 +96,7 @@ class MpiMesh(Mesh):
         self._transfers.append((messages, lambda: missing.discard(rank)))
 
     def progress(self, seconds: float) -> bool:
-        """Send and receive what is possible, after a wait of at most ``seconds``.
+        """Send and receive the messages that are ready, after waiting at most ``seconds`` for one.
 
         Returns:
             Whether a message has arrived or was sent.
@@ -115,7 +115,7 @@ class MpiMesh(Mesh):
         return False
 
     def _complete_some(self) -> bool:
-        """Complete the transfers whose messages have all arrived; tell whether there were any."""
+        """Complete the transfers whose messages are all done; tell whether there were any."""
         waiting: list[_Transfer] = []
         completed: list[_Transfer] = []
         for transfer in self._transfers:
@@ -130,7 +130,7 @@ class MpiMesh(Mesh):
 
 
 def _parts(array: Array) -> list[list[Any]]:
-    """Cut a flat array into messages that MPI can send."""
+    """Cut a flat array into messages that are small enough for MPI."""
     data = array.view(np.uint8)
     starts = range(0, data.size, _MAX_BYTES)
     return [[data[start : start + _MAX_BYTES], MPI.BYTE] for start in starts]

@@ -1,6 +1,6 @@
-"""The start of MPI, where an instance meets all others for the first time, and the end of MPI.
+"""The start of MPI, which waits for all instances of the job, and the end of MPI.
 
-Nothing here communicates: importing mpi4py's MPI initialises it, which does.
+Importing mpi4py's MPI initialises MPI. This is the only communication of this module.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _SLACK_NANOSECONDS = 25_000_000
 
 
 def start_mpi(num_local_instances: int) -> None:
-    """Initialise MPI; returns when all instances of the job have come.
+    """Initialise MPI; return when all instances of the job have initialised MPI.
 
     Args:
-        num_local_instances: those that share this host's cores.
+        num_local_instances: Number of instances that share this host's cores.
     """
-    # What takes an instance long comes before the meeting: the others would wait for it twice.
+    # Load slow modules before all instances meet in MPI's start. Afterwards each slow instance
+    # would delay the others once more.
     import popdist_py.collectives.within_host.host_group  # noqa: F401
 
     cores_are_short = num_local_instances > (os.cpu_count() or 1)
@@ -34,9 +35,10 @@ def start_mpi(num_local_instances: int) -> None:
 
 
 def _import_mpi() -> None:
-    """Import mpi4py's MPI so that only this process finalises it, and not its forked children.
+    """Import mpi4py's MPI so that this process finalises MPI, but its forked children do not.
 
-    By default mpi4py also calls ``MPI_Finalize`` when a child exits, and the child hangs in it.
+    By default mpi4py also calls ``MPI_Finalize`` when a child exits, and the child hangs in that
+    call.
     """
     import mpi4py
 
@@ -57,13 +59,15 @@ def _import_mpi() -> None:
 
 @contextlib.contextmanager
 def _rare_wakeups() -> Iterator[None]:
-    """Let the kernel wake this thread from short sleeps some 25 milliseconds late.
+    """Let the kernel wake this thread from short sleeps up to 25 milliseconds late.
 
-    A thread that starts meanwhile begins likewise, and goes back with this one where the kernel
-    lets this process say so (CAP_SYS_NICE); otherwise its timers stay late, not its other events.
+    Threads that start in this block inherit the setting. At its end their setting is restored too,
+    if this process may change it (CAP_SYS_NICE). Otherwise their timers stay late; other events
+    still wake them at once.
 
-    Open MPI's first meeting looks every 100 microseconds. Of 64 instances on two cores, those that
-    wait would leave little of the cores to those that they wait for.
+    Open MPI polls every 100 microseconds while it waits for the other processes. With 64 instances
+    on two cores, the waiting instances would leave little CPU time to the instances that they wait
+    for.
     """
     prctl = ctypes.CDLL(None).prctl
     before, threads = prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0), _threads()
@@ -71,7 +75,7 @@ def _rare_wakeups() -> Iterator[None]:
     try:
         yield
     finally:
-        # A negative answer is no setting; 0 is the setting that the thread began with.
+        # A negative result is an error code. The value 0 restores the thread's initial setting.
         prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(max(0, before)), 0, 0, 0)
         for thread in _threads() - threads:
             with contextlib.suppress(OSError):
@@ -79,7 +83,7 @@ def _rare_wakeups() -> Iterator[None]:
 
 
 def _threads() -> set[str]:
-    """Return the threads of this process; none where the kernel does not show them."""
+    """Return the ids of this process's threads; an empty set if the kernel hides them."""
     with contextlib.suppress(OSError):
         return {path.name for path in Path("/proc/self/task").iterdir()}
     return set()

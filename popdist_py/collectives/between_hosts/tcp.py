@@ -1,8 +1,8 @@
-"""A mesh over TCP: two connections to each other rank.
+"""A mesh over TCP, with two connections to each other rank.
 
-A connection is lost as well when the other end's host answers nothing, though it should: a program
-that is late has a host that answers. Nothing here knows time-outs, instances or the messages of
-errors: those belong to ``mesh_group``.
+A connection is also lost if the host at the other end no longer answers. The host of a slow program
+still answers. ``mesh_group`` handles time-outs, instances and error
+messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from popdist_py.peers.silence import is_silent
 
 __all__ = ["SILENT_SECONDS", "TcpMesh"]
 
-# The launcher, which knows more, finds a host that is lost after 15 s.
+# The launcher can report more details of a lost host. It finds the loss after 15 s, so it is first.
 SILENT_SECONDS = 20
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -40,7 +40,7 @@ _KEEP_ALIVE = (
 
 
 class _Stream:
-    """One connection: a queue of bytes to send, and a queue of buffers to receive into."""
+    """One connection, with a queue of bytes to send and a queue of buffers to receive into."""
 
     def __init__(self, channel: int, rank: int, connection: socket.socket) -> None:
         self._channel = channel
@@ -50,12 +50,12 @@ class _Stream:
         self._incoming: deque[tuple[memoryview, set[int]]] = deque()
 
     def send(self, array: Array, request: Request) -> None:
-        """Queue the array to be sent, and send what the system takes now."""
+        """Queue the array to be sent, and send the bytes that the system accepts now."""
         self._outgoing.append((_bytes(array), request))
         self.send_queued()
 
     def receive(self, array: Array, missing_ranks: set[int]) -> None:
-        """Queue the array to be received into; once full, discard the rank in ``missing_ranks``."""
+        """Queue an array to receive into; once full, remove the rank from ``missing_ranks``."""
         self._incoming.append((_bytes(array), missing_ranks))
 
     @property
@@ -64,7 +64,7 @@ class _Stream:
         return (select.POLLOUT if self._outgoing else 0) | (select.POLLIN if self._incoming else 0)
 
     def send_queued(self) -> None:
-        """Send as much as the system takes now."""
+        """Send the bytes that the system accepts now."""
         while self._outgoing:
             view, request = self._outgoing[0]
             try:
@@ -80,7 +80,7 @@ class _Stream:
                 request.unsent.discard((self._channel, self.rank))
 
     def receive_queued(self) -> None:
-        """Receive as much as has arrived."""
+        """Receive the bytes that have arrived."""
         while self._incoming:
             view, missing_ranks = self._incoming[0]
             try:
@@ -101,17 +101,17 @@ class _Stream:
         return ConnectionLostError(self.rank, is_silent=error.errno == errno.ETIMEDOUT)
 
     def is_silent(self) -> bool:
-        """Whether the other end's host answers nothing of what was sent to it."""
+        """Tell whether the host at the other end no longer answers."""
         return is_silent(self.connection, SILENT_SECONDS)
 
 
 class TcpMesh(Mesh):
-    """Connections to all other ranks: one to each for values, and one for sums.
+    """Connections to all other ranks. Each rank has one connection for values and one for sums.
 
     Args:
-        rank: of this instance.
-        values: by other rank, the connection for the values of one rank (reduce-scatter).
-        sums: by other rank, the connection for segments of the result (all-gather).
+        rank: Rank of this instance.
+        values: For each other rank, the connection for the values of one rank (reduce-scatter).
+        sums: For each other rank, the connection for segments of the result (all-gather).
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class TcpMesh(Mesh):
         self._streams[channel][rank].receive(array, missing)
 
     def progress(self, seconds: float) -> bool:
-        """Send and receive what is possible, after a wait of at most ``seconds``.
+        """Send and receive the bytes that are ready, after waiting at most ``seconds`` for some.
 
         Returns:
             Whether any bytes could be sent or received.
 
         Raises:
-            ConnectionLostError: another rank has closed its connection, or its host is silent.
+            ConnectionLostError: Another rank has closed its connection, or its host is silent.
         """
         poll = select.poll()
         for descriptor, stream in self._streams_by_descriptor.items():

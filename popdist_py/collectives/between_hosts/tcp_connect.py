@@ -1,9 +1,9 @@
-"""Connecting the instances of several hosts by TCP, over the network that the launcher chose.
+"""TCP connections between the instances of several hosts, over the network that the launcher chose.
 
-Every rank listens on one address until all connections are made; only the connections stay open.
-Both ends of each show that they know a secret, which the meeting carried.
+Every rank listens on one address until all connections are made, and then closes the listener. Both
+ends of a connection prove that they know a secret, which the ranks have exchanged in their meeting.
 
-Nothing here sends or receives arrays.
+This module does not send or receive arrays.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _VALUES, _SUMS = b"v", b"s"
-# How often to look whom to call again.
-_LOOK_SECONDS = 0.05
-# What a caller says of itself: the kind of the connection, and its rank.
+# Seconds between checks for connections that must be tried again.
+_RETRY_CHECK_SECONDS = 0.05
+# The claim that a caller sends consists of the kind of the connection and the caller's rank.
 _RANK_BYTES = 4
 _CLAIM_BYTES = 1 + _RANK_BYTES
 
 
 def connect(meeting: Meeting, network: str | None, towards: str | None = None) -> TcpMesh | None:
-    """Connect all ranks of ``meeting``; collective. Return None if they do not reach one another.
+    """Connect all ranks of ``meeting``; None if they do not reach one another. Collective.
 
     Args:
-        meeting: one instance of each host.
-        network: interface or CIDR that all hosts are on; None if it is not known.
-        towards: a host to which this network leads; None: the network of the host's name.
+        meeting: One instance of each host.
+        network: Interface or CIDR of the network that all hosts are on; None if not known.
+        towards: A host that is reached through this network; None for the network of the host's
+            name.
     """
     address = own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
     known = next(filter(None, meeting.all_gather(address)), None)
@@ -80,7 +81,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
 def own_address(
     network: str | None, host_names: set[str], towards: str | None = None
 ) -> str | None:
-    """Return the address at which the other hosts reach this one; of IPv6 if it has no other."""
+    """Return the address at which other hosts reach this host; IPv4 is preferred to IPv6."""
     if network:
         return _address_in(network)
     if towards and (address := address_towards(towards)):
@@ -91,7 +92,7 @@ def own_address(
 
 
 def _addresses_of(host: str) -> list[str]:
-    """Return the addresses behind a name, those of IPv4 first; none if it is not known."""
+    """Return the addresses of a host name, IPv4 first; an empty list if it is not known."""
     found = []
     for family in _FAMILIES:
         with suppress(OSError, UnicodeError):
@@ -101,13 +102,13 @@ def _addresses_of(host: str) -> list[str]:
 
 
 def _is_reached(address: str) -> bool:
-    """Tell whether other hosts may reach an address: neither loopback, nor of one link alone."""
+    """Tell whether other hosts may reach an address, which is not loopback or link-local IPv6."""
     value = ipaddress.ip_address(address.partition("%")[0])
     return not value.is_loopback and not (value.version == 6 and value.is_link_local)
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address of the interface that leads to another host; None if it is loopback."""
+    """Return this host's address on the way to another host; None if it is only loopback."""
     for theirs in _addresses_of(host):
         with suppress(OSError), socket.socket(family_of(theirs), socket.SOCK_DGRAM) as probe:
             probe.connect((theirs, 9))  # sends nothing
@@ -151,7 +152,7 @@ def listen_at(address: str) -> socket.socket:
     """Return a socket that listens at an address of this host, on a free port.
 
     Raises:
-        OSError: it is none of this host.
+        OSError: The address does not belong to this host.
     """
     return socket.create_server((address, 0), family=family_of(address), backlog=socket.SOMAXCONN)
 
@@ -163,10 +164,10 @@ def _connect_pairs(
     secret: bytes,
     connections: dict[tuple[bytes, int], socket.socket],
 ) -> None:
-    """Connect to the ranks before this one, and accept those after it, into ``connections``.
+    """Connect to lower ranks and accept higher ranks; add the sockets to ``connections``.
 
     Raises:
-        OSError: a rank cannot be reached.
+        OSError: A rank cannot be reached.
     """
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     wanted = 2 * (len(addresses) - 1)
@@ -183,15 +184,15 @@ def _connect_pairs(
         poll.register(gate, select.POLLIN)
         poll.register(calls, select.POLLIN)
         while len(connections) < wanted and time.monotonic() < deadline:
-            poll.poll(_LOOK_SECONDS * 1000)
+            poll.poll(_RETRY_CHECK_SECONDS * 1000)
             for called, connection in calls.serve():
                 if connection is None:
                     raise ConnectionRefusedError
                 connections[called] = connection
-            for guest in gate.serve():
-                kind, other = guest.claim[:-_RANK_BYTES], int.from_bytes(guest.claim[1:], "big")
+            for caller in gate.serve():
+                kind, other = caller.claim[:-_RANK_BYTES], int.from_bytes(caller.claim[1:], "big")
                 is_expected = kind in (_VALUES, _SUMS) and rank < other < len(addresses)
                 if is_expected and (kind, other) not in connections:
-                    connections[kind, other] = guest.connection
+                    connections[kind, other] = caller.connection
                 else:
-                    guest.connection.close()
+                    caller.connection.close()

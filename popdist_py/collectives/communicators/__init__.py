@@ -1,7 +1,6 @@
-"""The implementations of Communicator, and how instances join one.
+"""The implementations of Communicator, and the functions to join one.
 
-A communicator connects one instance alone, or several that share memory within a host and are
-connected by a mesh between hosts.
-Nothing here maps memory or opens sockets itself. May call: between_hosts, within_host,
-collectives, environment, errors.
+A communicator has a single instance, or several instances that share memory within a host and are
+connected by a mesh between hosts. This package does not map memory or open sockets itself. It may
+call between_hosts, within_host, collectives, environment and errors.
 """

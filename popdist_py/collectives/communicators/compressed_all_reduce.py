@@ -1,9 +1,9 @@
-"""All-reduce whose sums travel compressed between hosts; within a host they are added as they are.
+"""All-reduce that compresses the sums sent between hosts, but not the data within a host.
 
-Every part of an array has an owner on each host. It adds up the part over its host, lets a
-compression exchange it with the owners on other hosts, and writes the result to all instances.
+Every part of an array has an owner on each host. The owner adds up the part over its host, lets a
+compression exchange the sum with the owners on other hosts, and writes the result to all instances.
 
-Nothing here knows how data are compressed, nor opens memory or connections.
+This module does not compress data, map memory or open connections itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
 __all__ = ["CompressedAllReduce"]
 
-# While parts are on their way, the next ones are compressed: enough of them that a link is busy
-# while an instance waits for others on its host, or for a core.
+# The next parts are compressed while earlier parts are sent. This number keeps a link busy while an
+# instance waits for other instances of its host or for a core.
 _PARTS_IN_FLIGHT = 16
 
 
@@ -31,12 +31,12 @@ class _Running:
     """A part that is being exchanged.
 
     Attributes:
-        number: of the call that it belongs to.
-        plan: of that call.
-        total: its sum.
-        targets: where the sum goes when it is complete.
-        rounds: what is left to exchange.
-        request: the round on its way.
+        number: Number of the call that the part belongs to.
+        plan: Plan of that call.
+        total: Sum of the part.
+        targets: The arrays that receive the sum when it is complete.
+        rounds: The rounds that have not started.
+        request: The current round.
     """
 
     number: int
@@ -51,9 +51,9 @@ class CompressedAllReduce:
     """Reduces arrays that lie in a window over the instances of all hosts.
 
     Args:
-        host: the instances of this host.
-        owners: of the same parts on all hosts; None for an instance that owns none.
-        num_owners: number of owners on each host.
+        host: The instances of this host.
+        owners: The owners of the same parts on all hosts; None if this instance is not an owner.
+        num_owners: Number of owners on each host.
     """
 
     def __init__(self, host: HostGroup, owners: MeshGroup | None, num_owners: int) -> None:
@@ -65,14 +65,14 @@ class CompressedAllReduce:
         self._in_flight: deque[_Running] = deque()
 
     def start(self, plan: CallPlan, views: Sequence[Array], compression: Compression) -> None:
-        """Start to sum the arrays of all instances; ``views`` are those of this host's."""
+        """Start to sum the arrays of all instances; ``views`` are the arrays of this host."""
         self._num_calls += 1
         self._started.append((self._num_calls, plan))
         if self._owners is not None:
             self._start_own_parts(plan, views, compression, self._owners)
 
     def finish(self) -> None:
-        """Complete the first call that was started and not finished."""
+        """Complete the oldest started call that is not finished."""
         number, plan = self._started.popleft()
         while self._in_flight and self._in_flight[0].number == number:
             self._complete_first()
@@ -87,7 +87,7 @@ class CompressedAllReduce:
     ) -> None:
         reduction = plan.reduction
         assert reduction is not None
-        targets = views if reduction.is_half else views[1:]  # the first one holds the sums itself
+        targets = views if reduction.is_half else views[1:]  # the first view holds the sums itself
         for part in compression.parts(self._host.position, self._num_owners):
             if len(self._in_flight) == _PARTS_IN_FLIGHT:
                 self._complete_first()
@@ -114,7 +114,7 @@ class CompressedAllReduce:
 def _sum_on_host(reduction: Reduction, views: Sequence[Array], part: slice) -> Array:
     """Return the sum over this host's instances, in the order of an exact reduction.
 
-    It lies in the first instance's array, unless 16-bit floats are added in float32.
+    The sum is in the first instance's array, unless 16-bit floats are added up in float32.
     """
     if reduction.is_half:
         total = np.empty(part.stop - part.start, reduction.accumulate_dtype)

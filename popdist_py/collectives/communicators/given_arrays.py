@@ -1,9 +1,9 @@
-"""Collectives that fill arrays of the caller: what torch.distributed asks beyond our own calls.
+"""Collectives that fill arrays of the caller, which torch.distributed needs.
 
-Within a host every instance takes what is its own from where it lies. Over several hosts they are
-made of what connects the hosts.
+Within a host every instance copies its data directly from the memory of the others. Over several
+hosts these calls are built from the calls of ``AllHosts``.
 
-Nothing here maps memory, polls, or reduces by itself.
+This module does not map memory, poll or reduce itself.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["GivenArrayCalls"]
 
 
 class GivenArrayCalls(ABC):
-    """The part of ``GroupCommunicator`` that fills given arrays. Every call is collective.
+    """The methods of ``GroupCommunicator`` that fill given arrays. Every call is collective.
 
-    All arrays are C-contiguous; ``root`` is an instance.
+    All arrays are C-contiguous; ``root`` is the index of an instance.
     """
 
     instance_index: int
@@ -72,7 +72,7 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def all_gather_into(self, array: Array, outputs: Sequence[Array]) -> None:
-        """Fill output i with the array of instance i; the own output may be ``array`` itself."""
+        """Fill output i with the array of instance i; this instance's output may be ``array``."""
         plan = self._plan("all_gather", None, array)
         rows = [output.reshape(-1) for output in outputs]
         if self._world is None:
@@ -83,7 +83,7 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def gather_into(self, array: Array, outputs: Sequence[Array], root: int) -> None:
-        """Fill output i of the root with the array of instance i; others pass no outputs."""
+        """Fill output i of the root with the array of instance i; others pass an empty list."""
         plan = self._plan("gather", root, array)
         if self._world is None and self._host.is_gathered_one_shot(array.nbytes):
             self._fill_rows(array, [output.reshape(-1) for output in outputs], plan)
@@ -100,7 +100,7 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def scatter_into(self, inputs: Sequence[Array], output: Array, root: int) -> None:
-        """Fill ``output`` of instance i with input i of the root; others pass no inputs."""
+        """Fill ``output`` of instance i with input i of the root; others pass an empty list."""
         plan = self._plan("scatter", root, output)
         if self._world is None and output.nbytes <= self._host.slot_bytes // self.num_instances:
             if not plan.slots[0]:
@@ -114,11 +114,11 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def all_to_all_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Fill output i with what instance i has as input for this one; sizes may differ.
+        """Fill output i with the input of instance i for this instance; sizes may differ.
 
         Raises:
-            CollectiveMismatchError: an output is not as large as its input; within a host also at
-                the instance that sends it. The other blocks arrive.
+            CollectiveMismatchError: An output and its input differ in size. Within a host the
+                sender raises it too. The other blocks arrive.
         """
         names = sorted({dtype_name(array.dtype) for array in (*inputs, *outputs)})
         plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))
@@ -126,14 +126,14 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def reduce_to(self, array: Array, op: AnyReduceOp, root: int) -> None:
-        """Reduce ``array`` in place at the root; the others keep theirs."""
+        """Reduce ``array`` in place on the root; the arrays of the others are not changed."""
         is_root = root == self.instance_index
         plan = self._plan_to_reduce(f"reduce to {root}", array, op)
         flat = array.reshape(-1)
         if plan.one_shot is not None:
             self._host.reduce_one_shot(plan, flat, flat if is_root else None)
             return
-        self._sliced.lend_to_reduce(plan, flat)
+        self._sliced.publish_to_reduce(plan, flat)
         with exposed(flat):
             agreement = self._agree(plan, address=flat.ctypes.data)
             self._sliced.reduce_private(plan, flat, agreement, root, is_root=is_root)
@@ -143,9 +143,9 @@ class GivenArrayCalls(ABC):
         """Fill ``output`` of instance i with block i of the reduced ``array``.
 
         Args:
-            array: [instances, elements]: a block for each of them.
-            output: as large as a block; it may be the own block of ``array``.
-            op: the operation.
+            array: An array of the shape [instances, elements], with a block for each instance.
+            output: An array as large as a block. It may be this instance's block of ``array``.
+            op: The operation.
         """
         plan = self._plan_to_reduce("reduce_scatter", array, op)
         self._reduce_scatter(plan, array, output.reshape(-1))
@@ -171,7 +171,7 @@ class GivenArrayCalls(ABC):
     # --- Within a host ------------------------------------------------------------------------
 
     def _fill_rows(self, array: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
-        """Gather flat arrays on this host."""
+        """Gather the arrays of this host's instances into flat ``rows``."""
         flat = array.reshape(-1)
         if self._host.is_gathered_one_shot(array.nbytes):
             if not plan.slots[0]:

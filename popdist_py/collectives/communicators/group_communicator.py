@@ -1,9 +1,10 @@
-"""The communicator of several instances: shared memory within a host, a mesh between hosts.
+"""The communicator of several instances, over shared memory within a host and a mesh between hosts.
 
-It decides which way a call takes. A small array is reduced one-shot: every instance reduces the
-slots of all by itself, after one barrier. A large one goes through ``SlicedAllReduce``.
+The communicator chooses the algorithm of a call. A small array is reduced one-shot. This
+means that after one barrier every instance reduces the slots of all instances. ``SlicedAllReduce``
+reduces large arrays.
 
-Nothing here maps memory, polls, or reduces by itself.
+This module does not map memory, poll or reduce itself.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ if TYPE_CHECKING:
 __all__ = ["ConnectHosts", "GroupCommunicator"]
 
 _MAX_PLANS = 1024
-# The number that the first instance of a host passes to the other hosts: where the arrays of its
-# host lie, or _FIRST_LOST + index of a lost instance.
+# The number that the first instance of a host sends to the other hosts. It tells whether the arrays
+# of its host are in a window, or it is _FIRST_LOST + the index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-# The location of an array outside all windows that may be moved to one; they count from 1 << 48.
+# The location of an array outside all windows that may be moved to a window. The locations in
+# windows are at least 1 << 48.
 _MOVABLE = 1
 
 
-# Connects one instance of each host, from a color, a key, and whether this instance takes part.
+# A function that connects one instance of each host. Its arguments are a color, a key, and whether
+# this instance takes part.
 ConnectHosts = Callable[..., Mesh | None]
 
 
@@ -64,7 +67,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         window: The memory of the instances of this host, from ``make_window``.
         limits: Limits of the waits, and the names of the instances in messages.
         connect_hosts: Connects one instance of each host.
-        instances: Index in the job of each instance; None if they are all of the job.
+        instances: Index in the job of each instance; None for all instances of the job.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._connect_hosts(world, connect_hosts)
 
     def _connect_hosts(self, world: Meeting, connect_hosts: ConnectHosts) -> None:
-        """Connect the hosts: for each slice, its owners on all hosts form a group."""
+        """Connect the owners of each slice, one on each host, with one another."""
         own_host = tuple(self._host.instances)
         self.hosts: Sequence[Sequence[int]] = sorted(set(map(tuple, world.all_gather(own_host))))
         hosts = self.hosts
@@ -132,12 +135,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Reduce ``array`` in place.
 
         Args:
-            array: contiguous.
-            op: how elements are combined.
-            name: of the call; the same on all instances.
-            move: makes as many bytes of shared memory the array's own. It is called after the
-                reduction of a large array outside all windows for which every instance of this
-                host passes one.
+            array: A contiguous array.
+            op: The operation that combines the elements.
+            name: Name of the call, the same on all instances.
+            move: A function that moves the array to shared memory of its size. It is called after
+                the reduction of a large array outside all windows, if every instance of this host
+                passes a function.
         """
         if self.background.last is not None:
             self.background.drain()
@@ -148,13 +151,13 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _reduce(
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
-        """Reduce ``flat`` in place; ``move`` as for ``all_reduce``."""
+        """Reduce ``flat`` in place; ``move`` has the same meaning as for ``all_reduce``."""
         if plan.one_shot is not None:
             self._host.reduce_one_shot(plan, flat, flat)
             return
         shared = self._shared_buffers.find(flat)
         if shared is None:
-            self._sliced.lend_first(plan, flat)
+            self._sliced.publish_first_slot(plan, flat)
         movable = _MOVABLE if move is not None and self._may_move else 0
         location = shared.location if shared else movable
         with exposed(flat):
@@ -162,7 +165,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             if agreement.all_in_window and shared is not None:
                 self._sliced.all_reduce_shared(plan, shared.views)
             else:
-                self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
+                self._sliced.all_reduce_private(plan, flat, agreement, is_published=shared is None)
         if agreement.all_movable and move is not None:
             self._share(flat.nbytes, move)
 
@@ -170,7 +173,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Move arrays of all instances of this host to a window."""
         try:
             memory = self._shared_buffers.add(Window(self._host.local, num_bytes))
-        except WindowError:  # on all of them
+        except WindowError:  # raised on all instances of the host
             self._may_move = False
         else:
             move(memory[:num_bytes])
@@ -194,7 +197,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def finish_compressed(self) -> None:
-        """Return once the first array that was started and not finished holds its sum."""
+        """Return once the oldest started array that is not finished holds its sum."""
         self._compressed.finish()
 
     @ends_if_interrupted
@@ -213,7 +216,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def reduce_slice(self, array: Array, name: str = "") -> None:
-        """Leave in ``own_slice`` of ``array`` the sum over all instances.
+        """Write the sum over all instances to ``own_slice`` of ``array``.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -239,12 +242,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return block
 
     def own_slice(self, size: int) -> slice:
-        """Return which of ``size`` elements this instance reduces."""
+        """Return the slice of ``size`` elements that this instance reduces."""
         return self._sliced.own_slice(size)
 
     @ends_if_interrupted
     def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
-        """Overwrite ``array`` with the one of instance ``root``."""
+        """Overwrite ``array`` with the array of instance ``root``."""
         plan = self._plan("broadcast", root, array, name)
         if self._world is not None:
             self._agree(plan)
@@ -261,7 +264,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def gather(self, array: Array, root: int = 0, name: str = "") -> Array | None:
-        """Return the arrays of all instances, stacked; None but at instance ``root``."""
+        """Return the arrays of all instances, stacked, on ``root``; None on the others."""
         plan = self._plan("gather", root, array, name)
         if self._world is not None:
             self._agree(plan)
@@ -298,7 +301,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return received
 
     def _broadcast_flat(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Overwrite bytes with those of the instance at index ``root`` of this communicator."""
+        """Overwrite ``data`` with the bytes of the instance at index ``root`` in this group."""
         if self._world is None:
             self._host.broadcast(data, root, plan)
         else:
@@ -330,17 +333,17 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
     def set_hang_timeout(self, seconds: float) -> None:
-        """Set after how many seconds a wait raises an error."""
+        """Set the seconds after which a wait raises an error."""
         self._limits.hang_timeout = seconds
 
     def abort(self, reason: str) -> None:
-        """Let the call that another thread is in, and all later ones, raise an error soon."""
+        """Let the calls that run in other threads, and all later calls, raise an error soon."""
         self._limits.abort_reason = reason
 
     def end(self, reason: str) -> None:
         """Leave the group in the middle of a call; later calls raise an error with ``reason``.
 
-        A forked child does nothing, for the reason that ``close`` names.
+        In a forked child this does nothing; ``close`` explains why.
         """
         if self.background.is_forked:
             return
@@ -351,9 +354,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self._slice_owners.close()
 
     def close(self) -> None:
-        """Leave the job, after the background calls if no instance was lost.
+        """Leave the job. If no instance was lost, first wait for the background calls.
 
-        A forked child does nothing: it shares the memory that says whether the instance has left.
+        In a forked child this does nothing. The child shares the memory that tells the other
+        instances whether this instance has left.
         """
         if self.background.is_forked:
             return
@@ -408,7 +412,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return self._remember(key, plan)
 
     def _slots_as(self, dtype: np.dtype[Any], size: int) -> tuple[list[Array], list[Array]]:
-        """Return, for each turn, the first ``size`` elements of the slots of this host."""
+        """Return the first ``size`` elements of the slots of this host, for each turn."""
         num_bytes = size * dtype.itemsize
         first, second = (
             [slot[:num_bytes].view(dtype) for slot in slots] for slots in self._host.slots
@@ -424,15 +428,15 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     # --- Agreeing -----------------------------------------------------------------------------
 
     def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> Agreement:
-        """Wait for all instances of the job.
+        """Wait for all instances of the communicator, and compare their calls.
 
         Args:
-            plan: of the call.
-            location: of the array in the windows, 0 if it lies outside.
-            address: of the array in this process.
+            plan: Plan of the call.
+            location: Location of the array in the windows; 0 if it is outside.
+            address: Address of the array in this process.
 
         Raises:
-            CollectiveMismatchError: the instances make different calls.
+            CollectiveMismatchError: The instances make different calls.
         """
         host, barrier = self._host, self._host.barrier
         turn = host.next_turn()
@@ -464,10 +468,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
-        """On the first instance of each host, compare the calls of all hosts.
+        """Compare the calls of all hosts, on the first instance of each host.
 
-        The result goes into ``_verdict``, which the instances of the host share: whether the calls
-        are equal, and the largest ``number`` of all hosts.
+        The two results are stored in ``_verdict``, which the instances of the host share. They
+        are whether the calls are equal, and the largest ``number`` of all hosts.
         """
         owners, barrier = self._slice_owners, self._host.barrier
         if owners is None or self._host.position:
@@ -477,7 +481,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         except InstanceLostError as error:
             if owners.lost_instance >= 0 and barrier.lost_error is None:
                 self._verdict[:] = 0, _FIRST_LOST + owners.lost_instance
-                barrier.wait_for_all(plan.signature)  # the others of this host name it too
+                # The other instances of this host must name the same lost instance.
+                barrier.wait_for_all(plan.signature)
                 barrier.lost_error = error
             raise
         self._verdict[0] &= same

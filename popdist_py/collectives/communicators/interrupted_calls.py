@@ -1,8 +1,9 @@
-"""A call that is interrupted, as by Ctrl-C, is the last one of its communicator.
+"""The decorator that ends a communicator after an interrupted call, for example by Ctrl-C.
 
 The other instances may be at any step of the call. If the interrupted instance made another call,
-they would take its data for those of the call that it has left. So it leaves the communicator: its
-own later calls raise an error at once, and the others learn that it has left.
+they would mistake its data for data of the interrupted call. So the instance leaves the
+communicator. Its own later calls raise an error at once, and the other instances learn that it has
+left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from popdist_py.errors import InstanceLostError, PopdistError
 
 __all__ = ["ends_if_interrupted"]
 
-# These errors come before any data are exchanged, after all of them were, or on every instance.
+# These errors are raised before any data are exchanged, after all data were exchanged, or on every
+# instance.
 _STAYS = (PopdistError, TypeError, ValueError)
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -28,7 +30,7 @@ class _Endable(Protocol):
 
 
 def ends_if_interrupted(call: Call) -> Call:
-    """Make a method of a communicator that ends the communicator if it is interrupted."""
+    """Return a method that ends its communicator if the call is interrupted."""
     name = call.__name__.strip("_")
 
     @functools.wraps(call)

@@ -1,7 +1,7 @@
-"""Connects the instances that meet, and makes their communicator.
+"""Joining, which connects the instances of a meeting and makes their communicator.
 
-The instances of a host share memory, and a mesh connects the hosts. Where memory cannot be shared,
-or must not be, every instance counts as a host of its own.
+The instances of a host share memory, and a mesh connects the hosts. If sharing memory is impossible
+or disabled, every instance is treated as a host of its own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from popdist_py.errors import PopdistError
 __all__ = ["join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Takes a meeting and makes a mesh of its members; collective.
+# A function that makes a mesh of the members of a meeting; collective.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
-# Measured with two instances and MPI: 4 bytes in 14 us instead of 4, 26 MB in 55 ms instead of 3.6.
+# Without shared memory, two instances with MPI took 14 us instead of 4 us for 4 bytes, and 55 ms
+# instead of 3.6 ms for 26 MB.
 _SLOWER = (
     "the instances of a host cannot share memory (%s): collectives take 4 to 15 times as long "
     "within a host; POPDIST_SHARED_MEMORY=0 says that it is meant"
@@ -46,8 +47,8 @@ _MPI_BETWEEN_HOSTS = (
 def join_job(settings: CollectiveSettings) -> Communicator:
     """Connect all instances of the job, which meet over MPI; collective.
 
-    The communicator has a duplicate of MPI's world, so that the library's messages never mix with
-    those of a program that uses mpi4py itself.
+    The communicator uses a duplicate of MPI's world. So the library's messages never mix with the
+    messages of a program that uses mpi4py.
     """
     from mpi4py import MPI
 
@@ -57,10 +58,10 @@ def join_job(settings: CollectiveSettings) -> Communicator:
 
 
 def join_group(instances: Sequence[int], settings: CollectiveSettings) -> Communicator:
-    """Connect some instances of the job; only these make the call.
+    """Connect some instances of the job; only these instances make the call.
 
     Args:
-        instances: Their indices, sorted, without repetition.
+        instances: The sorted indices of the instances, without repetition.
         settings: The settings of the user.
     """
     if len(instances) == 1:
@@ -84,16 +85,17 @@ def join(
     names: Names = INSTANCES,
     instances: Sequence[int] | None = None,
 ) -> GroupCommunicator:
-    """Connect the instances that meet; collective.
+    """Connect the instances of a meeting; collective.
 
     Args:
         meeting: The instances, in the order of their indices.
         settings: The settings of the user.
-        own_mesh: Makes a mesh over what carries the meeting; None if that carries no arrays.
-        towards: A host that all hosts reach by the network between them; used if the user sets no
-            network.
+        own_mesh: Makes a mesh over the transport of the meeting; None if this transport does not
+            move arrays.
+        towards: A host that all hosts reach through the network between them. It is used if the
+            user does not set a network.
         names: Names of the instances in messages.
-        instances: Index in the job of each instance; None if they are all of the job.
+        instances: Index in the job of each instance; None for all instances of the job.
 
     Raises:
         PopdistError: The hosts do not reach one another. All instances raise it.
@@ -108,9 +110,9 @@ def join(
 
 
 def place_of_this_process() -> str:
-    """Return what is equal for processes that can share memory: one boot, one PID name space."""
+    """Return the boot and PID name space, which are equal for processes that can share memory."""
     try:
-        # Two containers of one machine see different processes under one number.
+        # In two containers of one machine, the same PID is a different process.
         return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
         return ""
@@ -124,7 +126,8 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
     if all(places):
         local = meeting.split(places.index(places[meeting.rank]), meeting.rank)
         window, reason = _window_or_reason(local)
-        # If one host cannot share memory, none does: all use the same protocol.
+        # If one host cannot share memory, all hosts do without it, because all use the same
+        # protocol.
         reasons = meeting.all_gather(reason)
         if window is not None and not any(reasons):
             return local, window, True
@@ -136,7 +139,7 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
 
 
 def _window_or_reason(local: Meeting) -> tuple[Window | None, str]:
-    """Return the window of this host's instances, or None and why they cannot share memory."""
+    """Return the window of this host's instances, or None with the reason for the failure."""
     try:
         return make_window(local), ""
     except WindowError as error:
@@ -167,13 +170,13 @@ def _connect_hosts(
         meeting: All instances.
         settings: The settings of the user.
         own_mesh: Used if the hosts do not reach one another by TCP.
-        towards: As for ``join``.
-        color: Equal for the instances that are connected with one another.
-        key: These instances are in order of this number.
+        towards: The same as for ``join``.
+        color: A number that is equal for the instances to connect with one another.
+        key: A number that orders these instances.
         takes_part: Whether this instance is connected.
 
     Raises:
-        PopdistError: The hosts do not reach one another, and there is no ``own_mesh``.
+        PopdistError: The hosts do not reach one another, and ``own_mesh`` is None.
     """
     members = meeting.split(color, key)
     mesh = connect(members, settings.network, towards) if takes_part else None

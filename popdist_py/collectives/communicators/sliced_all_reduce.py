@@ -1,10 +1,10 @@
-"""All-reduce of large arrays in slices: reduce-scatter to their owners, then all-gather.
+"""All-reduce of large arrays in slices, as a reduce-scatter and an all-gather.
 
-An instance reaches the others' data in one of three ways: the array lies in a window, or it passes
-through the slots, or it is read from the other process's memory, and the result written there.
-Between hosts, the owners of one slice (one on each host) all-reduce it.
+Within a host, data move between the instances in one of three ways. Either the array is in a
+window, or it is copied through the slots, or each owner reads and writes the memory of the other
+processes. Between hosts, the owners of one slice (one on each host) all-reduce the slice.
 
-Nothing here decides which calls agree, nor opens memory or connections.
+This module does not compare calls, map memory or open connections.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 
 __all__ = ["SlicedAllReduce"]
 
-# Between hosts, the others' memory is read above this size: the pieces of one slot are too small to
-# keep a network link busy. On one host, a trial finds out from two slots on.
+# With several hosts, owners read the memory of other processes above this size, because the pieces
+# of one slot are too small to keep a network link busy. On one host, a trial finds the faster way
+# for arrays of two slots or more.
 _MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
-# The parts that are read from all instances of a host stay in the second-level cache until the
-# results are written there; with smaller parts the calls into the kernel are what takes the time.
+# The parts that are read from all instances of a host together fit into the second-level cache
+# until the results are written. With even smaller parts the system calls would dominate the time.
 _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
-# Hosts reduce a slice in pieces: large enough for few calls, small enough that the first starts
-# early.
+# Hosts reduce a slice in pieces. Large pieces need fewer calls; small pieces start earlier.
 _CHUNKS_PER_PIECE, _PIECES_IN_FLIGHT = 2, 4
 _MAX_TRIALS = 1024
 _NOT_TRIED = ReadingTrial()
-# Slices begin at cache lines.
+# Slices begin at multiples of this number of elements, to align them to cache lines.
 _ALIGNED_ELEMENTS = 16
 
 _Sources: TypeAlias = Callable[[slice], Iterable[Array]]
@@ -45,12 +45,12 @@ class SlicedAllReduce:
     """Reduces large arrays over the instances of this host, and of all hosts.
 
     Args:
-        host: the instances of this host.
-        hosts: index in the job of the instances of every host.
-        slice_owners: the owners of this instance's slice on all hosts; None with one host, and for
-            an instance that owns no slice.
-        slot_bytes: size of a slot on the host that has the smallest.
-        can_read: whether on every host the instances can read one another's memory.
+        host: The instances of this host.
+        hosts: For each host, the indices in the job of its instances.
+        slice_owners: The owners of this instance's slice on all hosts; None with one host, or if
+            this instance does not own a slice.
+        slot_bytes: Size of a slot on the host with the smallest slots.
+        can_read: Whether on every host the instances can read one another's memory.
     """
 
     def __init__(
@@ -66,44 +66,45 @@ class SlicedAllReduce:
         self._slice_owners = slice_owners
         self._slot_bytes = slot_bytes
         self._can_read = can_read
-        # Allocated once: new memory costs a page fault for every 4 KiB, at its first use.
+        # The scratch memory is allocated once, because the first use of new memory costs a page
+        # fault for every 4 KiB.
         self._scratch = np.empty((4, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host limits the number of slices.
         self._num_owners = min(map(len, hosts))
-        # By the code of the call. What is here decides how the next call is made, so it changes
-        # only in a call that all instances make.
+        # The trial of each call, by the code of the call. The trials decide how the next call is
+        # made, so they change only in a call that all instances make.
         self._trials: dict[int, ReadingTrial] = {}
 
     def all_reduce_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
-        """Reduce arrays that lie in a window; ``views`` are those of all instances of the host."""
+        """Reduce arrays in a window; ``views`` are the arrays of all instances of the host."""
         self._reduce_own_slice(plan, _parts_of(views), views[0], _copying_to(views))
         self._host.barrier.wait_for_all(plan.signature)
 
     def own_slice(self, size: int) -> slice:
-        """Return which of ``size`` elements this instance reduces."""
+        """Return the slice of ``size`` elements that this instance reduces."""
         return _slice_of(self._host.position, self._num_owners, size)
 
     def reduce_scatter_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
-        """Reduce this instance's slice of arrays that lie in a window, into its own array."""
+        """Reduce this instance's slice of arrays in a window, and store it in its own array."""
         own = self._host.position
         views = [views[own], *views[:own], *views[own + 1 :]]
         self._reduce_own_slice(plan, _parts_of(views), views[0])
 
-    def lend_first(self, plan: CallPlan, flat: Array) -> None:
-        """Show the others the first slot of a private array, if it is to pass through the slots.
+    def publish_first_slot(self, plan: CallPlan, flat: Array) -> None:
+        """Publish the first slot of a private array, if the array is reduced through the slots.
 
-        The next meeting then is the only one before the first reduction.
+        Then only one barrier, the next one, is needed before the first reduction.
         """
         if not self._is_read(plan, flat) and not self._is_tried(plan, flat):
-            self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
+            self._publish(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
 
     def reduce_scatter_private(self, plan: CallPlan, blocks: Array, out: Array) -> None:
         """Reduce this instance's block of arrays outside the windows; one host only.
 
         Args:
-            plan: of the call.
-            blocks: [instances, elements]: this instance's values for each of them.
-            out: [elements], which receives the result.
+            plan: Plan of the call.
+            blocks: This instance's values for each instance, of the shape [instances, elements].
+            out: A flat array that receives the result.
         """
         host, own = self._host, self._host.position
         region = self._slot_size(plan) // host.size
@@ -120,15 +121,15 @@ class SlicedAllReduce:
             _reduction_of(plan)(sources, out[part])
 
     def all_reduce_private(
-        self, plan: CallPlan, flat: Array, agreement: Agreement, *, is_lent: bool
+        self, plan: CallPlan, flat: Array, agreement: Agreement, *, is_published: bool
     ) -> None:
-        """Reduce arrays of which some lie outside the windows.
+        """Reduce arrays that are not all in windows.
 
         Args:
-            plan: of the call.
-            flat: the array of this instance.
-            agreement: of the meeting in which the instances compared the call.
-            is_lent: whether ``lend_first`` was called before it.
+            plan: Plan of the call.
+            flat: The array of this instance.
+            agreement: The result of comparing the call.
+            is_published: Whether ``publish_first_slot`` was called before.
         """
         if self._is_read(plan, flat):
             self._all_reduce_directly(plan, flat, agreement.addresses)
@@ -137,31 +138,32 @@ class SlicedAllReduce:
             self._try_both(plan, flat, agreement.addresses)
             return
         if agreement.some_in_window:
-            # An array in a window was lent by nobody: it might have been reduced there.
-            if not is_lent:
-                self._lend(plan, flat[: self._slot_size(plan)], self._host.current_turn)
+            # Arrays in a window were not copied into their slots yet, because they might all have
+            # been in a window.
+            if not is_published:
+                self._publish(plan, flat[: self._slot_size(plan)], self._host.current_turn)
             self._host.barrier.wait_for_all(plan.signature)
         self._all_reduce_through_slots(plan, flat)
 
-    def lend_to_reduce(self, plan: CallPlan, flat: Array) -> None:
-        """Show the others the first slot of an array, if it is to pass through the slots.
+    def publish_to_reduce(self, plan: CallPlan, flat: Array) -> None:
+        """Publish the first slot of an array, if ``reduce_private`` uses the slots.
 
-        The next meeting then is that of ``reduce_private``.
+        The next barrier must be the one before ``reduce_private``.
         """
         if not self._is_read_to_reduce(flat):
-            self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
+            self._publish(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
 
     def reduce_private(
         self, plan: CallPlan, flat: Array, agreement: Agreement, root: int, *, is_root: bool
     ) -> None:
-        """Reduce arrays in place at the root alone, after ``lend_to_reduce`` and a meeting.
+        """Reduce arrays in place on the root only, after ``publish_to_reduce`` and a comparison.
 
         Args:
-            plan: of the call.
-            flat: the array of this instance.
-            agreement: of the meeting.
-            root: position of the root; of no meaning over several hosts.
-            is_root: whether this instance is the root.
+            plan: Plan of the call.
+            flat: The array of this instance.
+            agreement: The result of comparing the call.
+            root: Position of the root; ignored with several hosts.
+            is_root: Whether this instance is the root.
         """
         if self._is_read_to_reduce(flat):
             self._reduce_directly(plan, flat, agreement.addresses, root)
@@ -177,33 +179,34 @@ class SlicedAllReduce:
         return self._can_read and flat.nbytes > limit
 
     def _is_read(self, plan: CallPlan, flat: Array) -> bool:
-        """Tell whether a private array is reduced where it lies in the other process."""
+        """Tell whether owners read a private array directly from the other process."""
         if not self._may_be_read(flat):
             return False
         return len(self._hosts) > 1 or self._trials.get(plan.code, _NOT_TRIED).reading_is_faster
 
     def _is_tried(self, plan: CallPlan, flat: Array) -> bool:
-        """Tell whether it is still to be found out which way is faster for a private array."""
+        """Tell whether the trial of a private array, which finds the faster way, still runs."""
         if len(self._hosts) > 1 or not self._may_be_read(flat):
             return False
         return not self._trials.get(plan.code, _NOT_TRIED).is_over
 
     def _try_both(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
-        """Pass the first half of an array through the slots, read the rest, and tell the times."""
+        """Reduce half of an array through the slots and half by reading, and record the times."""
         slot_size = self._slot_size(plan)
         half = flat.size // 2 // slot_size * slot_size
         offset = half * flat.itemsize
         start = time.perf_counter_ns()
-        self._lend(plan, flat[:slot_size], self._host.current_turn)
-        lent = time.perf_counter_ns()  # other calls do not meet here
+        self._publish(plan, flat[:slot_size], self._host.current_turn)
+        published = time.perf_counter_ns()  # other calls do not need this barrier
         self._host.barrier.wait_for_all(plan.signature)
-        start += time.perf_counter_ns() - lent
+        start += time.perf_counter_ns() - published
         self._all_reduce_through_slots(plan, flat[:half])
         middle = time.perf_counter_ns()
         self._all_reduce_directly(plan, flat[half:], [first + offset for first in addresses])
         end = time.perf_counter_ns()
         barrier, turn = self._host.barrier, self._host.next_turn()
-        # Picoseconds for an element, as whole numbers, of which none may be 0.
+        # The times per element are whole numbers of picoseconds. They must be positive, because
+        # ``compare`` does not publish 0.
         location = 1 + 1000 * (middle - start) // half
         address = 1 + 1000 * (end - middle) // (flat.size - half)
         barrier.compare(turn, plan.code, plan.signature, location, address)
@@ -212,7 +215,7 @@ class SlicedAllReduce:
         self._trials.setdefault(plan.code, ReadingTrial()).add(*barrier.published(turn))
 
     def add_replicas(self, plan: CallPlan, leaves: Sequence[Array]) -> None:
-        """Add the rows of all instances by the tree; ``leaves`` lie in a window."""
+        """Add up the rows of all instances in tree order; ``leaves`` are in a window."""
         columns, part_size = leaves[0].shape[1], CHUNK_BYTES // 4 // leaves[0].itemsize
         for part in self._own_parts(columns, part_size):
             total = self._tree_sum(leaves, part, plan)
@@ -220,13 +223,13 @@ class SlicedAllReduce:
                 np.copyto(rows[0, part], total)
         self._host.barrier.wait_for_all(plan.signature)
 
-    # --- Ways to the others' data ---------------------------------------------------------------
+    # --- Moving data within a host --------------------------------------------------------------
 
     def _all_reduce_directly(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
-        """Read the own slice of all others, reduce it in place, and write it to all others.
+        """Read this instance's slice from all others, reduce it, and write it to all others.
 
-        Each slice of every array is read and written by its owner alone, so nobody waits for the
-        others before the last slice is written.
+        Only the owner of a slice reads and writes it, in every array. So instances wait for one
+        another only once, after the last slice is written.
         """
         host, itemsize = self._host, flat.itemsize
 
@@ -244,7 +247,10 @@ class SlicedAllReduce:
     def _reduce_directly(
         self, plan: CallPlan, flat: Array, addresses: Sequence[int], root: int
     ) -> None:
-        """Read the own slice of all others, and write its reduction to the root; one host only."""
+        """Read this instance's slice from all others, and write its reduction to the root.
+
+        This works on one host only.
+        """
         host, sources = self._host, self._reading(plan, flat, addresses)
         reduction, result = _reduction_of(plan), self._scratch[3].view(flat.dtype)
         part_size = min(self._read_bytes() // flat.itemsize, reduction.chunk_size)
@@ -259,11 +265,11 @@ class SlicedAllReduce:
         host.barrier.wait_for_all(plan.signature)
 
     def _read_bytes(self) -> int:
-        """Return how much is read of each other instance at a time."""
+        """Return the number of bytes to read from each other instance at a time."""
         return max(_READ_BYTES_OF_ALL // self._host.size, _MIN_READ_BYTES)
 
     def _reading(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> _Sources:
-        """Return what reads a part of the arrays of the others, and takes the own where it is."""
+        """Return a function that yields a part of every instance's array, read if necessary."""
         host = self._host
         own, itemsize = host.position, flat.itemsize
         first, later, kept = (row.view(flat.dtype) for row in self._scratch[:3])
@@ -272,7 +278,8 @@ class SlicedAllReduce:
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
             values = flat[part]
-            if own > 1:  # the result goes to where they lie: only the first two are read before it
+            # The result overwrites ``flat``, so only the first two sources may be read from it.
+            if own > 1:
                 kept[:count] = values
                 values = kept[:count]
             for position, address in enumerate(addresses):
@@ -290,9 +297,10 @@ class SlicedAllReduce:
     ) -> None:
         """Reduce slot by slot: every owner reduces its slice of a slot, then all copy all slices.
 
-        The first slot was lent before the last meeting. While one slot is reduced, the next is
-        already lent, so that the instances meet once for each slot. The results lie apart from what
-        is lent: one instance may still read them where another already lends.
+        The first slot was published before the last barrier. Each instance publishes its next slot
+        before it reduces the current one, so one barrier for each slot is enough. The results have
+        memory of their own, because an instance may still read results when another instance
+        already publishes.
         """
         host, own = self._host, self._host.position
         turn, slot_size = host.current_turn, self._slot_size(plan)
@@ -300,7 +308,7 @@ class SlicedAllReduce:
             chunk = flat[start : start + slot_size]
             following = flat[start + slot_size : start + 2 * slot_size]
             if following.size:
-                self._lend(plan, following, host.next_turn())
+                self._publish(plan, following, host.next_turn())
             sources, results = plan.slots[turn].copy(), plan.results[turn]
             sources[own] = chunk
             self._reduce_own_slice(plan, _parts_of(sources), results[: chunk.size])
@@ -309,21 +317,21 @@ class SlicedAllReduce:
                 chunk[...] = results[: chunk.size]
             turn = host.current_turn
 
-    def _lend(self, plan: CallPlan, chunk: Array, turn: int) -> None:
-        """Copy into the own slot what others reduce: all but the own slice."""
+    def _publish(self, plan: CallPlan, chunk: Array, turn: int) -> None:
+        """Copy ``chunk`` into this instance's slot, except the slice that it reduces itself."""
         slot, own = plan.slots[turn][self._host.position], self.own_slice(chunk.size)
         for part in (slice(0, own.start), slice(own.stop, chunk.size)):
             if part.start != part.stop:
                 slot[part] = chunk[part]
 
     def _slot_size(self, plan: CallPlan) -> int:
-        """Return how many elements pass through the slots at a time."""
+        """Return the number of elements of a slot."""
         return self._slot_bytes // _reduction_of(plan).dtype.itemsize
 
     # --- Slices ---------------------------------------------------------------------------------
 
     def _own_parts(self, size: int, part_size: int) -> Iterator[slice]:
-        """Yield parts of the slice that this instance reduces; none if it owns no slice."""
+        """Yield parts of the slice that this instance reduces, if it owns a slice."""
         position = self._host.position
         if position >= self._num_owners:
             return
@@ -341,15 +349,15 @@ class SlicedAllReduce:
     ) -> None:
         """Reduce this instance's slice over the instances of this host, and of all hosts.
 
-        While pieces are reduced between the hosts, the next ones are reduced within this host.
+        While pieces are reduced between the hosts, the next pieces are reduced within this host.
 
         Args:
-            plan: of the call.
-            sources: returns, for a part of the array, that part on each instance of this host. If
-                one of them is also in ``out``, it is the first or the second.
-            out: as large as the whole array; receives the result.
-            pass_on: takes a part of ``out``, which holds the result, to where else it is needed.
-            part_bytes: how much is reduced at a time, at most ``CHUNK_BYTES``.
+            plan: Plan of the call.
+            sources: A function that returns a part of the array of each instance of this host. Only
+                the first or the second of these arrays may be in ``out``.
+            out: An array as large as the whole array, which receives the result.
+            pass_on: A function that copies a finished part of ``out`` to other places.
+            part_bytes: Number of bytes to reduce at a time, at most ``CHUNK_BYTES``.
         """
         reduction = _reduction_of(plan)
         part_size = min(part_bytes // out.itemsize, reduction.chunk_size)
@@ -381,7 +389,7 @@ class SlicedAllReduce:
         """Start to reduce ``piece`` over the hosts; return the function that completes it."""
         reduction, slice_owners = _reduction_of(plan), self._slice_owners
         assert slice_owners is not None
-        # 16-bit floats are added in a float32 buffer; other dtypes directly in the output.
+        # 16-bit floats are added up in a float32 buffer; other dtypes directly in the output.
         total = out[piece]
         if reduction.is_half:
             total = np.empty(total.size, reduction.accumulate_dtype)
@@ -405,9 +413,9 @@ class SlicedAllReduce:
         """Return the sum of the leaves of all replicas in ``part``.
 
         Args:
-            leaves: those of each instance of this host.
-            part: columns.
-            plan: of the call.
+            leaves: The leaves of each instance of this host.
+            part: The columns to add up.
+            plan: Plan of the call.
         """
         rows = leaves[0].shape[0]
         num_replicas = rows * sum(map(len, self._hosts))
@@ -443,7 +451,7 @@ def _parts_of(arrays: Sequence[Array]) -> _Sources:
 
 
 def _copying_to(views: Sequence[Array]) -> Callable[[slice], None]:
-    """Return what copies a part of the first array to all others."""
+    """Return a function that copies a part of the first array to all other arrays."""
 
     def copy(part: slice) -> None:
         for view in views[1:]:
@@ -453,7 +461,7 @@ def _copying_to(views: Sequence[Array]) -> Callable[[slice], None]:
 
 
 def _slice_of(owner: int, num_owners: int, size: int) -> slice:
-    """Return the slice that one owner reduces; slices end at cache lines."""
+    """Return the slice that one owner reduces; slices are aligned to cache lines."""
     per_owner = -(-size // num_owners // _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS
     start = min(owner * per_owner, size)
     return slice(start, min(start + per_owner, size))

@@ -1,6 +1,6 @@
 """The communicator of a job with one instance: every collective is the identity.
 
-Nothing here communicates. NumPy is imported on use.
+This module does not communicate. It imports NumPy on use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["SoloCommunicator"]
 
 
 class SoloCommunicator:
-    """One instance alone; satisfies ``popdist_py.collectives.Communicator``.
+    """The communicator of a single instance; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
-        instances: its index in the job.
+        instances: A sequence with the index of the instance in the job.
     """
 
     instance_index = 0
@@ -37,10 +37,10 @@ class SoloCommunicator:
         self.background = Background(is_alone=True)
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
-        """Leave ``array`` as it is: the reduction over one instance.
+        """Leave ``array`` unchanged, as the reduction over one instance.
 
         Raises:
-            TypeError: the operation is not defined for the dtype, as with several instances.
+            TypeError: The operation is not defined for the dtype, as with several instances.
         """
         from popdist_py.collectives.arithmetic import Reduction
 
@@ -50,7 +50,7 @@ class SoloCommunicator:
     def reduce_scatter(
         self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
     ) -> np.ndarray[Any, Any]:
-        """Return a copy of ``array``; errors as those of ``all_reduce``."""
+        """Return a copy of ``array``; raise the same errors as ``all_reduce``."""
         self.all_reduce(array, op, name)
         return array.copy()
 
@@ -74,7 +74,7 @@ class SoloCommunicator:
         return np.zeros(num_bytes, np.uint8)
 
     def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
-        """Leave ``array`` as it is."""
+        """Leave ``array`` unchanged."""
 
     def all_gather(self, array: np.ndarray[Any, Any], name: str = "") -> np.ndarray[Any, Any]:
         """Return ``array`` with a leading dimension of 1."""
@@ -102,7 +102,7 @@ class SoloCommunicator:
         """Return at once."""
 
     def agree(self, signature: Signature) -> None:
-        """Return at once: no other instance can make another call."""
+        """Return at once, because this communicator has a single instance."""
 
     def close(self) -> None:
         """Wait for the background calls, and end their thread."""

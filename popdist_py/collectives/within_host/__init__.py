@@ -1,6 +1,5 @@
-"""The instances of one host: the memory they share, and the barrier in it.
+"""Shared memory, the barrier and the exchange of bytes between the instances of one host.
 
-Here live the shared window, the barrier, and reading another process's memory.
-Nothing here reaches another host. May call: collectives, errors,
-activities.
+This package also reads and writes the memory of other processes. It does not connect to other
+hosts. It may call collectives, errors and activities.
 """

@@ -1,10 +1,10 @@
-"""The barrier of the instances of one host: arrival counters in shared memory.
+"""The barrier of the instances of one host, with arrival counters in shared memory.
 
-An instance that waits reads the counters for a moment and then sleeps in the kernel (futex), so
-that waiting takes no core from instances that work. The barrier needs the memory order of x86:
-other cores see stores in program order.
+A waiting instance first reads the counters for a moment. It then sleeps in the kernel (futex), so
+that working instances can use its core. The barrier needs the memory order of x86, where other
+cores see stores in program order.
 
-Nothing here moves or reduces data.
+This module does not move or reduce arrays.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ __all__ = ["HostBarrier", "Peer", "is_supported"]
 
 # Bytes of a cache line. Each instance writes to its own line.
 _LINE = 64
-# 8-byte words of a line: word 0 is the arrival counter; the fields of the two headers follow.
+# A line has eight words of 8 bytes. Word 0 is the arrival counter. The fields of the two headers
+# follow.
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
-# The last word tells that the instance has left, and will not arrive again.
+# The last word is 1 once the instance has left and will not arrive again.
 _LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
-# A wait first reads the counter in a loop, 50 ns each time: where cores are short not at all, since
-# the peer may need this core. It then yields the core to other processes, which is cheaper than
-# sleeping and waking if one of them is the peer waited for. If they are unrelated, a yield takes
-# long, and ends this phase.
+# A wait first reads the counter in a loop, which takes 50 ns each time. If there are fewer cores
+# than instances, it skips this loop, since the peer may need this core. Then the wait yields the
+# core to other processes. If the peer is one of them, yielding is cheaper than sleeping and waking.
+# If they are unrelated, a yield takes long, and a long yield ends this phase.
 _SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
-# Where every instance has a core of its own, sleeping frees nothing that another instance needs,
-# and the one that arrives last pays 30 to 100 us for waking the others: the core left idle has
-# slept too. Instances that compute the same are apart by less than this. Longer waits sleep.
+# If every instance has its own core, the other instances do not gain from sleeping. The instance
+# that arrives last then needs 30 to 100 us to wake the others, because their idle cores sleep too.
+# Instances that compute the same arrive within this time of one another. Longer waits sleep.
 _YIELD_SECONDS, _YIELD_SECONDS_WHEN_CORES_ARE_SHORT = 5e-3, 300e-6
-# How often a sleeping instance checks that those that have not arrived are alive.
+# Seconds between the checks of a sleeping instance that the missing instances are alive.
 _LIVENESS_CHECK_SECONDS = 0.1
 
 
 def is_supported() -> bool:
-    """Tell whether this machine has what ``HostBarrier`` needs."""
+    """Tell whether ``HostBarrier`` works on this machine."""
     return platform.system() == "Linux" and platform.machine() == "x86_64"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An instance of this host: its index in the job and its process."""
+    """An instance of this host, with its index in the job and its process id."""
 
     instance: int
     pid: int
@@ -69,14 +70,14 @@ class _Timespec(ctypes.Structure):
 class HostBarrier:
     """Lets the instances of one host wait for one another.
 
-    Every instance publishes a header with each ``compare``. It has two, used in alternation, so the
-    others may read a header until the next ``compare`` but one.
+    Every instance publishes a header with each ``compare``. Each instance has two headers and uses
+    them in turn. So other instances may read a header until the second ``compare`` after it.
 
     Args:
-        memory: ``size(number of peers)`` bytes, shared, zero at the start.
-        peers: the instances of this host, in an order that all of them use.
-        position: of this instance in ``peers``.
-        cores_are_short: whether there are fewer cores than instances.
+        memory: Shared memory of ``size(number of peers)`` bytes, zero at the start.
+        peers: The instances of this host, in the same order on all of them.
+        position: Position of this instance in ``peers``.
+        cores_are_short: Whether there are fewer cores than instances.
         limits: Limits of the waits.
     """
 
@@ -93,7 +94,7 @@ class HostBarrier:
         self._memory = memory
         self._words = memoryview(memory[: _LINE * count]).cast("Q")  # type: ignore[arg-type]
         self._asleep = memoryview(memory[_LINE * count : _LINE * count + count])  # type: ignore[arg-type]
-        self._nobody_asleep = bytes(count)
+        self._all_awake = bytes(count)
         self._peers = peers
         self._position = position
         self._own_line = position * _WORDS_PER_LINE
@@ -111,7 +112,8 @@ class HostBarrier:
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
         libc = ctypes.CDLL(None)
-        # Other threads may run: ctypes releases the interpreter's lock, which os.sched_yield keeps.
+        # ctypes releases the interpreter's lock, so that other threads may run. os.sched_yield
+        # keeps the lock.
         self._yield = libc.sched_yield
         self._futex = libc.syscall
         self._futex.argtypes = (
@@ -133,14 +135,15 @@ class HostBarrier:
         """Publish a header, wait for all instances, and tell whether all published the same code.
 
         Args:
-            turn: which of the two headers to use, 0 or 1 in alternation.
-            code: the number that is compared.
-            call: the collective call, as messages name it.
-            location: a second number, for ``published``.
-            address: a third number, for ``published``.
+            turn: The header to use, 0 or 1 in turn.
+            code: The number to compare.
+            call: The collective call, as messages name it.
+            location: A second number, which ``published`` returns.
+            address: A third number, which ``published`` returns. If it is 0, neither number is
+                published.
 
         Raises:
-            InstanceLostError: another instance ended, or did not arrive in time.
+            InstanceLostError: Another instance ended, or did not arrive in time.
         """
         words, header = self._words, self._own_line + turn
         words[header + _CODE] = code
@@ -155,32 +158,32 @@ class HostBarrier:
         return True
 
     def published(self, turn: int) -> tuple[list[int], list[int]]:
-        """Return the locations and the addresses that the instances published in this turn."""
+        """Return the locations and addresses that all instances published in this turn."""
         words = self._words
         headers = range(turn, _WORDS_PER_LINE * len(self._peers), _WORDS_PER_LINE)
         locations = [words[header + _LOCATION] for header in headers]
         return locations, [words[header + _ADDRESS] for header in headers]
 
     def wait_for_all(self, call: object, span: Span = Span.WITHIN_HOST) -> None:
-        """Return once all instances have called this as often as this one.
+        """Return once all instances have called this as often as this instance.
 
         Args:
-            call: the collective call, as messages name it.
-            span: for whom the wait lasts, which decides its limit.
+            call: The collective call, as messages name it.
+            span: The set of instances that the wait is for, which decides its limit.
 
         Raises:
-            InstanceLostError: another instance ended, or did not arrive in time.
+            InstanceLostError: Another instance ended, or did not arrive in time.
         """
         if self.lost_error is not None:
             raise self.lost_error
         words = self._words
         self._arrivals = arrived = self._arrivals + 1
         words[self._own_line] = arrived
-        # Taking a lock is a full memory barrier: other cores see the counter before this one reads
-        # who sleeps.
+        # Taking a lock is a full memory barrier. So other cores see the counter before this core
+        # reads the flags of the sleeping instances.
         self._fence.acquire()
         self._fence.release()
-        if self._asleep.tobytes() != self._nobody_asleep:
+        if self._asleep.tobytes() != self._all_awake:
             self._futex(_SYS_FUTEX, self._address + self._own_line * 8, _FUTEX_WAKE, 1 << 30, None)
         for line in self._other_lines:
             if words[line] < arrived:
@@ -189,7 +192,7 @@ class HostBarrier:
 
     def _wait_for(self, line: int, arrived: int, call: object, span: Span) -> None:
         words = self._words
-        # A background thread sleeps at once: spinning would keep the interpreter from the program.
+        # A background thread sleeps at once, because a loop would block the program's interpreter.
         if threading.current_thread() is threading.main_thread():
             for _ in range(self._spins):
                 if words[line] >= arrived:
@@ -224,16 +227,17 @@ class HostBarrier:
             self._asleep[self._position] = 0
 
     def _check_peers(self, line: int, arrived: int, call: object, *, is_late: bool) -> None:
-        """Raise an error if one that has not arrived has left, or that of ``line`` is too late.
+        """Raise an error if a missing instance has left, or the instance of ``line`` is too late.
 
-        The one waited for may be slow, or have left for the loss of another: all that are missing
-        are looked at, and the one that was gone first is named.
+        The instance of ``line`` may be slow, or may have left because another instance was lost.
+        So this method checks all missing instances, and the error names the first one found to have
+        left.
         """
         for missing in self._missing(arrived):
             pid, left = self._peer(missing).pid, self._words[missing + _LEFT]
             if left or self._has_ended(pid):
                 self._gone_since.setdefault(missing, time.monotonic())
-        # One may have arrived, and left, since.
+        # A missing instance may have arrived and left since.
         missing_lines = self._missing(arrived)
         gone = [missing for missing in self._gone_since if missing in missing_lines]
         if gone:
@@ -242,7 +246,7 @@ class HostBarrier:
             if passed >= self._limits.launcher_grace:
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
-                if reason == "ended" and self._words[first + _LEFT]:  # it left in good order
+                if reason == "ended" and self._words[first + _LEFT]:  # it called ``close()``
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
         elif is_late and line in missing_lines:
@@ -257,10 +261,12 @@ class HostBarrier:
         return self._peers[line // _WORDS_PER_LINE]
 
     def give_up(self, position: int, call: object) -> NoReturn:
-        """Raise the error for an instance that has ended, without arriving at a meeting.
+        """Raise the error for an instance that has ended.
+
+        This instance does not arrive at another barrier.
 
         Raises:
-            InstanceLostError: always.
+            InstanceLostError: The method always raises this error.
         """
         time.sleep(self._limits.launcher_grace)
         self._lose(self._peers[position], "ended", call)
@@ -273,15 +279,15 @@ class HostBarrier:
         raise self.lost_error
 
     def _has_ended(self, pid: int) -> bool:
-        """Tell whether a process has ended, also when its parent has not collected it yet."""
+        """Tell whether a process has ended, even if it is still a zombie."""
         try:
             if pid not in self._pidfds:
                 self._pidfds[pid] = os.pidfd_open(pid)
         except ProcessLookupError:
             return True
-        except OSError:  # no pidfd on this kernel: only the time-out can tell
+        except OSError:  # without pidfd, only the time-out finds the loss
             return False
-        ended = select.poll()  # select() takes no descriptor above 1023
+        ended = select.poll()  # select() rejects descriptors above 1023
         ended.register(self._pidfds[pid], select.POLLIN)
         return bool(ended.poll(0))
 

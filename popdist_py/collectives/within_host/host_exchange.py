@@ -1,10 +1,11 @@
-"""Blocks of any sizes from each instance of a host to each other one, through their slots.
+"""All-to-all exchange of blocks of any sizes between the instances of a host, through their slots.
 
-Every instance publishes a table in its slot, which says how large its blocks are and where they
-lie; the first part of each follows it. Larger blocks take further rounds, one meeting each. Those
-that are much larger stay where they are, and are read there: one copy in place of two.
+Every instance publishes a table in its slot with the sizes and places of its blocks. The first part
+of each block follows the table. Larger blocks need further rounds, with one barrier each. Much
+larger blocks are not copied to the slot: the receivers read them directly, which needs one copy
+instead of two.
 
-Nothing here reduces, or knows other hosts.
+This module does not reduce arrays or connect to other hosts.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from popdist_py.errors import CollectiveMismatchError
 
 __all__ = ["HostExchange"]
 
-# Words of a table: bytes of a block that travel in one round, number of rounds; then for each
-# instance the size of its block, where it lies in the slot, and how much is expected from it.
+# The first words of a table are the bytes of a block in one round, and the number of rounds. A row
+# for each instance follows. It has the size of the block for this instance, the place of the block
+# in the slot, and the size of the block that is expected from the instance.
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
-# In place of the bytes of a round: the blocks are read from the memory of their instance, and the
-# table says where they lie there.
+# This value replaces the bytes of a round if receivers read the blocks from the memory of the
+# sender. The table then has the addresses of the blocks.
 _IN_PLACE = 0
-# The size of a block above which that is faster.
+# Above this block size, reading the memory of the sender is faster.
 _MIN_READ_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Passage:
-    """How a block travels through a slot.
+class _BlockTransfer:
+    """The transfer of a block through a slot.
 
     Attributes:
-        position: of the instance that sends or receives it.
-        block: its bytes, or the place for them.
-        place: where its parts lie in the slot of the sender.
-        region: bytes of a part.
+        position: Position of the other instance, which sends or receives the block.
+        block: The bytes of the block, or the memory that receives them.
+        place: Offset of the block's parts in the slot of the sender.
+        region: Size of a part in bytes.
     """
 
     position: int
@@ -48,11 +50,11 @@ class _Passage:
     region: int
 
     def part(self, number: int) -> Array:
-        """Return the bytes that travel in a round."""
+        """Return the bytes that are transferred in a round."""
         return self.block[number * self.region : (number + 1) * self.region]
 
     def put(self, number: int, slot: Array) -> None:
-        """Copy the part of a round into the own slot."""
+        """Copy the part of a round into this instance's slot."""
         part = self.part(number)
         slot[self.place : self.place + part.size] = part
 
@@ -66,7 +68,7 @@ class HostExchange:
     """Exchanges blocks between the instances of a host.
 
     Args:
-        host: the instances.
+        host: The instances of the host.
     """
 
     def __init__(self, host: HostGroup) -> None:
@@ -79,24 +81,25 @@ class HostExchange:
         ]
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], plan: CallPlan) -> None:
-        """Fill block i of ``receives`` with what position i sends to this one.
+        """Fill block i of ``receives`` with the block that position i sends to this instance.
 
         Args:
-            sends: bytes for each position; none at all from one that sends nothing.
-            receives: bytes from each position; none at all at one that receives nothing.
-            plan: of the call.
+            sends: The bytes for each position; empty if this instance does not send.
+            receives: The memory for the bytes from each position; empty if this instance does not
+                receive.
+            plan: Plan of the call.
 
         Raises:
-            CollectiveMismatchError: a block and its place differ in size; also raised by the other
-                one of the two. The other blocks arrive.
+            CollectiveMismatchError: A block and the memory for it differ in size. The sender and
+                the receiver both raise it. The other blocks arrive.
         """
         host, own = self._host, self._host.position
         turn = host.next_turn()
         leaving = self._publish(self._tables[turn][own], sends, receives)
-        for passage in leaving:
-            passage.put(0, host.slots[turn][own])
+        for transfer in leaving:
+            transfer.put(0, host.slots[turn][own])
         host.wait_for_same_call(plan, turn)
-        # All of a table is read now: soon its instance may use the slot for another call.
+        # The tables are read completely now, because other instances may soon reuse their slots.
         rounds = max(table[_ROUNDS] for table in self._tables[turn])
         problem = self._first_problem(turn, plan)
         arriving = self._arriving(turn, receives)
@@ -105,37 +108,45 @@ class HostExchange:
         for number in range(rounds):
             if number:
                 turn = host.next_turn()
-                for passage in leaving:
-                    passage.put(number, host.slots[turn][own])
+                for transfer in leaving:
+                    transfer.put(number, host.slots[turn][own])
                 host.barrier.wait_for_all(plan.signature)
-            for passage in arriving:
-                passage.take(number, host.slots[turn][passage.position])
+            for transfer in arriving:
+                transfer.take(number, host.slots[turn][transfer.position])
             for target, source in kept:
                 target.part(number)[...] = source.part(number)
         if in_place is not None:
             for position, address in in_place:
                 host.read(position, address, receives[position], plan)
-            host.barrier.wait_for_all(plan.signature)  # nobody changes before what others read
+            host.barrier.wait_for_all(
+                plan.signature
+            )  # the blocks must not change before they are read
         if problem is not None:
             raise problem
 
     def _kept(
         self, sends: Sequence[Array], receives: Sequence[Array], rounds: int
-    ) -> list[tuple[_Passage, _Passage]]:
-        """Return how the own block stays: a part in each round, while others may fill their slots.
+    ) -> list[tuple[_BlockTransfer, _BlockTransfer]]:
+        """Return the target and source of this instance's own block, to copy a part in each round.
 
-        No pair if this instance sends or receives nothing, or if the block does not fit.
+        The list is empty if this instance does not send, does not receive, or if the sizes
+        differ.
         """
         own = self._host.position
         if not (sends and receives and sends[own].size == receives[own].size):
             return []
         region = -(-sends[own].size // rounds)
-        return [(_Passage(own, receives[own], 0, region), _Passage(own, sends[own], 0, region))]
+        return [
+            (
+                _BlockTransfer(own, receives[own], 0, region),
+                _BlockTransfer(own, sends[own], 0, region),
+            )
+        ]
 
     def _publish(
         self, table: memoryview, sends: Sequence[Array], receives: Sequence[Array]
-    ) -> list[_Passage]:
-        """Write the own table, and return how the blocks for others leave."""
+    ) -> list[_BlockTransfer]:
+        """Write this instance's table, and return the transfers of its blocks to others."""
         own, count = self._host.position, self._host.size
         capacity = self._host.slot_bytes - self._data_start
         sizes = [block.size for block in sends] or [0] * count
@@ -144,7 +155,7 @@ class HostExchange:
         longest = max(others, default=0)
         if self._host.can_read and longest > _MIN_READ_BYTES:
             return self._publish_in_place(table, sends, expected)
-        # Where all fit, they lie close together.
+        # If all blocks fit into the slot, they are stored without gaps.
         fits = sum(others) <= capacity
         region = max(longest, 1) if fits else capacity // len(others) // _LINE * _LINE
         table[_REGION], table[_ROUNDS] = region, max(1, -(-longest // region))
@@ -153,7 +164,7 @@ class HostExchange:
             table[row + _SIZE], table[row + _EXPECTED] = size, expected[position]
             if size and position != own:
                 table[row + _PLACE] = place
-                leaving.append(_Passage(position, sends[position], place, region))
+                leaving.append(_BlockTransfer(position, sends[position], place, region))
                 place += size if fits else region
             row += _WORDS_PER_ROW
         return leaving
@@ -161,8 +172,8 @@ class HostExchange:
     @staticmethod
     def _publish_in_place(
         table: memoryview, sends: Sequence[Array], expected: Sequence[int]
-    ) -> list[_Passage]:
-        """Write a table of blocks that others read where they lie; none leaves."""
+    ) -> list[_BlockTransfer]:
+        """Write a table of blocks that receivers read directly; return an empty list."""
         table[_REGION], table[_ROUNDS] = _IN_PLACE, 1
         row = _ROWS
         for block, size in zip(sends, expected, strict=True):
@@ -172,9 +183,9 @@ class HostExchange:
         return []
 
     def _in_place(self, turn: int, receives: Sequence[Array]) -> list[tuple[int, int]] | None:
-        """Return the positions whose blocks for this instance are to be read, and where they lie.
+        """Return the positions whose blocks this instance reads directly, with the addresses.
 
-        None if nobody's blocks are read.
+        The result is None if all instances use their slots.
         """
         if all(table[_REGION] != _IN_PLACE for table in self._tables[turn]):
             return None
@@ -185,18 +196,20 @@ class HostExchange:
                 found.append((position, table[row + _PLACE]))
         return found
 
-    def _arriving(self, turn: int, receives: Sequence[Array]) -> list[_Passage]:
-        """Return how blocks that fit come from others, beginning with the next position."""
+    def _arriving(self, turn: int, receives: Sequence[Array]) -> list[_BlockTransfer]:
+        """Return the transfers of blocks from others, beginning with the next position."""
         arriving, row = [], self._row(self._host.position)
         for position in self._host.others() if receives else ():
             table, block = self._tables[turn][position], receives[position]
             is_here = table[_REGION] != _IN_PLACE
             if is_here and block.size and table[row + _SIZE] == block.size:
-                arriving.append(_Passage(position, block, table[row + _PLACE], table[_REGION]))
+                arriving.append(
+                    _BlockTransfer(position, block, table[row + _PLACE], table[_REGION])
+                )
         return arriving
 
     def _first_problem(self, turn: int, plan: CallPlan) -> CollectiveMismatchError | None:
-        """Return the error for a block to or from this instance that its place does not fit."""
+        """Return the error for a block to or from this instance with a wrong size, if any."""
         own, instances, tables = self._host.position, self._host.instances, self._tables[turn]
         mine, back = tables[own], self._row(own)
         for position, other in enumerate(tables):

@@ -1,6 +1,6 @@
-"""The instances of one host: their shared window, their barrier, and moving bytes through it.
+"""The group of instances of one host, with their shared window, their barrier and moving bytes.
 
-Nothing here knows other hosts, and nothing here reduces.
+This module does not connect to other hosts. Only ``reduce_one_shot`` reduces arrays.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 
-# Size of the slot through which an instance passes data to the others. The window has two for each
-# instance, used in alternation. Where instances share cores, barriers are slow, and larger slots
-# need fewer of them.
+# The size of a slot, through which an instance passes data to the others. Each instance has two
+# slots in the window and uses them in turn. If instances share cores, barriers are slow, and larger
+# slots need fewer barriers.
 _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
-# What is only moved takes two copies through the slots, of which one is in the cache. One copy from
-# process to process is faster above a size that grows with the number of instances that share the
-# memory's speed. For each call, the bytes of one instance by number of instances.
+# Moving data through the slots takes two copies, one of which is in the cache. Above the sizes
+# here, a single copy from process to process is faster. The sizes grow with the number of
+# instances, which share the memory bandwidth. Each table has the bytes of one instance by number of
+# instances.
 _DIRECT_BROADCAST = {2: 256 * 1024, 3: 1024 * 1024, 4: 1024 * 1024}
 _DIRECT_GATHER = {2: 128 * 1024, 3: 256 * 1024, 4: 256 * 1024}
-# With more instances a broadcast does so only where they share cores, and wait for one another at
-# every slot.
+# With more instances, a broadcast copies from process to process only if they share cores. Then the
+# wait at every slot is long.
 _DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT = 8 * 1024 * 1024
 _NEVER = 1 << 62
 # Up to this size a one-shot all-reduce is faster with two instances.
@@ -49,15 +50,15 @@ class CallPlan:
     """The values that all calls with one signature have in common.
 
     Attributes:
-        signature: of the call.
-        code: of the signature.
-        reduction: how elements are combined; None for calls that only move them.
-        slots: for each turn, the slots of all instances of the host as arrays of the dtype.
-        results: for each turn, the array of a slot's size that all instances write and read.
-        one_shot: for each turn, what this instance reduces of these slots after a single barrier;
-            None where an array takes more than that.
+        signature: Signature of the call.
+        code: Code of the signature.
+        reduction: The reduction that combines elements; None for calls that only move elements.
+        slots: For each turn, the slots of all instances of the host as arrays of the dtype.
+        results: For each turn, the array of a slot's size that all instances write and read.
+        one_shot: For each turn, the parts of the slots that this instance reduces after a single
+            barrier; None for arrays that need more barriers.
 
-    A plan holds nothing that calls have shown: instances may forget it at different times.
+    A plan must not store results of calls, because instances may drop a plan at different times.
     """
 
     signature: Signature
@@ -69,13 +70,13 @@ class CallPlan:
 
 
 class Agreement(NamedTuple):
-    """What a meeting has told about the arrays of a call.
+    """The places of the arrays of a call, which the instances learn when they compare the call.
 
     Attributes:
-        all_in_window: whether on every host of the job they lie at one location in a window.
-        some_in_window: whether one of this host lies in a window.
-        all_movable: whether those of this host may all be moved to one.
-        addresses: of the arrays in the processes of this host.
+        all_in_window: Whether on every host the arrays are at one location in a window.
+        some_in_window: Whether at least one array of this host is in a window.
+        all_movable: Whether all arrays of this host may be moved to a window.
+        addresses: Addresses of the arrays in the processes of this host.
     """
 
     all_in_window: bool
@@ -84,8 +85,8 @@ class Agreement(NamedTuple):
     addresses: Sequence[int]
 
 
-# The arrays into which another instance may write.
-# By a key of each exposure: several groups may be in calls, in several threads.
+# The arrays into which another instance may write. Each exposure has its own key, because several
+# threads may make calls of several groups at once.
 _exposed_arrays: dict[object, Array] = {}
 
 
@@ -93,8 +94,9 @@ _exposed_arrays: dict[object, Array] = {}
 def exposed(array: Array) -> Iterator[None]:
     """Keep ``array`` while other instances may write into it.
 
-    That of a call that failed is kept for good, even after the job: an instance that is late may
-    still write there, and must not meet other values. After a mismatch nobody writes.
+    After a failed call the array is kept until the process ends. A late instance may still write to
+    its address, and must not overwrite other values. After a mismatch no instance writes, so the
+    array is released.
     """
     key = object()
     _exposed_arrays[key] = array
@@ -110,7 +112,7 @@ def make_window(local: Meeting) -> Window:
     """Return the window of the instances of one host; collective.
 
     Raises:
-        WindowError: memory cannot be shared on this host.
+        WindowError: The instances of this host cannot share memory.
     """
     size = local.size
     cores_are_short = size > _count_cores(local)
@@ -127,9 +129,9 @@ class HostGroup:
     """The instances of this host; the constructor is collective.
 
     Args:
-        local: the instances of this host, in order.
-        window: their memory, from ``make_window``.
-        instance: index of this instance in the job.
+        local: The instances of this host, in order.
+        window: The memory of these instances, from ``make_window``.
+        instance: Index of this instance in the job.
         limits: Limits of the waits, and the names of the instances in messages.
     """
 
@@ -159,19 +161,19 @@ class HostGroup:
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
-        # Larger arrays are copied from process to process.
+        # Arrays above these limits are copied from process to process.
         limit = _DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT if cores_are_short else _NEVER
         self._max_broadcast_bytes = _DIRECT_BROADCAST.get(self.size, limit)
         self._max_slot_bytes = _DIRECT_GATHER.get(self.size, _NEVER)
-        # Which slots and headers the last meeting used.
+        # The turn of the slots and headers that the last comparison used.
         self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
 
     def _one_shot_limit(self, cores: int) -> int:
         """Return the size up to which a one-shot all-reduce is faster than reducing in slices.
 
-        One-shot takes one barrier and slices take two. With P instances, one-shot reduces P arrays
-        on each; slices reduce and copy two.
+        One-shot needs one barrier, and slices need two. With P instances, one-shot reduces P arrays
+        on each instance. Slices reduce and copy the equivalent of two arrays.
         """
         if self.size <= 2:
             return _ONE_SHOT_BYTES_OF_TWO
@@ -186,40 +188,43 @@ class HostGroup:
         return min(limit, CHUNK_BYTES)
 
     def next_turn(self) -> int:
-        """Return which slots and headers to use now: nobody reads those of the turn before last."""
+        """Return the turn of the slots and headers to use now.
+
+        Other instances have finished reading them, because they were used two turns ago.
+        """
         self.current_turn = turn = 1 - self.current_turn
         return turn
 
     @property
     def coming_turn(self) -> int:
-        """What ``next_turn`` will return."""
+        """The value that the next call of ``next_turn`` will return."""
         return 1 - self.current_turn
 
     def wait_for_same_call(self, plan: CallPlan, turn: int) -> None:
-        """Wait for the others; afterwards this instance may read what they wrote before.
+        """Wait for all instances; afterwards this instance may read the slots of the others.
 
         Raises:
-            CollectiveMismatchError: the instances make different calls.
-            InstanceLostError: another instance ended, or did not arrive in time.
+            CollectiveMismatchError: The instances make different calls.
+            InstanceLostError: Another instance ended, or did not arrive in time.
         """
         if not self.barrier.compare(turn, plan.code, plan.signature):
             raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
 
     def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
-        """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says.
+        """Copy ``flat`` into this instance's slot, wait for all, and reduce the slots into ``out``.
 
-        Without ``out`` the others alone have the result.
+        If ``out`` is None, only other instances compute the result.
         """
         assert plan.one_shot is not None
         assert plan.reduction is not None
         turn = self.next_turn()
-        plan.slots[turn][self.position][...] = flat  # np.copyto() takes twice as long, cold or hot
+        plan.slots[turn][self.position][...] = flat  # np.copyto() takes twice as long
         self.wait_for_same_call(plan, turn)
         if out is not None:
             plan.reduction.reduce_chunk(plan.one_shot[turn], out)
 
     def gather_one_shot(self, plan: CallPlan, data: Array, rows: Sequence[Array] | Array) -> None:
-        """Copy ``data`` into the own slot, meet, and fill row i of ``rows`` from that of i."""
+        """Copy ``data`` into this instance's slot, wait for all, and fill row i from slot i."""
         turn = self.next_turn()
         slots = plan.slots[turn]
         slots[self.position][...] = data
@@ -230,7 +235,7 @@ class HostGroup:
     def scatter_one_shot(
         self, plan: CallPlan, rows: Sequence[Array], out: Array, root: int
     ) -> None:
-        """Copy the rows of the root into its slot, meet, and take the own one from there."""
+        """Copy the root's rows into its slot, wait for all, and copy one row to ``out``."""
         turn, size = self.next_turn(), out.size
         slot = plan.slots[turn][root]
         for position, row in enumerate(rows):
@@ -239,7 +244,7 @@ class HostGroup:
         out[...] = slot[self.position * size : (self.position + 1) * size]
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every call, after all have seen that calls differ."""
+        """Return the description of every instance's call, after a comparison that failed."""
         slots = self.slots[self.next_turn()]
         data = signature.description.encode()[: self.slot_bytes - 1]
         slots[self.position][: len(data) + 1] = np.frombuffer(data + b"\0", np.uint8)
@@ -247,7 +252,7 @@ class HostGroup:
         return [slot.tobytes().partition(b"\0")[0].decode(errors="replace") for slot in slots]
 
     def broadcast(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Overwrite the bytes ``data`` with those of the instance at position ``root``."""
+        """Overwrite the bytes ``data`` with the bytes of the instance at position ``root``."""
         if self.size == 1:
             return
         if self.can_read and data.size > self._max_broadcast_bytes:
@@ -264,9 +269,12 @@ class HostGroup:
                 np.copyto(chunk, slot)
 
     def _broadcast_directly(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Let the root write a share of the bytes to every other instance, which reads the rest."""
+        """Broadcast from process to process, without the slots.
+
+        The root writes a share of the bytes to every other instance, which reads the rest.
+        """
         with exposed(data):
-            addresses = self._meet_with_addresses(data, plan)
+            addresses = self._exchange_addresses(data, plan)
             share = data.size // self.size
             if self.position != root:
                 self.read(root, addresses[root] + share, data[share:], plan)
@@ -280,7 +288,7 @@ class HostGroup:
     ) -> list[Array] | None:
         """Return the bytes ``data`` of every instance, which may differ in length.
 
-        With a ``root``, only the instance at this position gets them; the others get None.
+        If ``root`` is given, only the instance at this position gets the bytes.
         """
         sizes = np.zeros((self.size, 1), np.int64)
         self.gather(np.array([data.size]).view(np.uint8), sizes.view(np.uint8), 8, plan)
@@ -295,10 +303,11 @@ class HostGroup:
         """Fill row i of ``rows`` with the bytes ``data`` of the instance at position i.
 
         Args:
-            data: of this instance.
-            rows: one for each instance, as long as its data; none where nobody needs them.
-            longest: size of the largest ``data`` of all instances.
-            plan: of the call.
+            data: The bytes of this instance.
+            rows: For each instance, an array as long as its data; empty if this instance does not
+                receive.
+            longest: Size of the largest ``data`` of all instances.
+            plan: Plan of the call.
         """
         if self.size == 1:
             for row in rows:
@@ -317,31 +326,34 @@ class HostGroup:
                 np.copyto(row_chunk, slot[: row_chunk.size])
 
     def _gather_directly(self, data: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
-        addresses = self._meet_with_addresses(data, plan)
+        addresses = self._exchange_addresses(data, plan)
         if len(rows):
             own = rows[self.position]
-            if own.ctypes.data != data.ctypes.data:  # the caller may gather in place
+            if own.ctypes.data != data.ctypes.data:  # ``data`` may be the row itself
                 np.copyto(own, data)
             for position in self.others():
                 self.read(position, addresses[position], rows[position], plan)
         self.barrier.wait_for_all(plan.signature)
 
     def is_gathered_one_shot(self, num_bytes: int) -> bool:
-        """Tell whether ``gather_one_shot`` is the way for arrays of this size."""
+        """Tell whether arrays of this size are gathered by ``gather_one_shot``."""
         is_read = self.can_read and num_bytes > self._max_slot_bytes
         return num_bytes <= self.slot_bytes and not is_read
 
     def close(self) -> None:
-        """Leave the other instances."""
+        """Leave the group, and release its descriptors."""
         self.barrier.close()
         self._memory.close()
 
     def others(self) -> list[int]:
-        """Return the other positions, beginning with the next: not all read one at a time."""
+        """Return the other positions, beginning with the next position.
+
+        So the instances do not all read the memory of the same instance at once.
+        """
         return [(self.position + step) % self.size for step in range(1, self.size)]
 
-    def _meet_with_addresses(self, data: Array, plan: CallPlan) -> list[int]:
-        """Wait for the same call of all, and return the addresses of their data."""
+    def _exchange_addresses(self, data: Array, plan: CallPlan) -> list[int]:
+        """Wait until all instances make this call, and return the addresses of their data."""
         turn = self.next_turn()
         if not self.barrier.compare(turn, plan.code, plan.signature, address=data.ctypes.data):
             raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
@@ -351,8 +363,8 @@ class HostGroup:
         """Fill ``out`` from the memory of another instance.
 
         Raises:
-            InstanceLostError: the other instance has ended; as with ``read_bytes``.
-            OSError: the kernel forbids the read, although it permitted one at the start.
+            InstanceLostError: The other instance has ended, as for ``read_bytes``.
+            OSError: The kernel forbids the read, although it permitted reading at the start.
         """
         self.read_bytes(position, address, out.ctypes.data, out.nbytes, plan)
 
@@ -362,9 +374,9 @@ class HostGroup:
         """Copy ``size`` bytes of another instance to ``own_address``.
 
         Raises:
-            InstanceLostError: the other instance has ended. This one has not arrived at another
-                meeting, so nobody takes its part of the result for complete.
-            OSError: the kernel forbids the read, although it permitted one at the start.
+            InstanceLostError: The other instance has ended. This instance does not arrive at the
+                next barrier, so its part of the result is not used by others.
+            OSError: The kernel forbids the read, although it permitted reading at the start.
         """
         try:
             self._memory.read_bytes(self._pids[position], address, own_address, size)
@@ -374,10 +386,10 @@ class HostGroup:
     def write_bytes(self, position: int, address: int, own_address: int, size: int) -> None:
         """Copy ``size`` bytes at ``own_address`` to another instance, if it has not ended.
 
-        What one that ended does not receive nobody misses: the next meeting finds it.
+        A failed write to an ended instance is not an error. The next barrier finds the loss.
 
         Raises:
-            OSError: the kernel forbids the write, although it permitted one at the start.
+            OSError: The kernel forbids the write, although it permitted writing at the start.
         """
         with suppress(ProcessLookupError):
             self._memory.write_bytes(self._pids[position], address, own_address, size)

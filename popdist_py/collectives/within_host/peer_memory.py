@@ -1,8 +1,8 @@
 """Reading and writing the memory of another process of the same user and host.
 
-It takes one copy and no help of that process; passing through shared memory takes two. The kernel
-may forbid it (other users, hardened systems): ``PeerMemory.works_with`` tells. Nothing here waits
-for a peer.
+Direct access needs one copy, and the other process does not take part. A transfer through shared
+memory needs two copies. The kernel may forbid direct access (other users, hardened systems), which
+``PeerMemory.works_with`` tests. This module never waits for a peer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class _IoVec(ctypes.Structure):
 
 
 def user_change(pid: int | str = "self") -> str:
-    """Return a hint for the text of a kernel error that a change of user may have caused; else "".
+    """Return a hint to append to a kernel error if a process has changed its user; else "".
 
     Once a process has changed its user or group, root owns its files in /proc. Other processes of
     the user can then no longer open its memory and descriptors.
 
     Args:
-        pid: the process whose memory or file could not be opened.
+        pid: The process whose memory or file could not be opened.
     """
     for process in ("self", pid):
         with suppress(OSError):
@@ -49,11 +49,11 @@ def user_change(pid: int | str = "self") -> str:
 
 
 class PeerMemory:
-    """Reads and writes the memory of peers, and permits peers to do so with this process's."""
+    """Reads and writes the memory of peers, and permits peers to access this process's memory."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        # Where only a parent may read a process (Yama), the process itself may permit others.
+        # If the Yama module lets only a parent read a process, the process can permit others.
         libc.prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
         self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
         for function in (self._read, self._write):
@@ -69,24 +69,26 @@ class PeerMemory:
         self._probe = ctypes.c_uint64(_PROBE)
         self._pidfds: list[int] = []
         self._ended: dict[int, select.poll] = {}
-        # Made once: making them takes as long as copying some pages. One thread copies at a time.
+        # The vectors are made only once, because making them takes as long as copying some pages.
+        # Only one thread copies at a time.
         self._local, self._remote = _IoVec(), _IoVec()
         self._vectors = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
     @property
     def probe_address(self) -> int:
-        """Address of a number whose value all peers know."""
+        """Address of a number of this process that all peers know, to test reading."""
         return ctypes.addressof(self._probe)
 
     def works_with(self, pid: int, probe_address: int) -> bool:
-        """Tell whether the memory of a peer, which is alive, can be read and written."""
+        """Tell whether the memory of a running peer can be read and written."""
         number = ctypes.c_uint64()
         try:
             self._watch(pid)
             self._copy(self._read, pid, probe_address, ctypes.addressof(number), 8)
             if number.value != _PROBE:
                 return False
-            # A seccomp profile may permit only one of the two; the number stays what it is.
+            # A seccomp profile may permit only reading or only writing. The write does not change
+            # the number.
             self._copy(self._write, pid, probe_address, ctypes.addressof(number), 8)
         except OSError:
             return False
@@ -96,31 +98,31 @@ class PeerMemory:
         """Fill ``out`` with the bytes at ``address`` of a peer.
 
         Raises:
-            ProcessLookupError: the peer ended.
-            OSError: the kernel forbids the read.
+            ProcessLookupError: The peer has ended.
+            OSError: The kernel forbids the read.
         """
         self.read_bytes(pid, address, out.ctypes.data, out.nbytes)
 
     def write(self, pid: int, address: int, data: Array) -> None:
-        """Copy ``data`` to the bytes at ``address`` of a peer; errors as those of ``read``."""
+        """Copy ``data`` to ``address`` in a peer; raise the same errors as ``read``."""
         self.write_bytes(pid, address, data.ctypes.data, data.nbytes)
 
     def read_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes of a peer to ``own_address``; errors as those of ``read``."""
+        """Copy ``size`` bytes of a peer to ``own_address``; raise the same errors as ``read``."""
         self._copy(self._read, pid, address, own_address, size)
 
     def write_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes at ``own_address`` to a peer; errors as those of ``read``."""
+        """Copy ``size`` bytes at ``own_address`` to a peer; raise the same errors as ``read``."""
         self._copy(self._write, pid, address, own_address, size)
 
     def close(self) -> None:
-        """Forget the peers; their memory can no longer be read or written."""
+        """Close the descriptors of the peers. Their memory can no longer be read or written."""
         self._ended.clear()
         while self._pidfds:
             os.close(self._pidfds.pop())
 
     def _watch(self, pid: int) -> None:
-        """Keep a descriptor of a peer, which tells that it ended even if its number is reused."""
+        """Open a pidfd of a peer, which tells that the peer ended even if its PID is reused."""
         if pid not in self._ended:
             self._pidfds.append(os.pidfd_open(pid))
             self._ended[pid] = select.poll()
@@ -132,7 +134,7 @@ class PeerMemory:
         copied, local, remote = 0, self._local, self._remote
         ended = self._ended[pid]
         while copied < size:
-            # The number of a peer that ended may by now be that of a stranger.
+            # The PID of an ended peer may already belong to another process.
             if ended.poll(0):
                 raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
             local.address, remote.address = own_address + copied, peer_address + copied

@@ -1,10 +1,10 @@
-"""Which way of reducing a private array is faster: through the slots, or by reading its memory.
+"""The choice between reducing a private array through the slots and by reading its memory.
 
-It depends on the machine's caches, on how the array's pages are mapped, and on the number of
-instances, so the first calls with each array try both: each way reduces one part of the array. Both
-add up in the same order, so results do not depend on the times.
+The faster way depends on the machine's caches, on the mapping of the array's pages, and on the
+number of instances. So the first calls with each signature try both: each way reduces one half of
+the array. Both ways add up in the same order, so results do not depend on the times.
 
-Nothing here moves or reduces data, or takes times.
+This module stores the times that its callers measure.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 __all__ = ["ReadingTrial"]
 
-# The first calls also touch memory for the first time, and other programs disturb some.
+# Several calls are needed. The first calls touch new memory, and other programs disturb some calls.
 _CALLS = 6
 
 
 @dataclass(slots=True)
 class ReadingTrial:
-    """What the calls with one signature have shown; all instances of a host hold equal ones.
+    """The times of the calls with one signature, which are equal on all instances of a host.
 
     Attributes:
-        through_slots: for each call, the sum over the instances of their times per element.
-        reading: the same for the other way.
+        through_slots: For each call, the sum of all instances' times per element through the slots.
+        reading: For each call, the sum of all instances' times per element by reading.
     """
 
     through_slots: list[int] = field(default_factory=list)
@@ -32,15 +32,15 @@ class ReadingTrial:
 
     @property
     def is_over(self) -> bool:
-        """Whether enough calls were tried."""
+        """Whether the trial has the times of enough calls."""
         return len(self.reading) >= _CALLS
 
     @property
     def reading_is_faster(self) -> bool:
-        """Whether arrays are read from now on; the best of the calls counts."""
+        """Whether reading is faster, by the shortest time of each way; False during the trial."""
         return self.is_over and min(self.reading) < min(self.through_slots)
 
     def add(self, through_slots: Sequence[int], reading: Sequence[int]) -> None:
-        """Add one call: the times of all instances of the host."""
+        """Add the times of all instances of the host in one call."""
         self.through_slots.append(sum(through_slots))
         self.reading.append(sum(reading))

@@ -1,6 +1,6 @@
-"""Which arrays lie in shared memory, and the same arrays of the other instances of the host.
+"""The search for an array in shared memory, and for the same array of the host's other instances.
 
-Nothing here allocates memory or reads what the arrays hold.
+This module does not allocate memory and does not read the elements of arrays.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class SharedArray:
     """A flat array in shared memory.
 
     Attributes:
-        location: number of the buffer and offset in it, in 64 bits; the same on all instances for
-            arrays at the same place. Buffer numbers repeat after 65,535 buffers.
-        views: the arrays at that place in the parts of all instances of the host.
+        location: Number of the buffer and offset in the buffer, in 64 bits. Arrays at the same
+            place have the same location on all instances. Buffer numbers repeat after 65,535
+            buffers.
+        views: The arrays at that place in the parts of all instances of the host.
     """
 
     location: int
@@ -35,7 +36,7 @@ class SharedBuffers:
     """The windows that arrays still use.
 
     Args:
-        position: of this instance among those of its host.
+        position: Position of this instance on its host.
     """
 
     def __init__(self, position: int) -> None:
@@ -50,9 +51,10 @@ class SharedBuffers:
         return window.parts[self._position]
 
     def find(self, array: Array) -> SharedArray | None:
-        """Return a contiguous array with those of the other instances; None outside all windows.
+        """Return the shared array of all instances for ``array``; None if it is not in a window.
 
-        Addresses are compared, since the array may come from a tensor or another view.
+        The method compares addresses, because the array may be a view of a tensor or of another
+        array. The array must be contiguous.
         """
         if not self._windows:
             return None

@@ -1,9 +1,8 @@
-"""Memory that the instances of one host share: one part for each, and one common to all.
+"""Memory that the instances of one host share, with a part for each instance and a common part.
 
-The memory is an anonymous file (memfd). It has no name, so a killed job leaves nothing behind, and
-no limit of /dev/shm applies. A page belongs to the NUMA node that touches it first.
-
-Nothing here knows what the memory is used for.
+The memory is an anonymous file (memfd). The file does not appear in a folder, so the system frees
+it even after a killed job, and the limits of /dev/shm do not apply. A page is allocated on the NUMA
+node that touches it first.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ class WindowError(Exception):
 
 
 class Window:
-    """Shared memory of the instances in ``local``; making one is collective.
+    """Shared memory of the instances in ``local``; the constructor is collective.
 
     Args:
-        local: the instances of this host.
-        num_bytes: size of every instance's part.
-        common_bytes: size of the part that is common to all.
+        local: The instances of this host.
+        num_bytes: Size of every instance's part.
+        common_bytes: Size of the common part.
 
     Raises:
-        WindowError: the system does not permit it; raised on all of them.
+        WindowError: The system does not permit shared memory. All instances raise it.
     """
 
     def __init__(self, local: Meeting, num_bytes: int, common_bytes: int = 0) -> None:
@@ -58,7 +57,7 @@ def _whole_pages(num_bytes: int) -> int:
 def _mapped(local: Meeting, size: int) -> Array:
     """Map one anonymous file of ``size`` bytes into all instances of ``local``."""
     descriptor = -1
-    # Path and name of the file, or why there is none.
+    # The path and the name of the file, or the text of an error.
     location: Sequence[str] | str = ("", "")
     if local.rank == 0:
         name = f"popdist-{secrets.token_hex(8)}"
@@ -86,7 +85,10 @@ def _mapped(local: Meeting, size: int) -> Array:
 
 
 def _open(path: str, name: str, size: int) -> Array:
-    """Map the file at ``path``; a process in another PID name space sees another file there."""
+    """Map the file at ``path``, after checking its name.
+
+    In another PID name space, the path may lead to another file.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         target = str(Path(f"/proc/self/fd/{descriptor}").readlink())

@@ -34,17 +34,17 @@ class Case:
     """One collective call of all instances of a group.
 
     Attributes:
-        call: name of a function of ``CALLS`` or ``TORCH_CALLS``.
-        dtype: name of the element type.
-        shape: shape of the array of an instance; some calls lengthen its first dimension.
-        op: the operation of a reduction.
-        layouts: the layout of the array in memory; instances take the two in turn.
-        values: how the elements are drawn.
-        root: position of the root in the group.
-        group: the instances that make the call; empty for all.
-        as_torch: whether the values are tensors of torch.
-        is_async: whether the call runs in the background.
-        seed: of all values.
+        call: Name of a function of ``CALLS`` or ``TORCH_CALLS``.
+        dtype: Name of the element type.
+        shape: Shape of the array of an instance; some calls lengthen its first dimension.
+        op: The operation of a reduction.
+        layouts: The layout of the array in memory; instances take the two in turn.
+        values: How the elements are drawn.
+        root: Position of the root in the group.
+        group: The instances that make the call; empty for all.
+        as_torch: Whether the values are tensors of torch.
+        is_async: Whether the call runs in the background.
+        seed: Of all values.
     """
 
     call: str
@@ -192,10 +192,10 @@ def laid_out(
     """Return the memory of an array or tensor, and the array or tensor with the elements ``own``.
 
     Args:
-        own: the elements.
-        layout: the order of the elements in memory.
-        case: the case that the elements belong to.
-        window: memory of ``gradient_buffer()``, for the layout ``window``.
+        own: The elements.
+        layout: The order of the elements in memory.
+        case: The case that the elements belong to.
+        window: Memory of ``gradient_buffer()``, for the layout ``window``.
     """
     is_conjugate = layout == "conj" and own.dtype.kind == "c"
     if layout == "expanded" and own.ndim and len(own) > 1:
