@@ -36,7 +36,7 @@ OwnMesh: TypeAlias = Callable[[Any], Mesh]
 # instead of 3.6 ms for 26 MB.
 _SLOWER = (
     "the instances of a host cannot share memory (%s): collectives take 4 to 15 times as long "
-    "within a host; POPDIST_SHARED_MEMORY=0 says that it is meant"
+    "within a host; set POPDIST_SHARED_MEMORY=0 to accept this without a warning"
 )
 _MPI_BETWEEN_HOSTS = (
     "popdist: the hosts do not reach one another by TCP on %s: MPI carries the data between them, "

@@ -118,9 +118,8 @@ class HostExchange:
         if in_place is not None:
             for position, address in in_place:
                 host.read(position, address, receives[position], plan)
-            host.barrier.wait_for_all(
-                plan.signature
-            )  # the blocks must not change before they are read
+            # The blocks must not change before they are read.
+            host.barrier.wait_for_all(plan.signature)
         if problem is not None:
             raise problem
 

@@ -1,7 +1,7 @@
 """Random collective calls of one instance, compared with NumPy; run by test_against_numpy.py.
 
-Every instance derives the inputs of all instances from the seed of a case, and computes with NumPy
-the result that it must get. As a program, this module makes one case on one path, and prints the
+Every instance derives the inputs of all instances from the seed of a case. It computes its expected
+result with NumPy. As a program, this module makes one case on one path, and prints the
 difference:
 
     poprun-py -n 2 --oversubscribe python against_numpy_program.py PATH 'Case("all_reduce", ...)'
@@ -41,7 +41,7 @@ _SECONDS = 20
 
 
 def refusal_of(case: Case) -> tuple[type[Exception], ...]:
-    """Return the errors of which all instances must raise one; none if the call must succeed."""
+    """Return the errors that a call may raise on all instances; empty if it must succeed."""
     kind = {"bfloat16": "f", "complex32": "c"}.get(case.dtype, storage(case.dtype).kind)
     kind = "V" if case.dtype.startswith("float8") else kind
     is_torchs, is_horovods = case.call.startswith("torch_"), case.call.startswith("hvd_")
@@ -71,8 +71,9 @@ IN_PLACE = frozenset({"all_reduce", "all_reduce_container", "hvd_allreduce_", "t
 def outcomes(
     cases: Sequence[Case], count: int, instance: int, groups: dict[Any, Any] | None = None
 ) -> list[tuple[str, list[bytes], str]]:
-    """Make all calls. Return for each the difference, the digests of the result, and the refusal.
+    """Make all calls, and return the outcome of each case.
 
+    An outcome is the difference, the digests of the result, and the refusal.
     An unexpected error ends the job, because other instances may wait for this one.
     """
     found = []

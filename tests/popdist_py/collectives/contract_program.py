@@ -1,6 +1,6 @@
 """The contract of a communicator, checked by every instance of a job; run by test_contract.py.
 
-As a program it takes ways of joining, and prints what test_contract.py compares.
+As a program it takes ways of joining as arguments. It prints values that test_contract.py compares.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def of_instance(instance, size, dtype):
 
 def check_reductions():
     for size in SIZES:
-        # The largest arrays go the same way whatever their type is.
+        # The largest arrays are reduced in the same way for every dtype.
         for dtype in DTYPES if size < SIZES[-1] else DTYPES[:1]:
             everyone = [of_instance(i, size, dtype) for i in range(count)]
             for op, function in FUNCTIONS.items():
@@ -63,7 +63,7 @@ def check_equal_bits():
 
 
 def check_bits_do_not_depend_on_the_way():
-    # Two ways are tried in the first calls; then each of them is the chosen one.
+    # The first calls try two ways of reducing. Then each of the two is made the faster one.
     if comm.host_memory is None or count == 1:
         return
     everyone = [np.random.default_rng(i).normal(size=1_100_003) for i in range(count)]
@@ -85,7 +85,7 @@ def check_bits_do_not_depend_on_the_way():
 
 
 def check_halves_are_added_in_float32():
-    # Added in halves, 1 vanishes beside 2048 (float16) and 256 (bfloat16), every time.
+    # A sum in 16 bits would lose each 1 that is added to 2048 (float16) or 256 (bfloat16).
     for dtype, large in ((torch.float16, 2048.0), (torch.bfloat16, 256.0)):
         x = torch.full((5,), large if me == 0 else 1.0, dtype=dtype)
         popdist_py.all_reduce(x)
@@ -104,7 +104,7 @@ def check_windows():
         tail[:] = me
         popdist_py.all_reduce(torch.from_numpy(tail), "max")
         assert (tail == count - 1).all()
-    # One instance's array lives in the window, the others' do not: still the same result.
+    # The result is the same if only one instance's array is in the window.
     mixed = x if me == 0 else np.empty_like(x)
     mixed[:] = me + 1
     popdist_py.all_reduce(mixed)
@@ -199,7 +199,7 @@ def check_reduce_scatter():
     assert np.array_equal(popdist_py.reduce_scatter(transposed), count * transposed[me : me + 1])
     later = np.ones((count, 2))
     handle = popdist_py.reduce_scatter(later, async_op=True)
-    later[:] = 9  # a copy of it is on its way
+    later[:] = 9  # a copy is being sent
     assert handle.wait().tolist() == [[count, count]]
 
 
@@ -235,7 +235,7 @@ def check_trees():
     assert found[3] == (count, total)
     assert popdist_py.all_reduce({"n": [me, me == 0]}, "mean") == {"n": [mean, 1 / count]}
     assert type(popdist_py.all_reduce(me, "mean")) is float
-    keys = ["a", 1, "1", "b"][:: 1 if me else -1]  # in another order on instance 0
+    keys = ["a", 1, "1", "b"][:: 1 if me else -1]  # the order differs on instance 0
     values = {"a": 1, 1: 20, "1": 300, "b": 4000}
     found = popdist_py.all_reduce({key: values[key] for key in keys})
     assert found == {key: count * value for key, value in values.items()}
@@ -249,7 +249,8 @@ def check_trees():
     assert popdist_py.broadcast("text" if me == 0 else None) == "text"
     frozen = np.full(3, me)
     frozen.flags.writeable = me != 0
-    assert popdist_py.broadcast(frozen).tolist() == [0] * 3  # only the others' are written to
+    # Only the arrays of the others are overwritten.
+    assert popdist_py.broadcast(frozen).tolist() == [0] * 3
     if me:
         frozen[:] = me
     assert popdist_py.broadcast({"frozen": frozen})["frozen"].tolist() == [0] * 3
@@ -270,7 +271,7 @@ def check_objects():
                 assert np.array_equal(row, of_instance(i, size, np.float32))
     halves = popdist_py.gather(torch.full((2,), me, dtype=torch.bfloat16))
     assert me != 0 or [half[1].item() for half in halves] == list(range(count))
-    # Shapes that differ, and more bytes than a slot, or a message, holds.
+    # Values of different shapes, and values larger than a slot or a message.
     big = np.full(20_000_000 if me == last else me, me, np.uint8)
     for found in (popdist_py.all_gather_object(big), popdist_py.gather_object(big)):
         if found is not None:
@@ -278,7 +279,7 @@ def check_objects():
             assert all((x == i).all() for i, x in enumerate(found))
     received = popdist_py.broadcast_object((big, torch.ones(3)) if me == last else None, last)
     assert received[0].size == 20_000_000
-    received[0][:] = me  # it is this instance's own
+    received[0][:] = me  # the array is this instance's own
     if count == 1:
         return  # alone nothing is pickled
     given = {"loss": [1, (lambda: 0) if me == last else 2]}
@@ -301,7 +302,7 @@ def check_objects():
 
 def check_objects_that_are_too_deep():
     if count == 1 or not is_first_way:
-        return  # Such an object is refused in the same way however the instances joined.
+        return  # one way of joining is enough, because all refuse the objects in the same way
     last = count - 1
     deep = []
     for _ in range(12_000):
@@ -392,7 +393,7 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 
 
 def _small_messages():
-    # What MPI takes in one message needs more memory than a test should have.
+    # A test should not use enough memory for the largest message of MPI.
     from popdist_py.collectives.between_hosts import mpi
 
     return mock.patch.object(mpi, "_MAX_BYTES", 1_000_000)

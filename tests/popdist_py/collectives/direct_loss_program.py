@@ -1,6 +1,6 @@
 """The last instance ends after its last copy, before instance 0 reads or writes its memory.
 
-Arguments: the collective, and which of the two instance 0 does late, ``read`` or ``write``.
+The arguments are the collective, and the access that instance 0 makes late, ``read`` or ``write``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_then_meet(*arguments):
 
 def copy_late(position, *arguments):
     if position == last:
-        while not is_done[0]:  # instance 1 shall not miss the one that ends
+        while not is_done[0]:  # instance 1 must not notice the loss
             os.sched_yield()
         is_late[0] = 1
         assert select.select([ended], [], [], 30)[0]
@@ -90,5 +90,6 @@ except popdist_py.InstanceLostError as error:
     kept = len(host_group._exposed_arrays)
     print(f"after {calls} calls, {kept} kept: {error}", flush=True)
     if me:
-        time.sleep(30)  # the first to end would end the job before instance 0 has heard
+        # The first instance to end would end the job before instance 0 gets its error.
+        time.sleep(30)
     os.kill(os.getpid(), signal.SIGKILL)

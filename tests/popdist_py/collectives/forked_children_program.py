@@ -1,6 +1,6 @@
 """Instances that fork a child, whose calls are refused; run by test_background.py.
 
-Every argument is a way of joining: variables, ``A=1,B=2`` or nothing.
+Every argument is a way of joining, as variables ``A=1,B=2`` or an empty text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def calls_that_a_child_makes():
         lambda: popdist_py.reduce_scatter(np.ones(2 * count)),
         popdist_py.synchronize,
         lambda: popdist_py.execute_on_instances(range(count), popdist_py.all_reduce, 1),
-        # A group that was not used before.
+        # This group was not used before.
         lambda: popdist_py.execute_on_instances(range(1, count), popdist_py.barrier),
         lambda: comm.gradient_buffer(8),
     ]
@@ -33,7 +33,7 @@ def calls_that_a_child_makes():
 
 def be_the_child():
     calls = calls_that_a_child_makes()
-    # Instance 0 is not in the new group; with two instances, the other one is in it alone.
+    # The new group has all instances but instance 0.
     expected = len(calls) - (me == 0 or count == 2) if count > 1 else 0
     refused = 0
     for call in calls:
@@ -42,7 +42,7 @@ def be_the_child():
         except popdist_py.ForkedProcessError:
             refused += 1
     before.wait()
-    # The whole way to the end: what the parent holds is not the child's to end.
+    # The child exits normally, and must not release the resources of its parent.
     sys.exit(7 if refused == expected else f"{refused} calls were refused, not {expected}")
 
 

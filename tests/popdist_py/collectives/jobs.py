@@ -1,4 +1,4 @@
-"""What the programs of this folder share: joining a job in the way that a test wants."""
+"""Joining a job in the way that a test requires, for the programs of this folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SMALL_MESSAGES = "TEST_SMALL_MESSAGES"
 
 
 def join() -> Communicator:
-    """Join the job; with TEST_NUM_HOSTS as if its instances were on so many hosts.
+    """Join the job; TEST_NUM_HOSTS simulates this number of hosts.
 
-    With TEST_WITHOUT_READING as if the kernel let no process read another's memory, with
-    TEST_WITHOUT_SOCKETS as if hosts took no connections.
+    TEST_WITHOUT_READING simulates a kernel that forbids reading the memory of other processes.
+    TEST_WITHOUT_SOCKETS simulates hosts that refuse connections.
     """
     hosts = int(os.environ.get(HOSTS, "1"))
     if hosts == 1:
@@ -54,9 +54,9 @@ def _as_on(hosts: int) -> Communicator:
 
 
 def ways(words: Sequence[str], *, synchronises: bool = True) -> Iterator[tuple[str, Communicator]]:
-    """Join the job anew for every word, with the variables that it gives: ``A=1,B=2`` or nothing.
+    """Join the job again for every word, with the word's variables, ``A=1,B=2`` or none.
 
-    So one start of the instances, of torch above all, serves several ways of joining.
+    So several ways of joining need only one start of the instances and of torch.
     """
     for word in words:
         variables = dict(pair.split("=") for pair in word.split(",") if pair)

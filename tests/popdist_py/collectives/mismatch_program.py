@@ -1,4 +1,4 @@
-"""Instances that call different collectives; every one of them must get the error that says so."""
+"""Instances that call different collectives, all of which must raise an error."""
 
 from __future__ import annotations
 
@@ -57,15 +57,16 @@ def messages():
             raise AssertionError(f"{name}: no error")
         except popdist_py.CollectiveMismatchError as error:
             found[name] = str(error)
-        # The job goes on: the error was raised everywhere, so everybody is at the same place.
+        # The job continues, because all instances raised the error at the same call.
         assert all_reduce(1) == count
     assert not host_group._exposed_arrays
     return found
 
 
 def check_plans_that_are_forgotten():
-    # The first instance knew one of the two calls, so that it has now remembered fewer than the
-    # last. It forgets them at another call, which must not decide how an array is reduced.
+    # The first instance knew one of the two calls, so it has now fewer plans than the last
+    # instance. The two drop their plans at different calls. This must not change how an array is
+    # reduced.
     all_reduce(1.0, name="old")
     with contextlib.suppress(popdist_py.CollectiveMismatchError):
         all_reduce(1.0, name="new" if last else "old")
@@ -77,7 +78,7 @@ def check_plans_that_are_forgotten():
 
 
 def messages_by_way(*words):
-    """Return what each case says in each way of joining: variables, ``A=1,B=2`` or nothing."""
+    """Return the message of each case for each way of joining, ``A=1,B=2`` or an empty text."""
     global me, count, last
     found = {}
     for way, comm in ways(words):

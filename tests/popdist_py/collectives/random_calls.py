@@ -108,7 +108,7 @@ class Run:
         if is_same:
             self.same.append(bits_of(array))
         values = widened(array, self.case.dtype)
-        # NumPy itself may return either of two zeros with different signs.
+        # NumPy may return a zero of either sign.
         with_signs = self.op not in ("max", "min") and not (
             self.op == "prod" and values.dtype.kind == "c"
         )
@@ -149,7 +149,7 @@ def _blocks(run: Run, array: np.ndarray) -> list[np.ndarray]:
 
 
 def _splits(run: Run, instance: int) -> list[int]:
-    """Return how many rows an instance sends to each of the group."""
+    """Return the number of rows that an instance sends to each member of the group."""
     rows = shape_of(run.case, instance, run.count)[0]
     cuts = np.random.default_rng([run.case.seed, instance, 2]).integers(0, rows + 1, run.count - 1)
     return np.diff([0, *sorted(cuts.tolist()), rows]).tolist()
@@ -437,7 +437,8 @@ def torch_scatter(run: Run) -> None:
     expected = _blocks(run, run.row(run.root))[run.me]
     output = run.empty(expected.shape)
     inputs = list(run.x.chunk(run.count)) if run.is_root else None
-    if inputs is not None and len(inputs) < run.count:  # chunk() of an empty tensor returns one
+    # chunk() returns a single chunk of an empty tensor.
+    if inputs is not None and len(inputs) < run.count:
         inputs = [run.empty(expected.shape) for _ in range(run.count)]
     _torch(run, "scatter", output, inputs, run.root)
     run.check_moved(output, expected)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# The dtype of NumPy that holds the bits of a dtype of torch which NumPy lacks.
+# NumPy lacks these dtypes of torch, and uses another dtype for their bits.
 BITS = {"bfloat16": "u2", "float8_e5m2": "u1", "float8_e4m3fn": "u1", "complex32": "u4"}
 RECORD = "i4,f8"
 NUMBERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -44,7 +44,7 @@ class Case:
         group: The instances that make the call; empty for all.
         as_torch: Whether the values are tensors of torch.
         is_async: Whether the call runs in the background.
-        seed: Of all values.
+        seed: Seed of all values.
     """
 
     call: str
@@ -293,7 +293,7 @@ def reductions(case: Case, rows: Sequence[np.ndarray], truncates: bool) -> Itera
 
 
 def equal_elements(a: np.ndarray, b: np.ndarray, *, with_signs: bool) -> np.ndarray:
-    """Tell for each element whether two values are the same, or both NaN."""
+    """Tell for each element whether two values are equal or both NaN."""
     if a.dtype.kind == "c":
         return equal_elements(a.real, b.real, with_signs=with_signs) & equal_elements(
             a.imag, b.imag, with_signs=with_signs

@@ -47,7 +47,7 @@ def test_halves_are_added_in_float32():
     sources = [np.array([v], np.float16) for v in (2048, 1, 1, 1, 1)]
     out = np.empty(1, np.float16)
     Reduction("sum", np.dtype("f2"), 5)(sources, out)
-    assert out[0] == 2052  # in halves 2048 + 1 = 2048
+    assert out[0] == 2052  # in float16, 2048 + 1 is 2048
 
 
 def test_a_mean_of_integers_is_refused():
@@ -61,7 +61,7 @@ def test_text_is_refused():
 
 
 def shape_of_tree(leaves):
-    """The tree as nested pairs, level by level, as its definition says."""
+    """Return the tree as nested pairs, built level by level from its definition."""
     values = list(range(leaves))
     while len(values) > 1:
         pairs = list(zip(values[::2], values[1::2], strict=False))

@@ -1,4 +1,4 @@
-"""Which process may make the calls of an instance: the instance, and none that it forks."""
+"""Collective calls are refused in a forked child of an instance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popdist_py.collectives.background import Background
 
 
 def in_a_child(function):
-    """Return what ``function`` returns, or the name of its error, in a forked child."""
+    """Call ``function`` in a forked child, and return its result or the name of its error."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -39,7 +39,7 @@ def test_a_child_waits_for_no_call_of_its_parents():
     assert done.wait() == 3
     pending = background.submit(lambda: None)
     background.drain()
-    pending._done.clear()  # as if it went on when the child was forked
+    pending._done.clear()  # the call seems to run when the child is forked
     for call in (pending.wait, background.drain, lambda: background.submit(int)):
         assert in_a_child(call) == "ForkedProcessError"
     assert in_a_child(done.wait) == "3"
@@ -53,7 +53,7 @@ def test_a_child_of_an_instance_alone_has_a_background_of_its_own():
 
 
 def test_a_child_does_not_train(monkeypatch):
-    """It would write its gradients to the memory that the instances share."""
+    """The child would write its gradients to the memory that the instances share."""
     background = Background()
     monkeypatch.setattr(context, "_communicator", SimpleNamespace(background=background))
     options = quiet_options()
@@ -66,7 +66,7 @@ def test_a_child_does_not_train(monkeypatch):
 @pytest.mark.mpi
 @pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_a_child_ends_as_usual_and_the_instances_go_on(poprun, count):
-    """In each way of joining; a child's call would be taken for its parent's next one."""
+    """Other instances would mistake a child's call for its parent's next call."""
     alone = {"": "SoloCommunicator"}
     together = {
         "": "GroupCommunicator",

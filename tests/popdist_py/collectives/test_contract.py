@@ -1,4 +1,4 @@
-"""One contract for all communicators: alone, through MPI, in shared memory, and over hosts."""
+"""All communicators satisfy one contract, alone, over MPI, in shared memory and over hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
 @dataclass(frozen=True)
 class Way:
-    """A way of joining, by variables; ``owners`` instances own slices that go to other hosts."""
+    """A way of joining, with its variables.
+
+    ``owners`` is the number of instances that exchange slices with other hosts."""
 
     variables: str
     communicator: str = "GroupCommunicator"
@@ -52,13 +54,13 @@ JOBS = {
         "solo",
         "two instances",
         pytest.param("three instances", marks=pytest.mark.sweep),
-        # Training of four instances on two hosts is among the default tests.
+        # The default tests include a training of four instances on two hosts.
         pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
         pytest.param("five instances", marks=pytest.mark.long),
     ],
 )
 def test_contract(request, job):
-    """In each way of joining, all instances make all checks."""
+    """All instances make all checks for each way of joining."""
     count, ways = JOBS[job]
     words = [way.variables for way in ways]
     if count == 1:

@@ -1,4 +1,4 @@
-"""How long an instance looks for the others before it sleeps, and who is not waited for."""
+"""The time before a waiting instance sleeps, and the end of waits for lost instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from popdist_py.errors import InstanceLostError
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """Return a function: whether an instance sleeps until the other one arrives."""
+    """Return a function that tells whether an instance sleeps until the other one arrives."""
 
     def of(arrives_after: float, *, cores_are_short: bool, yield_seconds: float = 1e-5) -> bool:
         clock = SimpleNamespace(now=0.0)
@@ -62,7 +62,7 @@ def test_it_sleeps_where_others_want_its_core(sleeps):
 
 @pytest.fixture
 def barriers():
-    """The barriers of three instances of one host, which are all this process."""
+    """Return the barriers of three instances of one host, all of them in this process."""
     memory = np.zeros(HostBarrier.size(3), np.uint8)
     peers = [Peer(index, os.getpid()) for index in range(3)]
     made = [

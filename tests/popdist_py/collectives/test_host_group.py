@@ -1,4 +1,4 @@
-"""What the instances of a host keep of a call."""
+"""The arrays that the instances of a host keep after a call."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Instances that wait leave the cores to those that work."""
+"""Waiting instances leave the cores to working instances."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Its limit is one of CPU time: a busy machine adds some to every wake-up.
+# The test limits the CPU time. A busy machine adds some CPU time to every wake-up.
 pytestmark = [pytest.mark.mpi, pytest.mark.sweep]
 
 
@@ -24,5 +24,5 @@ def test_waiting_takes_no_core(poprun, instances):
     }
     assert len(used) == instances
     assert used.pop(0) > 0.99
-    # Spinning, each of the others would take its share of the second or more.
+    # With a busy loop, each waiting instance would use its share of the second or more.
     assert max(used.values()) < 0.5, used

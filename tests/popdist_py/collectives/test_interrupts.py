@@ -1,4 +1,4 @@
-"""A program that is interrupted within a collective call, at any moment, and goes on afterwards."""
+"""A program may be interrupted within a collective call at any moment, and may continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = ("", "TEST_WITHOUT_READING=1", "TEST_NUM_HOSTS=2", "POPDIST_SHARED_MEMORY
 
 
 class _Interrupted(Exception):
-    """What the program's own signal handler raises."""
+    """The error that the program's own signal handler raises."""
 
 
 def _interrupt(*_):
@@ -45,7 +45,7 @@ def _call_for_ever():
 
 
 def _told(call):
-    """Return what the error of a call says, and how many seconds it took to come."""
+    """Return the message of a call's error, and the seconds until the error."""
     began = time.monotonic()
     with pytest.raises((InstanceLostError, CollectiveMismatchError)) as error:
         call()
@@ -92,6 +92,6 @@ def test_its_later_calls_fail_at_once_and_the_others_learn_that_it_has_left(
             assert "this instance left the group when its call" in said, way
             assert "was interrupted by _Interrupted" in said
             assert took < 0.5
-        # MPI does not tell that an instance has left.
+        # MPI does not report that an instance has left.
         reason = "did not arrive within 2 s" if way == "POPDIST_SHARED_MEMORY=0" else "left|lost"
         assert re.search(rf"instance 0 .*({reason})", of_second), (way, of_second)

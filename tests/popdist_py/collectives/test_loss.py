@@ -1,4 +1,4 @@
-"""An instance that is gone, or does not come, ends the wait of the others with its name."""
+"""A wait for a lost or late instance ends with an error that names the instance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("loss_program.py")
 
 
 def run(poprun, instances, how, size, **environment):
-    """Run the program; return the seconds that instance 0 waited, and its message."""
+    """Run the program; return the seconds that instance 0 waited, and its error message."""
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM, how,
         size, env=environment,
@@ -43,7 +43,7 @@ def test_an_instance_that_ended_is_named(poprun, size):
 def _message_about_instance_1(ended):
     """Wait for instance 1, which makes no call; return the seconds and the message of instance 0.
 
-    Instance 1 leaves when the file ``ended`` is there.
+    Instance 1 leaves when the file ``ended`` exists.
     """
     context.finalize()
     try:
@@ -93,9 +93,10 @@ def test_other_hosts_hear_who_is_missing(poprun, how):
 @pytest.mark.parametrize(
     ("collective", "late", "calls", "kept"),
     [
-        # Instance 0 has nothing to reduce: its arrival would tell instance 1 that all is written.
+        # Instance 0 does not own a slice. Its arrival would tell instance 1 that all results are
+        # written.
         pytest.param("all_reduce", "read", 0, 1, marks=pytest.mark.sweep),
-        # Nobody misses what the ended instance does not receive.
+        # A failed write to the ended instance is not an error.
         ("all_reduce", "write", 1, 0),
         pytest.param("broadcast", "write", 1, 0, marks=pytest.mark.sweep),
     ],

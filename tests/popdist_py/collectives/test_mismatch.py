@@ -49,7 +49,7 @@ EXPECTED = [
 ]
 
 
-# Three instances show that those which made the same call are named together.
+# With three instances, the message names the instances of the same call together.
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_every_instance_hears_what_the_others_called(instances, count):
     ways = ("", "TEST_NUM_HOSTS=2", "POPDIST_SHARED_MEMORY=0")

@@ -1,4 +1,4 @@
-"""Instances that wait for the others in MPI's start leave the cores to them."""
+"""Instances that wait in MPI's start leave the cores to the other instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def slack() -> int:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What the thread's timers were like while MPI started."""
+    """The timer slacks of the thread while MPI starts."""
     found = {"ended": threading.Event()}
 
     class Package(types.ModuleType):

@@ -1,4 +1,4 @@
-"""Objects between hosts: one that no instance of the job has made is not loaded."""
+"""Objects from other hosts are loaded only if an instance of the job made them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _note():
 
 
 class Wire(ObjectCalls):
-    """A communicator of two instances whose other one, or somebody in its place, is ``answer``."""
+    """Return a communicator of two instances; the bytes of the other instance are ``answer``."""
 
     instance_index = 0
     instances = (0, 1)

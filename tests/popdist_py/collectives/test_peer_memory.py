@@ -1,4 +1,4 @@
-"""What the kernel may forbid about the memory of other processes."""
+"""Reading and writing the memory of other processes, which the kernel may forbid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_number_that_was_reused_is_neither_read_nor_written(monkeypatch):
     peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     descriptor = os.pidfd_open(peer.pid)
     peer.communicate()
-    # This process stands for the stranger that got the number of the peer.
+    # This process represents another process that got the PID of the peer.
     monkeypatch.setattr(os, "pidfd_open", lambda _: descriptor)
     memory.works_with(os.getpid(), memory.probe_address)
     for copy in (memory.read, memory.write):
@@ -46,7 +46,7 @@ def test_a_number_that_was_reused_is_neither_read_nor_written(monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the user")
 def test_a_process_that_changes_its_user_is_told_why_its_memory_is_closed():
-    """The kernel closes a process that changes its user: to processes of the new user, too."""
+    """The kernel protects the memory of a process that changes its user, even from the new user."""
     reader, writer = os.pipe()
     memory = PeerMemory()
     child = os.fork()

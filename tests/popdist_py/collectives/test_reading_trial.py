@@ -1,4 +1,4 @@
-"""Which way to large arrays is chosen, by times that the test gives."""
+"""The choice between two ways of reducing large arrays, from times that the test gives."""
 
 from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 

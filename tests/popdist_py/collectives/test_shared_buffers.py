@@ -1,4 +1,4 @@
-"""Where an array lies in shared memory, as one number of 64 bits that the instances compare."""
+"""The location of an array in shared memory, a number of 64 bits that the instances compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_locations_have_64_bits_however_many_buffers_there_were():
     window = SimpleNamespace(memory=memory, num_bytes=2048, parts=[memory[:2048], memory[2048:]])
     for _ in range(1 << 16):
         buffers.add(window)
-        if len(buffers._windows) > 1:  # the program has dropped the one before
+        if len(buffers._windows) > 1:  # the program has dropped the previous buffer
             del buffers._windows[min(buffers._windows)]
         if buffers._count < 3 or buffers._count > 65_530:
             found = buffers.find(memory[8:16])

@@ -1,4 +1,4 @@
-"""The measured limit between two ways of reducing, and the file that remembers it."""
+"""The measured limit between two ways of reducing, and the file that stores the limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_broken_file_is_measured_anew_and_replaced(cache, text):
 
 
 def test_the_shortest_round_is_the_time_of_a_barrier(monkeypatch):
-    # In this clock only barriers take time; other work disturbs the first three rounds of them.
+    # In this clock only barriers take time. Other work disturbs the first three rounds of barriers.
     now, calls = 0.0, iter(range(1000))
 
     def barrier():
@@ -51,7 +51,7 @@ def test_the_shortest_round_is_the_time_of_a_barrier(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: now)
     monkeypatch.setattr(size_thresholds, "time", clock)
     assert size_thresholds.measure(barrier) == (0.25, 0.0)
-    assert next(calls) == 1 + 4 * 5  # one before the clock runs, four rounds of five
+    assert next(calls) == 1 + 4 * 5  # one barrier before the clock runs, and four rounds of five
 
 
 def test_reducing_a_byte_takes_time_and_less_than_a_barrier():

@@ -1,4 +1,4 @@
-"""All-reduce over TCP, with threads as hosts: sums in order, loss, children, and strangers."""
+"""All-reduce over TCP with threads as hosts, lost connections, children and unknown callers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_ranks_exchange_arrays_of_any_sizes_between_all_reduces(count, seed):
 
 
 def test_values_leave_before_the_sum_takes_their_place():
-    size = 3_000_000  # more than a connection holds
+    size = 3_000_000  # more bytes than a connection buffers
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pairs = [
             (socket.create_connection(listener.getsockname()), listener.accept()[0])
@@ -142,7 +142,7 @@ def test_values_leave_before_the_sum_takes_their_place():
 
 
 class SilentConnection(socket.socket):
-    """A connection whose other end has answered nothing of late, as its kernel tells."""
+    """Return a connection whose other end does not answer, according to the kernel."""
 
     retransmits, silent_seconds = 5, SILENT_SECONDS + 1
 
@@ -193,7 +193,7 @@ def test_the_kernel_looks_after_a_connection_on_which_nothing_is_sent():
             ]
             assert told[0] + told[1] * told[2] == SILENT_SECONDS
             assert stream.connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            # It would end a connection to a program that is late to read.
+            # The kernel's limit would end a connection to a program that reads late.
             assert not stream.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
 
@@ -224,7 +224,7 @@ def test_a_child_keeps_no_connection_open():
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.read(reader, 1)  # until the parent has seen the end of the connection
+        os.read(reader, 1)  # the parent must first see the end of the connection
         os._exit(0)
     first.close()
     try:
@@ -239,7 +239,7 @@ def test_a_child_keeps_no_connection_open():
 
 
 class _Meeting:
-    """What ``connect`` needs of a meeting, for one thread of several."""
+    """A meeting for ``connect`` between several threads, in one of them."""
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self._shared = rank, size, shared
@@ -293,9 +293,9 @@ def _listening():
 
 @pytest.fixture
 def crowded(monkeypatch):
-    """Give the strangers who connect, before anybody else, to what listens; each says something.
+    """Connect unknown callers to each listener, before the ranks connect.
 
-    ``words`` are what they say; more than one of the same is as many of them.
+    Each caller sends one of the ``words``.
     """
     real, strangers, words = socket.create_server, [], []
 
@@ -314,7 +314,8 @@ def crowded(monkeypatch):
 
 def test_strangers_neither_delay_anybody_nor_are_let_in(crowded, caplog):
     words, strangers = crowded
-    # As older versions greeted; half a greeting; nothing; other protocols; and more than have room.
+    # The callers send an older greeting, half a greeting, an empty text, other protocols, or are
+    # too many.
     words += [b"\0" * 16 + b"v" + (1).to_bytes(4, "big"), b"\0" * 80, b"\0" * 15]
     words += [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 70_000, *[b""] * 100]
     before = len(connections("tcp"))
@@ -334,7 +335,7 @@ def test_strangers_neither_delay_anybody_nor_are_let_in(crowded, caplog):
     told = [record.getMessage() for record in caplog.records]
     assert told
     assert all(text.startswith("127.0.0.1 has connected and is not of this job") for text in told)
-    assert len(told) <= 2  # each rank tells of the first
+    assert len(told) <= 2  # each rank warns of the first caller
 
 
 def test_the_secret_of_the_job_is_needed_as_well_as_that_of_the_meeting(monkeypatch):
@@ -345,7 +346,7 @@ def test_the_secret_of_the_job_is_needed_as_well_as_that_of_the_meeting(monkeypa
 
 
 def _all_of(connection):
-    """Return what comes until the other end closes the connection."""
+    """Return the bytes that arrive until the other end closes the connection."""
     data = b""
     try:
         while part := connection.recv(1000):

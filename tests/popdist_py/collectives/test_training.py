@@ -1,4 +1,4 @@
-"""Training over any split of the replicas: equal bits in deterministic mode, and overlap."""
+"""Training has equal bits over any split of the replicas, and calls overlap with computation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OVERLAPPED = f"{BRIEFLY},POPDIST_GRADIENT_OVERLAP=1"
 
 
 def train(poprun, warm, folder, instances, *ways):
-    """Train in each way; return the weights of every instance by way, and what was printed."""
+    """Train in each way; return the weights of every instance by way, and the output."""
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe",
         *warm, PROGRAM, folder, *ways, timeout=220,
@@ -31,21 +31,21 @@ def train(poprun, warm, folder, instances, *ways):
 
 @pytest.fixture(scope="module")
 def alone(shared_poprun, warm, tmp_path_factory):
-    """What one instance with all replicas learns."""
+    """The weights of one instance with all replicas."""
     found, _ = train(shared_poprun, warm, tmp_path_factory.mktemp("one"), 1, "", BRIEFLY)
     return {way: weights for way, (weights,) in found.items()}
 
 
 @pytest.fixture(scope="module")
 def of_two(shared_poprun, warm, tmp_path_factory):
-    """What two instances learn, and what they print."""
+    """The weights and the output of two instances."""
     ways = ("", "POPDIST_SHARED_MEMORY=0", OVERLAPPED, f"{OVERLAPPED},TEST_NUM_HOSTS=2")
     return train(shared_poprun, warm, tmp_path_factory.mktemp("two"), 2, *ways)
 
 
 @pytest.fixture(scope="module")
 def of_four(shared_poprun, warm, tmp_path_factory):
-    """What four instances learn on one host and on two."""
+    """The weights of four instances on one host and on two hosts."""
     folder = tmp_path_factory.mktemp("four")
     return train(shared_poprun, warm, folder, 4, "", "TEST_NUM_HOSTS=2")[0]
 
@@ -81,7 +81,7 @@ def test_eight_instances_end_with_the_bits_of_one(poprun, warm, tmp_path, alone)
 
 @pytest.fixture(scope="module")
 def alone_with_12(shared_poprun, warm, tmp_path_factory):
-    """What one instance with twelve replicas learns."""
+    """The weights of one instance with twelve replicas."""
     found, _ = train(shared_poprun, warm, tmp_path_factory.mktemp("one"), 1, TWELVE)
     return found[TWELVE][0]
 
@@ -114,5 +114,5 @@ def test_overlap_reduces_in_backward_and_changes_nothing(of_two, alone, way):
     counts = re.findall(rf"\[{way}\] (\d+) of (\d+) buckets in backward", printed)
     assert len(counts) == 2
     for early, everything in counts:
-        # All but those of each optimiser's first step, which learns the order.
+        # These are all calls except those of each optimiser's first step, which records the order.
         assert int(early) == int(everything) * 5 // 6 > 0

@@ -1,8 +1,8 @@
 """Trains a net with BatchNorm and dropout and writes its weights; run by test_training.py.
 
-Arguments: a folder, and for each training a way of joining, ``A=1,B=2``. TEST_REPLICAS is the
-number of replicas in all, TEST_STEPS that of the steps; TEST_DETERMINISTIC=no leaves the
-deterministic mode.
+The arguments are a folder, and a way of joining for each training, ``A=1,B=2``. TEST_REPLICAS is
+the total number of replicas, and TEST_STEPS is the number of steps. TEST_DETERMINISTIC=no turns the
+deterministic mode off.
 """
 
 from __future__ import annotations

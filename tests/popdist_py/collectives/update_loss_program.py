@@ -15,7 +15,7 @@ from torch import nn
 import popdist_py
 from popdist_py import poptorch
 
-WIDTH = 2200  # four buckets, so that some parameters are updated before others
+WIDTH = 2200  # four buckets let some parameters be updated before others
 
 
 class Net(nn.Module):

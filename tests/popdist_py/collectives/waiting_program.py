@@ -1,4 +1,4 @@
-"""Instance 0 works for a second while the others wait for it; prints the CPU time that took."""
+"""Instance 0 works for a second while the others wait, and the program prints their CPU time."""
 
 from __future__ import annotations
 
