@@ -1,8 +1,7 @@
 """A mesh over TCP, with two connections to each other rank.
 
 A connection is also lost if the host at the other end no longer answers. The host of a slow program
-still answers. ``mesh_group`` handles time-outs, instances and error
-messages.
+still answers. ``mesh_group`` handles time-outs, instances and error messages.
 """
 
 from __future__ import annotations
