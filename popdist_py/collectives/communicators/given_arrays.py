@@ -1,7 +1,7 @@
 """Collectives that fill arrays of the caller, which torch.distributed needs.
 
-Within a host every instance copies its data directly from the memory of the others. Over several
-hosts these calls are built from the calls of ``AllHosts``.
+Within a host every instance copies its data from the slots or the memory of the others. Over
+several hosts these calls are built from the calls of ``AllHosts``.
 
 This module does not map memory, poll or reduce itself.
 """

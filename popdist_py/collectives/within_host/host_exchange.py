@@ -21,7 +21,7 @@ from popdist_py.errors import CollectiveMismatchError
 __all__ = ["HostExchange"]
 
 # The first words of a table are the bytes of a block in one round, and the number of rounds. A row
-# for each instance follows. It has the size of the block for this instance, the place of the block
+# for each instance follows. It has the size of the block for that instance, the place of the block
 # in the slot, and the size of the block that is expected from the instance.
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3

@@ -19,7 +19,7 @@ _COMMUNICATORS = {"comm", "_comm", "world", "local", "parent", "COMM_WORLD"}
 # The module, what stands there, and what makes sure that it is ours.
 KNOWN = {
     # The secret of the job, where there are several hosts; else pipes and memory of this host.
-    "popdist_py/collectives/objects.py": ["pickle.loads(_vouched("],
+    "popdist_py/collectives/objects.py": ["pickle.loads(_verified("],
     # A file that this user or root alone can have written, and that is undamaged.
     "popdist_py/poptorch/compilation/executable_cache.py": ["torch.load(file, weights_only=False)"],
     "popdist_py/poptorch/model/saved_model.py": ["torch.load(source, weights_only=False)"],
