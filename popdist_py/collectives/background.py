@@ -85,6 +85,7 @@ class Background:
         _of_this_process.add(self)
 
     def _begin(self) -> None:
+        self._refusal: Exception | None = None
         self._queue: SimpleQueue[Handle[Any] | None] = SimpleQueue()
         # The last submitted function; ``drain()`` resets it to None.
         self.last: Handle[Any] | None = None
@@ -94,6 +95,11 @@ class Background:
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the instance and may not make its calls."""
         return self._is_forked
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether ``refuse`` was called."""
+        return self._refusal is not None
 
     def check_process(self) -> None:
         """Raise an error in a process that was forked from the instance.
@@ -113,6 +119,8 @@ class Background:
             ForkedProcessError: This process was forked from the instance.
         """
         self.check_process()
+        if self._refusal is not None:
+            raise self._refusal
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run_queue, name="popdist-collectives", daemon=True
@@ -132,10 +140,18 @@ class Background:
         if last is None or threading.current_thread() is self._thread:
             return
         self.check_process()
+        if self._refusal is not None:
+            raise self._refusal
         if not last._done.is_set():
             with activities.awaiting_background():
                 last._done.wait()
         self.last = None
+
+    def refuse(self, error: Exception) -> None:
+        """Let all later calls of the program raise ``error``."""
+        self._refusal = error
+        # Direct calls skip ``drain()`` while ``last`` is None.
+        self.last = Handle(lambda: None)
 
     def end(self) -> None:
         """End the thread, once all submitted functions have run."""

@@ -38,7 +38,6 @@ class GivenArrayCalls(ABC):
     instance_index: int
     num_instances: int
     names: Names
-    ended: str
     background: Background
     _host: HostGroup
     _exchange: HostExchange
@@ -47,8 +46,8 @@ class GivenArrayCalls(ABC):
     _plans: dict[Any, CallPlan]
 
     @abstractmethod
-    def end(self, reason: str) -> None:
-        """Leave the group in the middle of a call."""
+    def end_if_interrupted(self, call: str, error: BaseException) -> None:
+        """Leave the group if ``error`` came in the middle of a call."""
 
     @abstractmethod
     def _reduce(self, plan: CallPlan, flat: Array) -> None: ...

@@ -21,7 +21,7 @@ from popdist_py.collectives.between_hosts.mesh import Mesh
 from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
-from popdist_py.collectives.communicators.interrupted_calls import ends_if_interrupted
+from popdist_py.collectives.communicators.interrupted_calls import ends_if_interrupted, is_interrupt
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.objects import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
@@ -83,8 +83,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self.instance_index = world.rank
         self.num_instances = world.size
         self.instances = range(self.num_instances) if instances is None else instances
+        self._is_whole_job = instances is None
         self._limits = limits
-        self.ended = ""
         self.background = Background()
         self._host = HostGroup(local, window, self.instance_index, limits)
         self._plans: dict[Any, CallPlan] = {}
@@ -124,7 +124,6 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     # --- Collectives --------------------------------------------------------------------------
 
-    @ends_if_interrupted
     def all_reduce(
         self,
         array: Array,
@@ -142,19 +141,24 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
                 the reduction of a large array outside all windows, if every instance of this host
                 passes a function.
         """
-        if self.background.last is not None:
-            self.background.drain()
-        key = (op, array.dtype, array.shape, name)
-        plan = self._plans.get(key) or self._plan_reduction(key, array, op, name)
-        self._reduce(plan, array.reshape(-1), move)
+        try:
+            if self.background.last is not None:
+                self.background.drain()
+            key = (op, array.dtype, array.shape, name)
+            plan = self._plans.get(key) or self._plan_reduction(key, array, op, name)
+            flat = array.reshape(-1)
+            if plan.one_shot is not None:
+                self._host.reduce_one_shot(plan, flat, flat)
+            else:
+                self._reduce(plan, flat, move)
+        except BaseException as error:
+            self.end_if_interrupted("all_reduce", error)
+            raise
 
     def _reduce(
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
-        """Reduce ``flat`` in place; ``move`` has the same meaning as for ``all_reduce``."""
-        if plan.one_shot is not None:
-            self._host.reduce_one_shot(plan, flat, flat)
-            return
+        """Reduce ``flat`` in place in several steps; ``move`` as for ``all_reduce``."""
         shared = self._shared_buffers.find(flat)
         if shared is None:
             self._sliced.publish_first_slot(plan, flat)
@@ -230,28 +234,38 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._agree(plan)
         self._sliced.reduce_scatter_shared(plan, shared.views)
 
-    @ends_if_interrupted
     def reduce_scatter(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> Array:
         """Return this instance's block of the first dimension of the reduced ``array``."""
-        self.background.drain()
-        key = ("reduce_scatter", op, array.dtype, array.shape, name)
-        plan = self._plans.get(key) or self._plan_reduction(key, array, op, name, "reduce_scatter")
-        count = self.num_instances
-        block = np.empty((array.shape[0] // count, *array.shape[1:]), array.dtype)
-        self._reduce_scatter(plan, array, block.reshape(-1))
+        try:
+            self.background.drain()
+            key = ("reduce_scatter", op, array.dtype, array.shape, name)
+            plan = self._plans.get(key) or self._plan_reduction(key, array, op, name, key[0])
+            count = self.num_instances
+            block = np.empty((array.shape[0] // count, *array.shape[1:]), array.dtype)
+            self._reduce_scatter(plan, array, block.reshape(-1))
+        except BaseException as error:
+            self.end_if_interrupted("reduce_scatter", error)
+            raise
         return block
 
     def own_slice(self, size: int) -> slice:
         """Return the slice of ``size`` elements that this instance reduces."""
         return self._sliced.own_slice(size)
 
-    @ends_if_interrupted
     def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
         """Overwrite ``array`` with the array of instance ``root``."""
-        plan = self._plan("broadcast", root, array, name)
-        if self._world is not None:
-            self._agree(plan)
-        self._broadcast_flat(array.reshape(-1).view(np.uint8), self.instances.index(root), plan)
+        try:
+            plan = self._plan("broadcast", root, array, name)
+            data = array.reshape(-1).view(np.uint8)
+            index = root if self._is_whole_job else self.instances.index(root)
+            if self._world is None:
+                self._host.broadcast(data, index, plan)
+            else:
+                self._agree(plan)
+                self._world.broadcast(data, index, plan.signature)
+        except BaseException as error:
+            self.end_if_interrupted("broadcast", error)
+            raise
 
     @ends_if_interrupted
     def all_gather(self, array: Array, name: str = "") -> Array:
@@ -311,14 +325,17 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Return once every instance has called this."""
         self.agree(_BARRIER)
 
-    @ends_if_interrupted
     def agree(self, signature: Signature) -> None:
         """Return once all instances make the call ``signature``."""
-        plan = self._plan_of(signature)
-        if self._world is None:
-            self._host.wait_for_same_call(plan, self._host.next_turn())
-        else:
-            self._agree(plan)
+        try:
+            plan = self._plan_of(signature)
+            if self._world is None:
+                self._host.wait_for_same_call(plan, self._host.next_turn())
+            else:
+                self._agree(plan)
+        except BaseException as error:
+            self.end_if_interrupted(signature.call, error)
+            raise
 
     @ends_if_interrupted
     def gradient_buffer(self, num_bytes: int) -> Array:
@@ -340,15 +357,19 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Let the calls that run in other threads, and all later calls, raise an error soon."""
         self._limits.abort_reason = reason
 
-    def end(self, reason: str) -> None:
-        """Leave the group in the middle of a call; later calls raise an error with ``reason``.
+    def end_if_interrupted(self, call: str, error: BaseException) -> None:
+        """Leave the group if ``error`` came in the middle of a call; later calls raise an error.
 
         In a forked child this does nothing; ``close`` explains why.
         """
-        if self.background.is_forked:
+        if not is_interrupt(error) or self.background.is_forked:
             return
-        self.ended = reason
+        reason = (
+            f"this instance left the group when its call {call} was interrupted by "
+            f"{type(error).__name__}"
+        )
         self._limits.abort_reason = reason
+        self.background.refuse(InstanceLostError(reason))
         self._host.close()
         if self._slice_owners is not None:
             self._slice_owners.close()
@@ -361,7 +382,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """
         if self.background.is_forked:
             return
-        if self._host.barrier.lost_error is None and not self.ended:
+        if self._host.barrier.lost_error is None and not self.background.is_refusing:
             self.background.drain()
         self.background.end()
         self._host.close()

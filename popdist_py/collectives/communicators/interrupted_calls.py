@@ -12,9 +12,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
-from popdist_py.errors import InstanceLostError, PopdistError
+from popdist_py.errors import PopdistError
 
-__all__ = ["ends_if_interrupted"]
+__all__ = ["ends_if_interrupted", "is_interrupt"]
 
 # These errors are raised before any data are exchanged, after all data were exchanged, or on every
 # instance.
@@ -24,28 +24,27 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class _Endable(Protocol):
-    ended: str
+    def end_if_interrupted(self, call: str, error: BaseException) -> None: ...
 
-    def end(self, reason: str) -> None: ...
+
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether an error came in the middle of a call, as from a signal handler."""
+    return not isinstance(error, _STAYS)
 
 
 def ends_if_interrupted(call: Call) -> Call:
-    """Return a method that ends its communicator if the call is interrupted."""
+    """Return a method that ends its communicator if the call is interrupted.
+
+    The shortest methods have the same lines in their bodies: a wrapper takes a tenth of their time.
+    """
     name = call.__name__.strip("_")
 
     @functools.wraps(call)
     def guarded(self: _Endable, *args: Any, **kwargs: Any) -> Any:
-        if self.ended:
-            raise InstanceLostError(f"{name}: {self.ended}")
         try:
             return call(self, *args, **kwargs)
-        except _STAYS:
-            raise
         except BaseException as error:
-            self.end(
-                f"this instance left the group when its call {name} was interrupted by "
-                f"{type(error).__name__}"
-            )
+            self.end_if_interrupted(name, error)
             raise
 
     return cast("Call", guarded)
