@@ -24,7 +24,7 @@ from popdist_py.environment import (
     InstanceEnvironment,
     is_popdist_environment,
 )
-from popdist_py.errors import NotInitialisedError
+from popdist_py.errors import InstanceLostError, NotInitialisedError
 from popdist_py.run_files import place
 from popdist_py.timeline import spans
 
@@ -51,6 +51,7 @@ _communicator: Communicator | None = None
 # The communicator of the innermost execute_on_instances() call in this thread or task.
 _active_group: ContextVar[Communicator | None] = ContextVar("_active_group", default=None)
 _communicators_by_group: dict[tuple[int, ...], Communicator] = {}
+_failed_groups: set[tuple[int, ...]] = set()
 
 
 def is_launched() -> bool:
@@ -186,6 +187,7 @@ def finalize() -> None:
     """Leave the job; called at exit. A second call does nothing."""
     global _communicator
     world, _communicator = _communicator, None
+    _failed_groups.clear()
     while _communicators_by_group:
         _communicators_by_group.popitem()[1].close()
     if world is not None:
@@ -258,8 +260,15 @@ def _group(instances: tuple[int, ...]) -> Communicator:
             check_process()
         from popdist_py.collectives.communicators.join import join_group
 
+        if instances in _failed_groups:
+            raise InstanceLostError(
+                f"execute_on_instances({set(instances)}): this instance cannot join the group "
+                "again, because its first attempt was interrupted or failed"
+            )
         settings = CollectiveSettings.from_environ(os.environ)
+        _failed_groups.add(instances)  # The others may wait at any step of the attempt.
         _communicators_by_group[instances] = join_group(instances, settings)
+        _failed_groups.discard(instances)
     return _communicators_by_group[instances]
 
 

@@ -137,18 +137,20 @@ class Background:
             ForkedProcessError: This process was forked from the instance.
         """
         last = self.last
-        if last is None or threading.current_thread() is self._thread:
+        if last is None:
             return
-        self.check_process()
+        if threading.current_thread() is not self._thread:
+            self.check_process()
+            if self._refusal is None and not last._done.is_set():
+                with activities.awaiting_background():
+                    last._done.wait()
         if self._refusal is not None:
             raise self._refusal
-        if not last._done.is_set():
-            with activities.awaiting_background():
-                last._done.wait()
-        self.last = None
+        if threading.current_thread() is not self._thread:
+            self.last = None
 
     def refuse(self, error: Exception) -> None:
-        """Let all later calls of the program raise ``error``."""
+        """Let all later calls, in every thread, raise ``error``."""
         self._refusal = error
         # Direct calls skip ``drain()`` while ``last`` is None.
         self.last = Handle(lambda: None)

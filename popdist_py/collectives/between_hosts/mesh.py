@@ -118,6 +118,10 @@ class Mesh(ABC):
         """
 
     @abstractmethod
+    def leave(self) -> None:
+        """Tell the other ranks that this one has left; another thread may be in ``progress``."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close the connections."""
 

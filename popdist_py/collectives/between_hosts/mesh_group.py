@@ -79,6 +79,7 @@ class MeshGroup:
                 raise request
             self._wait(request, call)
         except ConnectionLostError as error:
+            self._limits.check_abort(call)  # this instance has left itself
             time.sleep(self._limits.launcher_grace)
             self.lost_instance = self._instances[error.rank]
             lost = self._limits.names.of(self.lost_instance)
@@ -163,6 +164,11 @@ class MeshGroup:
             for of_rank, row in zip(nodes, rows, strict=True)
             for node, value in zip(of_rank, row, strict=True)
         }
+
+    def leave(self, error: InstanceLostError) -> None:
+        """Tell the other ranks that this one has left; later calls raise ``error``."""
+        self.lost_error = error
+        self.mesh.leave()
 
     def close(self) -> None:
         """Close the connections."""

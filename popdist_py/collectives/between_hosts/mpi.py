@@ -14,7 +14,13 @@ import numpy as np
 from mpi4py import MPI
 
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.between_hosts.mesh import Mesh, Request
+from popdist_py.collectives.between_hosts.mesh import (
+    SUMS,
+    VALUES,
+    ConnectionLostError,
+    Mesh,
+    Request,
+)
 
 __all__ = ["MpiMeeting", "MpiMesh"]
 
@@ -23,6 +29,9 @@ _MAX_BYTES = 2**30
 # A wait first polls MPI without a pause, so that short waits end at once.
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+# The tag of the message that a rank has left. The tags of other messages are their channels.
+_LEFT = max(VALUES, SUMS) + 1
+_NOTHING = np.empty(0, np.uint8)
 
 # The messages of one array, and the function to call once all of them are done.
 _Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
@@ -81,6 +90,11 @@ class MpiMesh(Mesh):
         self._comm = comm
         self._transfers: list[_Transfer] = []
 
+    def leave(self) -> None:
+        """Send every other rank an empty message that says so."""
+        for rank in self._others:
+            self._comm.Isend([_NOTHING, MPI.BYTE], rank, _LEFT)
+
     def close(self) -> None:
         """Do nothing, because mpi4py frees the resources of MPI."""
 
@@ -100,6 +114,9 @@ class MpiMesh(Mesh):
 
         Returns:
             Whether a message has arrived or was sent.
+
+        Raises:
+            ConnectionLostError: Another rank has left.
         """
         if not self._transfers:
             return False
@@ -112,7 +129,13 @@ class MpiMesh(Mesh):
             pause = min(2 * pause, _LONGEST_PAUSE)
             if self._complete_some():
                 return True
+        self._check_for_ranks_that_left()
         return False
+
+    def _check_for_ranks_that_left(self) -> None:
+        status = MPI.Status()
+        if self._comm.Iprobe(MPI.ANY_SOURCE, _LEFT, status):
+            raise ConnectionLostError(status.Get_source())
 
     def _complete_some(self) -> bool:
         """Complete the transfers whose messages are all done; tell whether there were any."""

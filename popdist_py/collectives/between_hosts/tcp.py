@@ -13,6 +13,7 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -134,6 +135,12 @@ class TcpMesh(Mesh):
         # A forked child would keep the connections open after this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
+
+    def leave(self) -> None:
+        """Shut down the connections; their descriptors stay open."""
+        for stream in self._streams_by_descriptor.values():
+            with suppress(OSError):
+                stream.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connections."""

@@ -68,6 +68,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         limits: Limits of the waits, and the names of the instances in messages.
         connect_hosts: Connects one instance of each host.
         instances: Index in the job of each instance; None for all instances of the job.
+        shares_memory: Whether the instances of a host share memory; False if each counts as a host.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         limits: WaitLimits,
         connect_hosts: ConnectHosts,
         instances: Sequence[int] | None = None,
+        *,
+        shares_memory: bool = True,
     ) -> None:
         self.names = limits.names
         self.instance_index = world.rank
@@ -90,16 +93,18 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
         self._may_move = self.num_instances > 1
-        self._connect_hosts(world, connect_hosts)
+        self._connect_hosts(world, connect_hosts, shares_memory=shares_memory)
 
-    def _connect_hosts(self, world: Meeting, connect_hosts: ConnectHosts) -> None:
+    def _connect_hosts(
+        self, world: Meeting, connect_hosts: ConnectHosts, *, shares_memory: bool
+    ) -> None:
         """Connect the owners of each slice, one on each host, with one another."""
         own_host = tuple(self._host.instances)
         self.hosts: Sequence[Sequence[int]] = sorted(set(map(tuple, world.all_gather(own_host))))
         hosts = self.hosts
         self.spans_hosts = len(hosts) > 1
         self.host_memory = None if self.spans_hosts else self
-        self.host_links = self if self.spans_hosts else None
+        self.host_links = self if self.spans_hosts and shares_memory else None
         self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
         self._world: AllHosts | None = None
         self._slice_owners: MeshGroup | None = None
@@ -202,6 +207,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     @ends_if_interrupted
     def finish_compressed(self) -> None:
         """Return once the oldest started array that is not finished holds its sum."""
+        self.background.drain()
         self._compressed.finish()
 
     @ends_if_interrupted
@@ -368,11 +374,13 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             f"this instance left the group when its call {call} was interrupted by "
             f"{type(error).__name__}"
         )
+        refusal = InstanceLostError(reason)
         self._limits.abort_reason = reason
-        self.background.refuse(InstanceLostError(reason))
-        self._host.close()
+        self.background.refuse(refusal)
+        # Another thread may be in a call: the descriptors stay open until ``close``.
+        self._host.barrier.leave(refusal)
         if self._slice_owners is not None:
-            self._slice_owners.close()
+            self._slice_owners.leave(refusal)
 
     def close(self) -> None:
         """Leave the job. If no instance was lost, first wait for the background calls.

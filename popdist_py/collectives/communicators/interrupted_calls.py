@@ -12,13 +12,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
+from popdist_py.collectives.within_host.shared_window import WindowError
 from popdist_py.errors import PopdistError
 
 __all__ = ["ends_if_interrupted", "is_interrupt"]
 
 # These errors are raised before any data are exchanged, after all data were exchanged, or on every
-# instance.
-_STAYS = (PopdistError, TypeError, ValueError)
+# instance. NumPy raises an ArithmeticError or a Warning for values, if the program asks for that.
+_STAYS = (PopdistError, WindowError, TypeError, ValueError, ArithmeticError, Warning)
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

@@ -106,7 +106,9 @@ def join(
         connect_hosts: ConnectHosts = partial(_connect_without_tcp, meeting, own_mesh)
     else:
         connect_hosts = partial(_connect_hosts, meeting, settings, own_mesh, towards)
-    return GroupCommunicator(meeting, local, window, limits, connect_hosts, instances)
+    return GroupCommunicator(
+        meeting, local, window, limits, connect_hosts, instances, shares_memory=shares_memory
+    )
 
 
 def place_of_this_process() -> str:
@@ -121,8 +123,10 @@ def place_of_this_process() -> str:
 def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeting, Window, bool]:
     """Return the instances of this host, their window, and whether hosts share memory at all."""
     wants = all(meeting.all_gather(settings.shared_memory))
-    places = meeting.all_gather(place_of_this_process() if wants and is_supported() else "")
-    reason = "that needs Linux on x86-64" if wants else ""
+    place = place_of_this_process() if wants and is_supported() else ""
+    reason = "" if place else "that needs Linux on x86-64, and a /proc that can be read"
+    places = meeting.all_gather(place)
+    reason = next(filter(None, meeting.all_gather(reason)), "") if wants else ""
     if all(places):
         local = meeting.split(places.index(places[meeting.rank]), meeting.rank)
         window, reason = _window_or_reason(local)

@@ -291,6 +291,11 @@ class HostBarrier:
         ended.register(self._pidfds[pid], select.POLLIN)
         return bool(ended.poll(0))
 
+    def leave(self, error: InstanceLostError) -> None:
+        """Tell the other instances that this one has left; later waits raise ``error``."""
+        self.lost_error = error
+        self._words[self._own_line + _LEFT] = 1
+
     def close(self) -> None:
         """Tell the other instances that this one has left, and close their pidfds."""
         self._words[self._own_line + _LEFT] = 1

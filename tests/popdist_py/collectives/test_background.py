@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from support.models import WithLoss, quiet_options
 import popdist_py
 from popdist_py import context, poptorch
 from popdist_py.collectives.background import Background
+from popdist_py.errors import InstanceLostError
 
 
 def in_a_child(function):
@@ -92,3 +94,18 @@ def test_its_thread_ends_once_all_calls_are_made():
     thread.join(10)
     assert not thread.is_alive()
     assert [handle.wait() for handle in handles] == [0, 1, 2]
+
+
+def test_no_later_call_of_any_thread_is_made_after_a_refusal():
+    background, is_refused = Background(), threading.Event()
+
+    def leave():
+        is_refused.wait(10)
+        background.refuse(InstanceLostError("this instance has left"))
+
+    first, second = background.submit(leave), background.submit(background.drain)
+    is_refused.set()
+    first.wait()
+    for call in (second.wait, background.drain, background.drain, lambda: background.submit(int)):
+        with pytest.raises(InstanceLostError, match="this instance has left"):
+            call()
