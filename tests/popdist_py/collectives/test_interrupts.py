@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 WAYS = ("", "TEST_WITHOUT_READING=1", "TEST_NUM_HOSTS=2", "POPDIST_SHARED_MEMORY=0")
 
 
-class _Interrupted(Exception):
+class _Interrupted(BaseException):
     """The error that the program's own signal handler raises."""
 
 
