@@ -32,10 +32,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A function that makes a mesh of the members of a meeting; collective.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
-# Without shared memory, two instances with MPI took 14 us instead of 4 us for 4 bytes, and 55 ms
+# Without shared memory, two instances with MPI took 75 us instead of 4 us for 4 bytes, and 8.4 ms
 # instead of 3.6 ms for 26 MB.
 _SLOWER = (
-    "the instances of a host cannot share memory (%s): collectives take 4 to 15 times as long "
+    "the instances of a host cannot share memory (%s): collectives take 2 to 20 times as long "
     "within a host; set POPDIST_SHARED_MEMORY=0 to accept this without a warning"
 )
 _MPI_BETWEEN_HOSTS = (

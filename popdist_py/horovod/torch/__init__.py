@@ -19,7 +19,7 @@ May call: activities, collectives, common, context, public_collectives, errors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from popdist_py.horovod.torch import basics, functions, mpi_ops
 from popdist_py.horovod.torch.basics import *
@@ -28,6 +28,25 @@ from popdist_py.horovod.torch.functions import *
 from popdist_py.horovod.torch.mpi_ops import *
 from popdist_py.horovod.torch.optimizer import DistributedOptimizer
 from popdist_py.horovod.torch.sync_batch_norm import SyncBatchNorm
+
+if TYPE_CHECKING:  # type checkers cannot read a list of names that is added up, as mpi_ops has it
+    from popdist_py.horovod.torch.allgather_ops import *
+    from popdist_py.horovod.torch.allreduce_ops import *
+    from popdist_py.horovod.torch.alltoall_ops import *
+    from popdist_py.horovod.torch.broadcast_ops import *
+    from popdist_py.horovod.torch.calls import (  # noqa: F401
+        Adasum,
+        Average,
+        Max,
+        Min,
+        Product,
+        Sum,
+        barrier,
+        join,
+        poll,
+        synchronize,
+    )
+    from popdist_py.horovod.torch.reducescatter_ops import *
 
 __all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm"]
 __all__ += basics.__all__

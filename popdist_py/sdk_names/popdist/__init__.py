@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import popdist_py as _ours
 
 if TYPE_CHECKING:
-    from popdist_py import *
+    # First the modules of this package, which are not those of the same name in popdist_py.
+    # isort: off
+    from . import popdist_core as popdist_core
+    from . import poptorch as poptorch
+    from popdist_py import *  # type: ignore[no-redef]
+    # isort: on
 
 __all__ = [name for name in _ours.__all__ if not name.startswith("__")]  # type: ignore[attr-defined]
 

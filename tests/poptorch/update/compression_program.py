@@ -187,7 +187,8 @@ def main():
         check_a_resumed_training_goes_on_as_it_would_have()
         check_another_optimizer_of_the_same_parameters_goes_on()
         check_refusals()
-        print(f"[{way}] {len(comm.host_links.hosts)} hosts, {type(comm._slice_owners).__name__}")
+        mesh = type(comm._slice_owners.mesh).__name__
+        print(f"[{way}] {len(comm.host_links.hosts)} hosts, {mesh}")
 
 
 main()
