@@ -4,7 +4,8 @@ The communicator chooses the algorithm of a call. A small array is reduced one-s
 means that after one barrier every instance reduces the slots of all instances. ``SlicedAllReduce``
 reduces large arrays.
 
-This module does not map memory, poll or reduce itself.
+This module does not map memory, poll or reduce itself. It has over 500 lines, because it holds one
+class with all calls that a communicator offers.
 """
 
 from __future__ import annotations

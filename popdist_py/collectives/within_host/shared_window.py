@@ -56,8 +56,11 @@ def _whole_pages(num_bytes: int) -> int:
 
 def _mapped(local: Meeting, size: int) -> Array:
     """Map one anonymous file of ``size`` bytes into all instances of ``local``."""
-    if local.size == 1:  # nobody to share with, so no file is needed
-        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    if local.size == 1:  # a single instance shares its window with nobody: it needs no file
+        try:
+            return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        except OSError as error:
+            raise WindowError(str(error)) from None
     descriptor = -1
     # The path and the name of the file, or the text of an error.
     location: Sequence[str] | str = ("", "")

@@ -23,38 +23,20 @@ from typing import TYPE_CHECKING, Any
 
 from popdist_py.horovod.torch import basics, functions, mpi_ops
 from popdist_py.horovod.torch.basics import *
-from popdist_py.horovod.torch.compression import Compression
+from popdist_py.horovod.torch.compression import Compression as Compression
 from popdist_py.horovod.torch.functions import *
 from popdist_py.horovod.torch.mpi_ops import *
-from popdist_py.horovod.torch.optimizer import DistributedOptimizer
-from popdist_py.horovod.torch.sync_batch_norm import SyncBatchNorm
+from popdist_py.horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from popdist_py.horovod.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
-if TYPE_CHECKING:  # type checkers cannot read a list of names that is added up, as mpi_ops has it
-    from popdist_py.horovod.torch.allgather_ops import *
-    from popdist_py.horovod.torch.allreduce_ops import *
-    from popdist_py.horovod.torch.alltoall_ops import *
-    from popdist_py.horovod.torch.broadcast_ops import *
-    from popdist_py.horovod.torch.calls import (  # noqa: F401
-        Adasum,
-        Average,
-        Max,
-        Min,
-        Product,
-        Sum,
-        barrier,
-        join,
-        poll,
-        synchronize,
-    )
-    from popdist_py.horovod.torch.reducescatter_ops import *
-
-__all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm"]
-__all__ += basics.__all__
-__all__ += functions.__all__
-__all__ += mpi_ops.__all__
-# Programs import these two types from ``mpi_ops``.
-__all__.remove("Handle")
-__all__.remove("ReduceOp")
+if not TYPE_CHECKING:  # type checkers cannot read a list of names that is added up
+    __all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm"]
+    __all__ += basics.__all__
+    __all__ += functions.__all__
+    __all__ += mpi_ops.__all__
+    # Programs import these two types from ``mpi_ops``.
+    __all__.remove("Handle")
+    __all__.remove("ReduceOp")
 
 _PROCESS_SETS = "use popdist_py.execute_on_instances() for some of the instances"
 # Horovod's names that this library does not offer, and advice for their users.

@@ -21,6 +21,7 @@ from jobs import SMALL_MESSAGES, ways
 
 import popdist_py
 from popdist_py.collectives.communicators.solo import SoloCommunicator
+from popdist_py.collectives.within_host.shared_window import WindowError
 
 SIZES = [0, 1, 5, 1000, 40_000, 700_001]
 FUNCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
@@ -93,6 +94,10 @@ def check_halves_are_added_in_float32():
 
 
 def check_windows():
+    if count > 1:
+        with pytest.raises(WindowError, match="memory"):
+            comm.gradient_buffer(1 << 50)
+        comm.barrier()  # the instances go on
     for size in (1, 5000, 700_001):
         x = comm.gradient_buffer(4 * size).view(np.float32)
         assert not x.any()

@@ -1,4 +1,8 @@
 """Horovod's collectives, imported from popdist_py."""
 
+from typing import TYPE_CHECKING
+
 from popdist_py.horovod.torch.mpi_ops import *
-from popdist_py.horovod.torch.mpi_ops import __all__
+
+if not TYPE_CHECKING:
+    from popdist_py.horovod.torch.mpi_ops import __all__
