@@ -3,7 +3,7 @@
 "ours" is our call on an array of the process's own, and "window" our all-reduce of an array in
 shared memory, where gradients lie too. For "copy" every instance copies its array at the same time.
 MPI, like ours, gathers and scatters into a new array. The size is that of the whole array: of
-all_gather's result, and of what reduce_scatter is given. Two settings:
+all_gather's result, and of what reduce_scatter is given. The settings:
 
 hot   calls one after the other on the same arrays; the slowest instance's time of a call.
 cold  before each call every instance writes 64 MB of other memory, which leaves the caches without
@@ -11,6 +11,10 @@ cold  before each call every instance writes 64 MB of other memory, which leaves
       last instance's arrival until the last one has its result, by the clock that all processes of
       a host share: waiting for instances that are late counts for nobody, waking up counts. Arrays
       above 128 MB, which leave the caches by themselves, are left out.
+rewritten
+      each implementation has an array of its own, ours a torch tensor. Before each call all
+      instances meet, and every instance rewrites the arrays of all implementations, as a training
+      step writes its gradients. The time is that of cold, and so are the sizes.
 python
       a hot call of ours with one number for each instance: there is nothing to move, so it takes
       what Python takes, and one meeting. "slices" is the way of large arrays, with three meetings.
@@ -18,8 +22,8 @@ python
 The implementations take turns; a time is the median over the turns, of which large arrays get 3.
 
 Usage: python benchmarks/allreduce.py [--json] [--instances 2 4 8] [--sizes 4096 ...] [--turns 9]
-    [--collectives all_reduce broadcast all_gather reduce_scatter] [--settings hot cold python]
-    [--ways ours window mpi gloo copy]
+    [--collectives all_reduce broadcast all_gather reduce_scatter]
+    [--settings hot cold rewritten python] [--ways ours window mpi gloo copy]
 """
 
 from __future__ import annotations
@@ -27,12 +31,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from show_rows import show_rows
 
@@ -47,62 +54,85 @@ SIZES = [
     400_000_000,
 ]
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
-SETTINGS = ("hot", "cold", "python")
+SETTINGS = ("hot", "cold", "rewritten", "python")
 WAYS = ("ours", "window", "mpi", "gloo", "copy")
 # Each implementation repeats its call for about this long in every turn.
 _SECONDS_PER_TURN = 0.02
 _OTHER_MEMORY_BYTES, _MAX_COLD_BYTES = 64 << 20, 128_000_000
 _MAX_BYTES_FOR_ALL_TURNS, _TURNS_ABOVE = 32_000_000, 3
+# Rewritten arrays get more turns, because each turn has a single call of each implementation.
+_MORE_TURNS, _MAX_BYTES_FOR_MORE_TURNS = 10, 5_000_000
 
 Calls = dict[str, Callable[[], object]]
+# Seconds of a call, by implementation.
+Seconds = dict[str, float]
 
 
-def implementations(collective: str, size: int) -> Calls:
-    """Return the calls that are compared, by name, on arrays of ``size`` bytes."""
+def one_array(size: int) -> dict[str, Any]:
+    """Return the array of ``size`` bytes that all implementations use, by implementation."""
+    import numpy as np
+
+    import popdist_py
+
+    count = popdist_py.getNumInstances()
+    return dict.fromkeys(WAYS, np.zeros((count, size // 4 // count), np.float32))
+
+
+def own_arrays(size: int) -> dict[str, Any]:
+    """Return an array of ``size`` bytes for each implementation."""
+    import torch
+
+    arrays = {way: array.copy() for way, array in one_array(size).items()}
+    return arrays | {"ours": torch.zeros(arrays["ours"].shape)}
+
+
+def implementations(collective: str, arrays: dict[str, Any]) -> Calls:
+    """Return the calls that are compared, by name, on the array of each implementation."""
     import numpy as np
     from mpi4py import MPI
 
     import popdist_py
     from popdist_py import context
 
-    world, count = MPI.COMM_WORLD, popdist_py.getNumInstances()
-    own = np.zeros((count, size // 4 // count), np.float32)
-    target = np.empty_like(own)
-    copy: Calls = {"copy": lambda: np.copyto(target, own)}
+    world = MPI.COMM_WORLD
+    ours, mpi, source = arrays["ours"], arrays["mpi"], arrays["copy"]
+    target = np.empty_like(source)
+    copy: Calls = {"copy": lambda: np.copyto(target, source)}
     if collective == "broadcast":
         return {
-            "ours": lambda: popdist_py.broadcast(own),
-            "mpi": lambda: world.Bcast(own),
+            "ours": lambda: popdist_py.broadcast(ours),
+            "mpi": lambda: world.Bcast(mpi),
             **copy,
         }
     if collective == "all_gather":
-        row = own[0]
+        row, mpi_row = ours[0], mpi[0]
         return {
             "ours": lambda: popdist_py.all_gather(row),
-            "mpi": lambda: world.Allgather(row, np.empty_like(own)),
+            "mpi": lambda: world.Allgather(mpi_row, np.empty_like(mpi)),
             **copy,
         }
     if collective == "reduce_scatter":
         return {
-            "ours": lambda: popdist_py.reduce_scatter(own),
-            "mpi": lambda: world.Reduce_scatter_block(own, np.empty_like(own[0])),
+            "ours": lambda: popdist_py.reduce_scatter(ours),
+            "mpi": lambda: world.Reduce_scatter_block(mpi, np.empty_like(mpi[0])),
             **copy,
         }
-    window = context.communicator().gradient_buffer(own.nbytes).view(np.float32)
+    window = context.communicator().gradient_buffer(mpi.nbytes).view(np.float32)
+    arrays["window"] = window
     calls: Calls = {
-        "ours": lambda: popdist_py.all_reduce(own),
+        "ours": lambda: popdist_py.all_reduce(ours),
         "window": lambda: popdist_py.all_reduce(window),
-        "mpi": lambda: world.Allreduce(MPI.IN_PLACE, own),
+        "mpi": lambda: world.Allreduce(MPI.IN_PLACE, mpi),
         **copy,
     }
     torch = sys.modules.get("torch")
-    if torch is not None:
-        tensor = torch.from_numpy(own)
+    if torch is not None and torch.distributed.is_initialized():
+        tensor = torch.from_numpy(arrays["gloo"])
         calls["gloo"] = lambda: torch.distributed.all_reduce(tensor)
     return calls
 
 
-def measure_hot(calls: Calls, turns: int) -> dict[str, float]:
+def measure_hot(calls: Calls, turns: int) -> Seconds:
     """Return the seconds of one call among many, by implementation."""
     import popdist_py
 
@@ -126,21 +156,30 @@ def measure_hot(calls: Calls, turns: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in slowest.items()}
 
 
-def measure_cold(calls: Calls, turns: int) -> dict[str, float]:
-    """Return the seconds from the last arrival to the last result, by implementation."""
+def measure_prepared(calls: Calls, turns: int, prepare: Callable[[], None]) -> Seconds:
+    """Return the seconds from the last arrival to the last result, by implementation.
+
+    Args:
+        calls: The calls.
+        turns: Number of calls of each.
+        prepare: What every instance does between a barrier and each call.
+    """
     import numpy as np
 
     import popdist_py
 
-    other_memory = np.zeros(_OTHER_MEMORY_BYTES, np.uint8)
     arrivals: dict[str, list[float]] = {name: [] for name in calls}
     ends: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     for turn in range(turns + 1):
-        for name, call in calls.items():
+        # The order changes, because after gloo's call the caches hold the memory of its threads. All
+        # instances draw the same order.
+        random.Random(turn).shuffle(names)
+        for name in names:
             popdist_py.barrier()
-            other_memory.fill(turn)
+            prepare()
             arrivals[name].append(time.perf_counter())
-            call()
+            calls[name]()
             ends[name].append(time.perf_counter())
     arrivals = popdist_py.all_reduce(arrivals, "max")
     ends = popdist_py.all_reduce(ends, "max")
@@ -151,7 +190,28 @@ def measure_cold(calls: Calls, turns: int) -> dict[str, float]:
     }
 
 
-def measure_python(collective: str, turns: int) -> dict[str, float]:
+def measure_cold(calls: Calls, turns: int) -> Seconds:
+    """Return the seconds of a call after other memory was written, by implementation."""
+    import numpy as np
+
+    other_memory = np.zeros(_OTHER_MEMORY_BYTES, np.uint8)
+    return measure_prepared(calls, turns, partial(other_memory.fill, 1))
+
+
+def measure_rewritten(collective: str, size: int, ways: Sequence[str], turns: int) -> Seconds:
+    """Return the seconds of a call after all arrays were rewritten, by implementation."""
+    arrays = own_arrays(size)
+    calls = implementations(collective, arrays)
+    calls = {name: calls[name] for name in ways if name in calls}
+
+    def rewrite() -> None:
+        for array in arrays.values():
+            array[...] = 1.0
+
+    return measure_prepared(calls, turns, rewrite)
+
+
+def measure_python(collective: str, turns: int) -> Seconds:
     """Return the seconds of one call of ours that has nothing to move."""
     import numpy as np
 
@@ -175,47 +235,56 @@ def measure_python(collective: str, turns: int) -> dict[str, float]:
     return seconds
 
 
-MEASURES = {"hot": measure_hot, "cold": measure_cold}
-
-
 def work(arguments: argparse.Namespace) -> None:
     """Measure as one of the instances; instance 0 prints a line for every row."""
     import popdist_py
 
     popdist_py.init()
     with_gloo = "gloo" in arguments.ways and "all_reduce" in arguments.collectives
-    if with_gloo:
+    if with_gloo or "rewritten" in arguments.settings:
         import torch
 
         torch.set_num_threads(1)
+    if with_gloo:
         torch.distributed.init_process_group("gloo")
     for collective in arguments.collectives:
         if "python" in arguments.settings:
             _show(collective, "python", 4, measure_python(collective, arguments.turns))
         for size in arguments.sizes:
-            calls = implementations(collective, size)
-            calls = {name: calls[name] for name in arguments.ways if name in calls}
-            turns = arguments.turns
-            if size > _MAX_BYTES_FOR_ALL_TURNS:
-                turns = min(turns, _TURNS_ABOVE)
-            for setting in arguments.settings:
-                if setting == "hot" or (setting == "cold" and size <= _MAX_COLD_BYTES):
-                    _show(collective, setting, size, MEASURES[setting](calls, turns))
-                calls.pop("gloo", None)  # it is slow, and its worst is known from the hot calls
+            _measure_size(collective, size, arguments)
     if with_gloo:
         torch.distributed.destroy_process_group()
 
 
-def _show(collective: str, setting: str, size: int, seconds: dict[str, float]) -> None:
+def _measure_size(collective: str, size: int, arguments: argparse.Namespace) -> None:
+    """Measure the calls on arrays of one size in all settings."""
+    turns, settings = arguments.turns, arguments.settings
+    if size > _MAX_BYTES_FOR_ALL_TURNS:
+        turns = min(turns, _TURNS_ABOVE)
+    calls = implementations(collective, one_array(size))
+    calls = {name: calls[name] for name in arguments.ways if name in calls}
+    if "hot" in settings:
+        _show(collective, "hot", size, measure_hot(calls, turns))
+    if size > _MAX_COLD_BYTES:
+        return
+    if "cold" in settings:
+        calls.pop("gloo", None)  # it is slow, and its worst is known from the hot calls
+        _show(collective, "cold", size, measure_cold(calls, turns))
+    if "rewritten" in settings:
+        calls.clear()
+        turns *= _MORE_TURNS if size < _MAX_BYTES_FOR_MORE_TURNS else 1
+        seconds = measure_rewritten(collective, size, arguments.ways, turns)
+        _show(collective, "rewritten", size, seconds)
+
+
+def _show(collective: str, setting: str, size: int, seconds: Seconds) -> None:
     import popdist_py
 
     if popdist_py.getInstanceIndex() == 0:
         print(json.dumps(_row(collective, setting, size, seconds)), flush=True)
 
 
-def _row(
-    collective: str, setting: str, size: int, seconds: dict[str, float]
-) -> dict[str, str | float]:
+def _row(collective: str, setting: str, size: int, seconds: Seconds) -> dict[str, str | float]:
     """Return what is published; ``a/b`` is how many times faster than b is a."""
     import popdist_py
 

@@ -181,7 +181,7 @@ def tensor_like(x: Any, array: Array) -> Any:
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    return tensor.to(x.device)
+    return tensor if x.is_cpu else tensor.to(x.device)  # to() would take 0.2 us
 
 
 def bytes_of(tensor: Any) -> Array:

@@ -31,16 +31,6 @@ __all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 # slots in the window and uses them in turn. If instances share cores, barriers are slow, and larger
 # slots need fewer barriers.
 _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
-# Moving data through the slots takes two copies, one of which is in the cache. Above the sizes
-# here, a single copy from process to process is faster. The sizes grow with the number of
-# instances, which share the memory bandwidth. Each table has the bytes of one instance by number of
-# instances.
-_DIRECT_BROADCAST = {2: 256 * 1024, 3: 1024 * 1024, 4: 1024 * 1024}
-_DIRECT_GATHER = {2: 128 * 1024, 3: 256 * 1024, 4: 256 * 1024}
-# With more instances, a broadcast copies from process to process only if they share cores. Then the
-# wait at every slot is long.
-_DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT = 8 * 1024 * 1024
-_NEVER = 1 << 62
 # Up to this size a one-shot all-reduce is faster with two instances.
 _ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
 
@@ -161,10 +151,6 @@ class HostGroup:
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
-        # Arrays above these limits are copied from process to process.
-        limit = _DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT if cores_are_short else _NEVER
-        self._max_broadcast_bytes = _DIRECT_BROADCAST.get(self.size, limit)
-        self._max_slot_bytes = _DIRECT_GATHER.get(self.size, _NEVER)
         # The turn of the slots and headers that the last comparison used.
         self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
@@ -255,9 +241,6 @@ class HostGroup:
         """Overwrite the bytes ``data`` with the bytes of the instance at position ``root``."""
         if self.size == 1:
             return
-        if self.can_read and data.size > self._max_broadcast_bytes:
-            self._broadcast_directly(data, root, plan)
-            return
         for start in range(0, max(data.size, 1), self.slot_bytes):
             turn = self.next_turn()
             chunk = data[start : start + self.slot_bytes]
@@ -267,21 +250,6 @@ class HostGroup:
             self.wait_for_same_call(plan, turn)
             if root != self.position:
                 np.copyto(chunk, slot)
-
-    def _broadcast_directly(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Broadcast from process to process, without the slots.
-
-        The root writes a share of the bytes to every other instance, which reads the rest.
-        """
-        with exposed(data):
-            addresses = self._exchange_addresses(data, plan)
-            share = data.size // self.size
-            if self.position != root:
-                self.read(root, addresses[root] + share, data[share:], plan)
-            else:
-                for position in self.others():
-                    self.write_bytes(position, addresses[position], data.ctypes.data, share)
-            self.barrier.wait_for_all(plan.signature)
 
     def gather_bytes(
         self, data: Array, plan: CallPlan, root: int | None = None
@@ -313,9 +281,6 @@ class HostGroup:
             for row in rows:
                 np.copyto(row, data)
             return
-        if self.can_read and longest > self._max_slot_bytes:
-            self._gather_directly(data, rows, plan)
-            return
         for start in range(0, max(1, longest), self.slot_bytes):
             turn = self.next_turn()
             chunk = data[start : start + self.slot_bytes]
@@ -325,20 +290,9 @@ class HostGroup:
                 row_chunk = row[start : start + self.slot_bytes]
                 np.copyto(row_chunk, slot[: row_chunk.size])
 
-    def _gather_directly(self, data: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
-        addresses = self._exchange_addresses(data, plan)
-        if len(rows):
-            own = rows[self.position]
-            if own.ctypes.data != data.ctypes.data:  # ``data`` may be the row itself
-                np.copyto(own, data)
-            for position in self.others():
-                self.read(position, addresses[position], rows[position], plan)
-        self.barrier.wait_for_all(plan.signature)
-
     def is_gathered_one_shot(self, num_bytes: int) -> bool:
         """Tell whether arrays of this size are gathered by ``gather_one_shot``."""
-        is_read = self.can_read and num_bytes > self._max_slot_bytes
-        return num_bytes <= self.slot_bytes and not is_read
+        return num_bytes <= self.slot_bytes
 
     def close(self) -> None:
         """Leave the group, and release its descriptors."""
@@ -351,13 +305,6 @@ class HostGroup:
         So the instances do not all read the memory of the same instance at once.
         """
         return [(self.position + step) % self.size for step in range(1, self.size)]
-
-    def _exchange_addresses(self, data: Array, plan: CallPlan) -> list[int]:
-        """Wait until all instances make this call, and return the addresses of their data."""
-        turn = self.next_turn()
-        if not self.barrier.compare(turn, plan.code, plan.signature, address=data.ctypes.data):
-            raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
-        return self.barrier.published(turn)[1]
 
     def read(self, position: int, address: int, out: Array, plan: CallPlan) -> None:
         """Fill ``out`` from the memory of another instance.
