@@ -172,8 +172,8 @@ def measure_prepared(calls: Calls, turns: int, prepare: Callable[[], None]) -> S
     ends: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(turns + 1):
-        # The order changes, because after gloo's call the caches hold the memory of its threads. All
-        # instances draw the same order.
+        # The order changes, because gloo's threads leave other memory in the caches for the next
+        # call. All instances draw the same order.
         random.Random(turn).shuffle(names)
         for name in names:
             popdist_py.barrier()

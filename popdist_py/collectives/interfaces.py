@@ -46,7 +46,7 @@ class HostMemory(Protocol):
 
 
 class HostLinks(Protocol):
-    """The connections between the hosts of a job whose instances share memory on each of them."""
+    """The connections between hosts, in a job whose instances share memory within each host."""
 
     @property
     def hosts(self) -> Sequence[Sequence[int]]:

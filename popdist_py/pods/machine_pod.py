@@ -1,4 +1,4 @@
-"""The pod of a machine without a configured pod. ``gc-info -l`` lists its IPUs.
+"""The default pod, for a machine on which no pod is configured. ``gc-info -l`` lists its IPUs.
 
 Programs that name the id of a device attach to this pod, so that a device has one holder at a time.
 Programs that use any device do not use this pod, and have any number of IPUs. The pod is a hidden

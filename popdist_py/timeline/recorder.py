@@ -39,7 +39,7 @@ class Opened(NamedTuple):
         row: The row of the span's thread.
         place: The index of the span in the file's table of open spans, or None if the table is
             full.
-        number: The number of this call among the calls of its name, or NO_NUMBER.
+        number: The position of this call in the sequence of calls with this name, or NO_NUMBER.
     """
 
     writer: SpanWriter

@@ -1,9 +1,9 @@
 """The file of one process's spans, with its layout, a writer and a reader.
 
 A file has a fixed size, so it cannot keep all spans of a long run. It keeps the first spans (the
-head of the file) and the latest spans of all steps. It also keeps the latest spans of the steps
-that 8 divides, that 64 divides, that 512 divides and so on, which reach further back. Every
-instance keeps the same steps, so the instances can be compared.
+head of the file) and the latest spans of all steps. To reach further back, it also keeps the latest
+spans of every 8th step, every 64th, every 512th and so on. Every instance keeps the same steps, so
+the instances can be compared.
 
 If the process is killed, the file contains the spans that were written, because the kernel owns the
 memory. Each record contains its number at the begin and at the end. If the two numbers differ, the
@@ -66,7 +66,7 @@ class Span:
         track: The row in which the span is displayed.
         begin: The begin in nanoseconds of the host's monotonic clock.
         end: The end in nanoseconds of the same clock, which is not less than ``begin``.
-        number: The number of this call among the calls of its name, which are counted in every
+        number: The position of this call in the sequence of calls with this name, counted in every
             instance. None for a span that is not a call.
         arguments: A JSON object, or an empty string.
         is_open: Whether the file does not contain the end of the span. Then ``end`` is the last
@@ -138,7 +138,7 @@ class _Layout:
     def regions(self) -> tuple[tuple[int, int], ...]:
         """The position of each region of records, and the number of records that fit into it.
 
-        The first region is the head. One region for each level of steps follows.
+        The first region is the head. One region for each level follows (see ``level_of_step``).
         """
         begin, size = self.texts
         begin += size
@@ -262,7 +262,7 @@ class SpanWriter:
             begin: The begin in nanoseconds of the monotonic clock.
             end: The end in nanoseconds of the monotonic clock.
             level: The level of the current step, which ``level_of_step`` returned.
-            number: The number of this call among the calls of its name.
+            number: The position of this call in the sequence of calls with this name.
             arguments: A JSON object, or an empty string.
         """
         text_begin, text_length = self._text(arguments) if arguments else (0, 0)

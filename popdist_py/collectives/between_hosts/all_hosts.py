@@ -181,7 +181,7 @@ class AllHosts:
         return [rows[place] for place in self._places]
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every instance's call, after a comparison that failed."""
+        """Return the description of every instance's call, if the calls were found to differ."""
         rows = self.gather_bytes(np.frombuffer(signature.description.encode(), np.uint8), signature)
         return [row.tobytes().decode() for row in rows or ()]
 

@@ -1,4 +1,4 @@
-"""The group of instances of one host, with their shared window, their barrier and moving bytes.
+"""The instances of one host: their shared window, their barrier, and the calls that copy bytes.
 
 This module does not connect to other hosts. Only ``reduce_one_shot`` reduces arrays.
 """
@@ -158,8 +158,9 @@ class HostGroup:
     def _one_shot_limit(self, cores: int) -> int:
         """Return the size up to which a one-shot all-reduce is faster than reducing in slices.
 
-        One-shot needs one barrier, and slices need two. With P instances, one-shot reduces P arrays
-        on each instance. Slices reduce and copy the equivalent of two arrays.
+        A one-shot reduction needs one barrier, and a reduction in slices needs two. With P
+        instances, the one-shot reduction reads P arrays on each instance. The reduction in slices
+        reads and copies the equivalent of two arrays.
         """
         if self.size <= 2:
             return _ONE_SHOT_BYTES_OF_TWO
@@ -230,7 +231,7 @@ class HostGroup:
         out[...] = slot[self.position * size : (self.position + 1) * size]
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every instance's call, after a comparison that failed."""
+        """Return the description of every instance's call, if the calls were found to differ."""
         slots = self.slots[self.next_turn()]
         data = signature.description.encode()[: self.slot_bytes - 1]
         slots[self.position][: len(data) + 1] = np.frombuffer(data + b"\0", np.uint8)

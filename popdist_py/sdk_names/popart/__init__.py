@@ -1,4 +1,4 @@
-"""What PopTorch programs name of PopART: every object is that of popdist_py."""
+"""PopART's names that PopTorch programs use, re-exported from popdist_py."""
 
 from typing import TYPE_CHECKING
 

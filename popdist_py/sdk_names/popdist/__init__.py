@@ -1,4 +1,4 @@
-"""PopDist under its own name: every object is that of popdist_py.
+"""PopDist under its own name, re-exported from popdist_py.
 
 As there, a name is imported at its first use: importing this imports neither torch nor NumPy.
 """

@@ -1,4 +1,4 @@
-"""PopDist's native module, from which some programs import: every object is that of popdist_py."""
+"""PopDist's native module, which some programs import, re-exported from popdist_py."""
 
 from popdist_py.popdist_core import *
 from popdist_py.popdist_core import __all__

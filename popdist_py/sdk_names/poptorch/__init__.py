@@ -1,4 +1,4 @@
-"""PopTorch on emulated IPUs, under PopTorch's own name: every object is that of popdist_py."""
+"""PopTorch on emulated IPUs under PopTorch's own name, re-exported from popdist_py."""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Operations on point clouds, under PopTorch's own name: every object is that of popdist_py."""
+"""Operations on point clouds under PopTorch's own name, re-exported from popdist_py."""
 
 from popdist_py.poptorch import fps, nearest
 

@@ -1,4 +1,4 @@
-"""PopTorch's operations, under PopTorch's own name: every object is that of popdist_py."""
+"""PopTorch's operations under PopTorch's own name, re-exported from popdist_py."""
 
 from typing import TYPE_CHECKING
 

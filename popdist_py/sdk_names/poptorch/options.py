@@ -1,4 +1,4 @@
-"""PopTorch's options and their groups: every object is that of popdist_py."""
+"""PopTorch's options and their groups, re-exported from popdist_py."""
 
 from typing import TYPE_CHECKING
 

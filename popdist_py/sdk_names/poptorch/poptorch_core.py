@@ -1,4 +1,4 @@
-"""PopTorch's exceptions, as its native module has them: every object is that of popdist_py."""
+"""The exceptions of PopTorch's native module, re-exported from popdist_py."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""PopTorch's tracepoints, under PopTorch's own name: every object is that of popdist_py."""
+"""PopTorch's tracepoints under PopTorch's own name, re-exported from popdist_py."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The types that programs name in annotations: every object is that of popdist_py."""
+"""The types that programs use in annotations, re-exported from popdist_py."""
 
 from popdist_py.poptorch import (
     AsynchronousDataAccessor,

@@ -14,7 +14,7 @@ __all__ = ["MessageWork", "Progress"]
 
 
 class Progress(Protocol):
-    """An object that completes works."""
+    """An object that completes sends and receives (``dist.Work`` objects)."""
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
         """Return once the work is complete; it fails after ``seconds``."""
@@ -24,7 +24,7 @@ class Progress(Protocol):
 
 
 class MessageWork(dist.Work):
-    """A send or a receive of a rank; only ``progress`` changes it.
+    """A send or a receive that this rank started; only ``progress`` changes it.
 
     Args:
         progress: The object that completes the work.
