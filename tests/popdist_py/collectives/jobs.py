@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from unittest import mock
 
 import popdist_py
@@ -25,7 +26,8 @@ def join() -> Communicator:
     """
     hosts = int(os.environ.get(HOSTS, "1"))
     if hosts == 1:
-        popdist_py.init()
+        with _sockets_permitted():
+            popdist_py.init()
     else:
         context._communicator = _as_on(hosts)
     if WITHOUT_READING in os.environ:
@@ -40,17 +42,24 @@ def _as_on(hosts: int) -> Communicator:
     start_mpi(1)
     from mpi4py import MPI
 
-    from popdist_py.collectives.between_hosts import tcp_connect
     from popdist_py.collectives.communicators import join
 
     world = MPI.COMM_WORLD
     place = f"host {world.rank * hosts // world.size}"
-    listen = (lambda _: None) if WITHOUT_SOCKETS in os.environ else tcp_connect._listen
     with (
         mock.patch.object(join, "place_of_this_process", return_value=place),
-        mock.patch.object(tcp_connect, "_listen", listen),
+        _sockets_permitted(),
     ):
         return join.join_job(CollectiveSettings.from_environ(os.environ))
+
+
+def _sockets_permitted() -> AbstractContextManager[object]:
+    """Return a block in which hosts listen for connections only if the test permits it."""
+    if WITHOUT_SOCKETS not in os.environ:
+        return nullcontext()
+    from popdist_py.collectives.between_hosts import tcp_connect
+
+    return mock.patch.object(tcp_connect, "_listen", return_value=None)
 
 
 def ways(words: Sequence[str], *, synchronises: bool = True) -> Iterator[tuple[str, Communicator]]:

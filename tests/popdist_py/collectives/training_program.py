@@ -97,7 +97,8 @@ def main():
         for kind in ("sgd", "adam"):
             weights |= train(kind, replicas, steps, deterministic)
         np.savez(Path(sys.argv[1]) / f"weights-{number}-{comm.instance_index}.npz", **weights)
-        print(f"[{way}] {sum(in_backward)} of {len(in_backward)} buckets in backward")
+        mesh = type(getattr(getattr(comm, "_slice_owners", None), "mesh", None)).__name__
+        print(f"[{way}] {sum(in_backward)} of {len(in_backward)} buckets in backward, {mesh}")
 
 
 main()
