@@ -29,7 +29,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
-# The function that combines two values. For booleans, "sum" means "any" and "prod" means "all".
+# The NumPy function with which each reduce operation combines two values. For booleans, "sum" means
+# "any" and "prod" means "all".
 # Only the process groups of torch use the bitwise operations.
 FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -42,11 +43,12 @@ FUNCTIONS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 _OF_BITS = frozenset({"band", "bor", "bxor"})
-# A chunk is so small that it and the chunks combined with it stay in the second-level cache.
+# Arrays are reduced in chunks of this size, so that the chunks that are combined stay in the
+# second-level cache of the CPU.
 CHUNK_BYTES = 256 * 1024
 
 
-@cache  # NumPy takes longer to spell a dtype than to reduce a number
+@cache  # NumPy takes longer to format the name of a dtype than to reduce one number
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of an element type as PyTorch and NumPy users know it."""
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
@@ -62,7 +64,7 @@ def check_dtype(op: AnyReduceOp, dtype: np.dtype[Any]) -> None:
         raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
     if op in _OF_BITS and dtype.kind not in "biu":
         raise TypeError(f"op={op!r} of {dtype_name(dtype)}: expected booleans or integers")
-    # The array receives the result, and cannot hold a fraction.
+    # The mean would be stored in an array of integers or booleans, which cannot hold a fraction.
     if op == "mean" and dtype.kind in "biu":
         raise TypeError(
             f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
@@ -75,7 +77,7 @@ class Reduction:
     Args:
         op: The operation; ``mean`` divides by ``count``.
         dtype: Dtype of the arrays.
-        count: Number of instances of the whole reduction.
+        count: Number of instances that take part in the reduction.
 
     Raises:
         TypeError: The operation is not defined for the dtype.
@@ -93,7 +95,7 @@ class Reduction:
         self._scratch: tuple[Array, ...] = ()
 
     def widen(self, source: Array, out: Array) -> Array:
-        """Return ``source`` in ``accumulate_dtype``; a converted copy is stored in ``out``."""
+        """Return ``source`` as ``accumulate_dtype``; if it is converted, the copy is in ``out``."""
         if not self.is_half:
             return source
         if self.dtype == BFLOAT16:
@@ -119,9 +121,9 @@ class Reduction:
     def accumulate(self, sources: Iterable[Array], out: Array) -> None:
         """Reduce ``sources`` in order into ``out``.
 
-        ``out`` has the dtype ``accumulate_dtype`` and may be one of the first two sources. The
-        iterator is advanced only after the previous source was added. So all sources but the first
-        may use the same memory.
+        ``out`` has the dtype ``accumulate_dtype`` and may be one of the first two sources. The next
+        source is taken from the iterator only after the previous source was added, so all sources
+        but the first may use the same memory.
         """
         remaining, scratch = iter(sources), self._scratch_arrays(out.size)[1]
         total = next(remaining)
@@ -155,7 +157,7 @@ class Reduction:
             self.finalize(out)
 
     def _reduce_apart(self, sources: Iterable[Array], out: Array) -> None:
-        """Reduce sources of at most one chunk in scratch memory, then fill ``out``."""
+        """Reduce sources of at most one chunk in scratch memory; copy the result to ``out``."""
         total = self._scratch_arrays(out.size)[0]
         self.accumulate(sources, total)
         self.finalize(total)
@@ -171,7 +173,10 @@ class Reduction:
 
 
 def _bfloat16_bits(value: Array) -> Array:
-    """Round float32 to the upper 16 bits, to nearest even; a NaN stays a quiet NaN."""
+    """Return float32 values as the bits of bfloat16, rounded to nearest even.
+
+    A NaN becomes a quiet NaN.
+    """
     bits = value.view(np.uint32)
     rounded = bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
     result = (rounded >> np.uint32(16)).astype(np.uint16)

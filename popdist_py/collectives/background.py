@@ -1,9 +1,11 @@
 """The background thread that makes collective calls in the order of submission.
 
-All instances must communicate in the same order, so a direct call waits for the calls submitted
-before. Every call of a communicator passes through this module first, so it also refuses the calls
-of a forked child. The child shares its parent's memory and connections, and the other instances
-would mistake its call for the parent's next call. This module does not depend on the kind of call.
+A direct call is a call that runs in the thread of the program. It waits for all calls submitted to
+the background thread before, because all instances must communicate in the same order.
+
+Every call of a communicator passes through this module first, so this module also refuses the calls
+of a forked child process. The child shares its parent's memory and connections, so the other
+instances would mistake a call of the child for the parent's next call.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """A collective that runs while the program continues."""
+    """A collective call that runs in the background while the program continues."""
 
     def __init__(self, function: Callable[[], T], call: str = "") -> None:
         self._function = function
@@ -49,7 +51,7 @@ class Handle(Generic[T]):
         self._done.set()
 
     def is_completed(self) -> bool:
-        """Tell whether ``wait`` would return at once."""
+        """Tell whether the call is complete, so that ``wait`` returns at once."""
         return self._done.is_set()
 
     def wait(self) -> T:
@@ -87,13 +89,13 @@ class Background:
     def _begin(self) -> None:
         self._refusal: Exception | None = None
         self._queue: SimpleQueue[Handle[Any] | None] = SimpleQueue()
-        # The last submitted function; ``drain()`` resets it to None.
+        # The handle of the last submitted function; ``drain()`` sets this attribute to None.
         self.last: Handle[Any] | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a forked child of the instance and may not make its calls."""
+        """Whether this process was forked from the instance and may not make collective calls."""
         return self._is_forked
 
     @property
@@ -152,7 +154,7 @@ class Background:
     def refuse(self, error: Exception) -> None:
         """Let all later calls, in every thread, raise ``error``."""
         self._refusal = error
-        # Direct calls skip ``drain()`` while ``last`` is None.
+        # ``drain()`` raises the error in direct calls. They skip it while ``last`` is None.
         self.last = Handle(lambda: None)
 
     def end(self) -> None:
@@ -166,8 +168,7 @@ class Background:
         self._begin()
         if not self._is_alone:
             self._is_forked = True
-            # Some direct calls skip ``drain()`` and its check of the process while ``last`` is
-            # None.
+            # ``drain()`` refuses a forked process. Direct calls skip it while ``last`` is None.
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:

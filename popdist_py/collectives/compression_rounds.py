@@ -1,7 +1,8 @@
-"""Rounds, which are exchanges of possibly compressed arrays between the owners of one slice.
+"""Rounds: exchanges of arrays between hosts, with or without compression.
 
-A compression describes each exchange as a ``Round``, which a mesh carries out. ``exact_round``
-reduces an array without compression. This module does not send data.
+On every host one instance, the owner of a slice, exchanges the slice with the owners on the other
+hosts. A compression describes each exchange as a ``Round``, and a mesh sends the data of the round.
+``exact_round`` reduces an array without compression. This module does not send data.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Compression", "Round", "exact_round", "reduce_in_order", "segments"]
 
-# Up to this size every rank sends its whole array to every other rank. Segments would save bytes,
-# but the second exchange for the results would cost more time.
+# Up to this size every rank sends its whole array to every other rank. Larger arrays are divided
+# into segments, which reduces the bytes sent but needs a second exchange for the results.
 _MAX_UNSEGMENTED_BYTES: Final = 32 * 1024
 
 
@@ -43,7 +44,7 @@ class Round:
 
 
 def segments(array: _Array, size: int) -> list[_Array]:
-    """Return the segment that each rank reduces; with two ranks, the whole array as one."""
+    """Divide ``array`` into one segment for each rank; with two ranks, return the whole array."""
     if size == 2:
         return [array]
     bounds = [array.size * rank // size for rank in range(size + 1)]
@@ -51,7 +52,7 @@ def segments(array: _Array, size: int) -> list[_Array]:
 
 
 def exact_round(array: _Array, function: np.ufunc, rank: int, size: int) -> Round:
-    """Return the round that reduces a flat array in place, in order of rank."""
+    """Return the round that reduces a flat array in place, in order of rank, uncompressed."""
     is_whole = size == 2 or array.nbytes * (size - 2) <= _MAX_UNSEGMENTED_BYTES
     outgoing = [array] * size if is_whole else segments(array, size)
     own = outgoing[rank]
@@ -65,7 +66,7 @@ def exact_round(array: _Array, function: np.ufunc, rank: int, size: int) -> Roun
 def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -> None:
     """Reduce the received arrays in order of rank into ``out``, which may be one of them.
 
-    The function may overwrite the values from other ranks.
+    The arrays from other ranks may be overwritten.
     """
     # The running total may overwrite only the first two values, because the others are read later.
     total = out if out is values[0] or out is values[1] else values[0]
@@ -77,9 +78,10 @@ def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -
 
 
 class Compression(Protocol):
-    """The compression of one array between hosts, with the error that it carries to the next call.
+    """The compression of one array that hosts exchange.
 
-    All hosts make the same calls, so that they start the same rounds.
+    The object keeps the compression error, which it adds in the next call. All hosts make the same
+    calls, so that they start the same rounds.
     """
 
     @property
@@ -87,18 +89,24 @@ class Compression(Protocol):
         """The name that the instances compare; equal names mean compatible compressions."""
 
     def parts(self, owner: int, num_owners: int) -> Sequence[slice]:
-        """Return the parts of the array that one owner of each host reduces, in order.
+        """Return the parts of the array that ``owner`` reduces, in order.
 
-        The parts of all owners cover the array.
+        The parts of all owners together cover the array.
+
+        Args:
+            owner: Position of the owner on its host.
+            num_owners: Number of owners on each host.
         """
 
     def rounds(self, part: slice, total: _Array, rank: int, num_hosts: int) -> Iterator[Round]:
-        """Yield the rounds that reduce one part; when they are done, all hosts have equal bits.
+        """Yield the rounds that reduce one part of the array.
+
+        When the rounds are done, all hosts have bit-identical values.
 
         Args:
             part: The part of the array.
-            total: The sum of this host as a flat array of float32. When the iterator ends, it holds
-                the sum over all hosts.
+            total: The sum of this host as a flat array of float32. When the iterator ends,
+                ``total`` holds the sum over all hosts.
             rank: Rank of this host.
             num_hosts: Number of hosts, at least 2.
         """

@@ -1,4 +1,4 @@
-"""Settings of glibc that return freed memory while compiling, and keep it while training.
+"""Settings of glibc's malloc: freed memory is kept for reuse in training, but not in compiling.
 
 By default glibc returns large blocks to the system at once. A training step that frees and
 allocates 100 MB of gradients then spends more time on page faults than on the reduction.
@@ -24,24 +24,25 @@ __all__ = [
 # The parameter numbers of mallopt(3) are part of glibc's interface.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _MOST_KEPT_BYTES = (1 << 31) - 1  # mallopt takes a C int
-# The initial settings of glibc. It raises the mmap threshold up to 32 MiB automatically.
+# The initial settings of glibc. By default glibc raises the mmap threshold up to 32 MiB by itself.
 _USUAL_THRESHOLD, _USUAL_MMAP_MAX = 128 << 10, 65536
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep up to 2 GiB of freed memory, and return whether it does.
+    """Let glibc keep up to 2 GiB of freed memory, and return whether glibc accepted this.
 
-    The function leaves a user's own settings unchanged (``MALLOC_...`` variables,
-    ``GLIBC_TUNABLES``). With another C library it does nothing.
+    The function does nothing with another C library, or if the user has set a ``MALLOC_...``
+    variable or malloc options in ``GLIBC_TUNABLES``.
     """
     return _set({_MMAP_MAX: 0, _TRIM_THRESHOLD: _MOST_KEPT_BYTES})
 
 
 def give_back_freed_memory() -> bool:
-    """Let glibc return large blocks to the system at once, and return whether it does.
+    """Let glibc return large freed blocks to the system at once; return whether it accepted this.
 
-    Compiling a model frees blocks of other sizes than the training steps need. Kept blocks would
-    occupy memory in addition to those of the steps. ``keep_freed_memory()`` ends this setting.
+    Training steps cannot reuse the blocks that compiling a model frees, because the sizes differ.
+    If glibc kept these blocks, the job would need more memory. ``keep_freed_memory()`` ends this
+    setting.
     """
     return _set(
         {
@@ -53,7 +54,7 @@ def give_back_freed_memory() -> bool:
 
 
 def give_back_kept_memory() -> None:
-    """Return the freed memory kept so far to the system; memory freed later is kept again."""
+    """Return the freed memory that glibc has kept to the system; the settings do not change."""
     if _mallopt() is not None:
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -78,7 +79,7 @@ def _set(parameters: dict[int, int]) -> bool:
 
 @functools.cache
 def _mallopt() -> Callable[[int, int], int] | None:
-    """Return mallopt() of the C library; None if it lacks it or the user has own settings."""
+    """Return the C library's mallopt(); None if it is missing or the user set malloc options."""
     own = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc" in own or any(name.startswith("MALLOC_") for name in os.environ):
         return None

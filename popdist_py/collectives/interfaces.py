@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 __all__ = ["AnyReduceOp", "Communicator", "HostLinks", "HostMemory", "Meeting", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
-# torch.distributed also offers bitwise operations. The library's own calls do not.
+# The bitwise operations are only for torch.distributed; popdist's own functions refuse them.
 AnyReduceOp = Literal[ReduceOp, "band", "bor", "bxor"]
 
 
 class HostMemory(Protocol):
     """Memory that all instances of a job on one host share.
 
-    Its calls are collective, except ``own_slice``.
+    All instances must make every call, except ``own_slice``, which does not communicate.
     """
 
     def common_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Return zeroed bytes that are the same memory on all instances."""
+        """Return a zeroed buffer in memory that all instances share."""
 
     def own_slice(self, size: int) -> slice:
         """Return the slice of ``size`` elements that this instance reduces.
@@ -35,10 +35,10 @@ class HostMemory(Protocol):
         """
 
     def reduce_slice(self, array: np.ndarray[Any, Any], name: str = "") -> None:
-        """Write the sum over all instances to ``own_slice`` of ``array`` (reduce-scatter).
+        """Sum ``array`` over all instances, and store only ``own_slice`` of the sum.
 
-        The rest of ``array`` is not changed. Other instances read it until the next collective
-        call.
+        This is a reduce-scatter in place. Elements outside ``own_slice`` are not changed. Other
+        instances may read those elements until the next collective call.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -50,21 +50,21 @@ class HostLinks(Protocol):
 
     @property
     def hosts(self) -> Sequence[Sequence[int]]:
-        """For each host, the indices in the job of its instances."""
+        """The instance indices of each host, one sequence per host."""
 
     def start_compressed(
         self, array: np.ndarray[Any, Any], compression: Compression, name: str = ""
     ) -> None:
-        """Start to sum ``array`` over all instances, in place; collective.
+        """Start to sum ``array`` over all instances, in place. This is a collective call.
 
-        Within a host the arrays are added up as in ``all_reduce``. ``compression`` determines the
-        data that the hosts send one another. All instances get bit-identical values. The caller
-        must not read or change the array before ``finish_compressed`` returns.
+        Within a host, the arrays are added up as in ``all_reduce``. Between hosts,
+        ``compression`` determines the data that is sent. All instances get bit-identical values.
+        The caller must not read or change ``array`` before ``finish_compressed`` returns.
 
         Args:
             array: A flat array of float16 or float32, in memory made by ``gradient_buffer``.
-            compression: The compression of this array. Every instance has its own compression
-                object of the same name.
+            compression: The compression of this array. Every instance passes its own object; the
+                ``name`` of all these objects is the same.
             name: The user's name of the call, for messages.
 
         Raises:
@@ -72,17 +72,18 @@ class HostLinks(Protocol):
         """
 
     def finish_compressed(self) -> None:
-        """Return once the oldest started array that is not finished holds its sum; collective.
+        """Wait until the oldest unfinished array holds its sum. This is a collective call.
 
-        The network stays busy if the next array is started before this call.
+        Arrays finish in the order of their ``start_compressed`` calls. To keep the network busy,
+        start the next array before this call.
         """
 
 
 class Communicator(Protocol):
-    """The collectives of a set of instances. All of these instances must make every call.
+    """The collective calls of a set of instances. All instances of the set must make every call.
 
     Arrays are C-contiguous. ``name`` is the user's name of a call, for messages. Every call but
-    ``close`` raises CollectiveMismatchError if the instances make different calls. It raises
+    ``close`` raises CollectiveMismatchError if the instances make different calls, and
     InstanceLostError if an instance has ended or does not make the call in time.
     """
 
@@ -94,7 +95,7 @@ class Communicator(Protocol):
 
     @property
     def instances(self) -> Sequence[int]:
-        """Index in the job of every instance that takes part; ``root`` is one of these indices."""
+        """The indices of this communicator's instances in the job; a ``root`` is one of them."""
 
     @property
     def instance_index(self) -> int:
@@ -102,7 +103,7 @@ class Communicator(Protocol):
 
     @property
     def num_instances(self) -> int:
-        """Number of instances I."""
+        """Number of instances in this communicator."""
 
     @property
     def host_memory(self) -> HostMemory | None:
@@ -133,11 +134,12 @@ class Communicator(Protocol):
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
         """Write the sum of all rows of all instances to ``leaves[0]``; other rows are undefined.
 
-        Row r of instance i belongs to global replica iL + r. The rows are added in the order of one
-        fixed binary tree over the replicas, so the bits do not depend on the number of instances.
+        Row r of instance i belongs to global replica i * L + r, where L is the number of local
+        replicas. The rows are added in the order of one fixed binary tree over the replicas, so the
+        bits of the sum do not depend on the number of instances.
 
         Args:
-            leaves: An array of the shape [local replicas L, elements], in memory made by
+            leaves: An array of the shape [local replicas, elements], in memory made by
                 ``gradient_buffer``.
         """
 
@@ -145,7 +147,7 @@ class Communicator(Protocol):
         """Return zeroed memory; arrays in this memory are reduced fastest.
 
         The instances of a host share this memory. All instances pass the same size. The memory is
-        freed once it is not used by any array.
+        freed once no array uses it.
         """
 
     def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
@@ -172,7 +174,7 @@ class Communicator(Protocol):
         """Return once every instance has called this."""
 
     def agree(self, signature: Signature) -> None:
-        """Return once every instance makes the call ``signature``."""
+        """Compare ``signature`` with the other instances; return once all have passed the same."""
 
     def close(self) -> None:
         """Release memory and connections; further calls do nothing."""

@@ -1,9 +1,9 @@
 """Collectives of Python objects, which the instances exchange as pickles.
 
-The communicator moves the bytes. If an object cannot be pickled, the instance sends the reason
-instead. Unpickling data can run any code. MPI may carry the pickles between hosts, and other
-processes can connect to its sockets. So, if the job has a secret, every pickle is signed with it,
-and a pickle with a wrong signature is refused.
+The communicator exchanges the pickles as arrays of bytes. If an object cannot be pickled, the
+instance sends the reason instead. Unpickling data can run any code. The pickles may pass between
+hosts through MPI, and other programs can connect to the sockets of MPI. So, if the job has a
+secret, every pickle is signed with the secret, and a pickle with a wrong signature is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HASH, _SIGNATURE_BYTES = "sha256", 32
 
 
 class _MovesBytes(Protocol):
-    """The methods of a communicator that move the pickles."""
+    """The members of a communicator that ``ObjectCalls`` uses to exchange pickles."""
 
     @property
     def instance_index(self) -> int: ...
@@ -42,10 +42,10 @@ class _MovesBytes(Protocol):
     def _gather_bytes(
         self, data: Array, signature: Signature, root: int | None = None
     ) -> list[Array] | None:
-        """Return the bytes of every instance; None on instances other than ``root``."""
+        """Return the ``data`` of every instance; if ``root`` is given, None on all others."""
 
     def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
-        """Return the bytes of the instance ``root``."""
+        """Return the ``data`` of the instance ``root``."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class ObjectCalls:
         data = _pickled(value, name)
         rows = self._gather_bytes(data, call, root)
         if rows is None:
-            _loaded([data], [self.instances[self.instance_index]], call)  # checks as on the root
+            # If this instance's object cannot be pickled, raise the same error as on the root.
+            _loaded([data], [self.instances[self.instance_index]], call)
             return None
         return _loaded(rows, self.instances, call)
 
@@ -99,7 +100,7 @@ def _reason(value: object, name: str, error: Exception) -> str:
     """Say which leaf of ``value`` cannot be pickled."""
     try:
         parts = leaves(value, name)
-    except Exception:  # for example a RecursionError: the value is too deep
+    except Exception:  # for example a RecursionError, if the value is nested too deeply
         parts = []
     for path, leaf in parts:
         try:

@@ -1,7 +1,7 @@
 """Checks for elements that share memory, within one array and between arrays.
 
-A reduction in place would change a shared element twice. The checks use addresses, shapes and
-strides only; they do not read the values.
+A reduction in place would change an element twice if two elements shared its memory. The checks use
+addresses, shapes and strides only; they do not read the values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Begin and end of the addresses of all elements; equal if there are no elements."""
+        """The first address of the elements and the address after them; equal if there are none."""
         if 0 in self.shape:
             return self.address, self.address
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
@@ -44,7 +44,7 @@ class Place:
         return self.address + low, self.address + high + self.itemsize
 
     def bytes_at(self, unit: int) -> Array:
-        """Return the address of each piece of ``unit`` bytes of each element, in any order."""
+        """Return the addresses of all pieces of ``unit`` bytes of the elements, in any order."""
         found = np.array([self.address], np.int64)
         extents = [*zip(self.shape, self.strides, strict=True), (self.itemsize // unit, unit)]
         for size, stride in extents:
@@ -53,7 +53,7 @@ class Place:
 
 
 def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether two elements of one array share memory, as after ``expand()``.
+    """Tell whether two elements of one array share memory, as after torch's ``expand()``.
 
     Args:
         shape: Shape of the array.
@@ -73,7 +73,7 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _has_equal(place: Place) -> bool:
-    """Compare the addresses of all elements: interleaved dimensions need not overlap."""
+    """Tell whether two elements have the same address, by comparing all addresses."""
     addresses = place.bytes_at(1)
     return len(np.unique(addresses)) < len(addresses)
 
@@ -81,7 +81,7 @@ def _has_equal(place: Place) -> bool:
 def first_overlap(places: Sequence[Place]) -> tuple[int, int] | None:
     """Return the indices of two arrays that share memory; None if all are disjoint."""
     spans = sorted((*place.span, number) for number, place in enumerate(places))
-    open_spans: list[tuple[int, int]] = []  # (end, index) of spans that may overlap the next
+    open_spans: list[tuple[int, int]] = []  # (end, index) of spans that the next may overlap
     for begin, end, number in spans:
         if begin == end:
             continue

@@ -13,17 +13,18 @@ from popdist_py.errors import CollectiveMismatchError, counted, plural
 
 __all__ = ["INSTANCES", "Names", "Signature", "misfit", "mismatch"]
 
-# Hundreds of a model's weights may differ for the same reason, so a message lists only some.
+# An error message lists at most this many differing leaves: one cause may make hundreds of a
+# model's weights differ.
 _MAX_DIFFERENCES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One collective call, equal on all instances.
+    """The description of one collective call, which must be equal on all instances.
 
     Attributes:
         call: The collective, for example ``all_reduce``.
-        detail: The operation or the root.
+        detail: The reduce operation or the root; empty for calls without either.
         dtype: Name of the element type; empty for calls without an array.
         shape: Shape of the array.
         name: The user's name of the call, or empty.
@@ -51,7 +52,7 @@ class Signature:
 
     @property
     def description(self) -> str:
-        """The text that ``mismatch`` compares: the call, then a line for each leaf."""
+        """The text that ``mismatch`` compares: a line for the call and a line for each leaf."""
         lines = (f"{path}\t{kind}".replace("\n", " ") for path, kind in self.leaves)
         return "\n".join((str(self), *lines))
 
@@ -64,7 +65,7 @@ class Names:
         noun: The word for a member, "instance" or "rank".
         numbers: The number by which the user knows each member; None if it is the index.
         time_limit: The setting that limits the duration of a wait.
-        shows_index: Whether messages also state an index that differs from the number.
+        shows_index: Whether messages also state a member's index if it differs from the number.
     """
 
     noun: str = "instance"
@@ -89,11 +90,11 @@ INSTANCES = Names()
 def mismatch(
     descriptions: Sequence[str], instances: Sequence[int], names: Names = INSTANCES
 ) -> CollectiveMismatchError:
-    """Return the error for the calls with these ``descriptions``, which differ.
+    """Return the error for collective calls that differ between the instances.
 
     Args:
         descriptions: The description of every instance's call.
-        instances: Index of each of these instances in the group.
+        instances: The index in the group of the instance that belongs to each description.
         names: Names of the members of the group.
     """
     calls, leaves = [], []
@@ -112,7 +113,7 @@ def mismatch(
 def misfit(
     call: object, names: Names, sender: int, sent: int, receiver: int, expected: int
 ) -> CollectiveMismatchError:
-    """Return the error for a block whose size differs from the receiver's memory for it.
+    """Return the error for a block of data that does not have the size of the receiver's buffer.
 
     Args:
         call: The collective call, as messages name it.
@@ -120,7 +121,7 @@ def misfit(
         sender: Index of the instance that sends the block.
         sent: Size of the block in bytes.
         receiver: Index of the instance that receives the block.
-        expected: Size of the receiver's memory for the block, in bytes.
+        expected: Size of the receiver's buffer in bytes.
     """
     return CollectiveMismatchError(
         f"{call}: {names.of(sender)} sends {counted(sent, 'byte')} to {names.of(receiver)}, "
@@ -130,7 +131,7 @@ def misfit(
 
 
 def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], names: Names) -> str:
-    """Return a text that names the first leaves that differ, with their instances."""
+    """Return a text that lists the first differing leaves with their kinds on the instances."""
     paths = dict.fromkeys(path for of_instance in leaves for path in of_instance)
     parts = []
     for path in paths:
@@ -143,7 +144,7 @@ def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], nam
 
 
 def _by_value(values: Sequence[str], instances: Sequence[int], names: Names) -> dict[str, str]:
-    """Return the distinct values, each with the names of the instances that have it."""
+    """Return a dict from each distinct value to the names of the instances that have it."""
     found: dict[str, list[int]] = {}
     for value, instance in zip(values, instances, strict=True):
         found.setdefault(value, []).append(instance)

@@ -1,6 +1,6 @@
 """The largest array size for one-shot reductions, which is measured once per machine.
 
-This module measures times and stores the size. Its callers compute the size from the times.
+This module measures times and stores the size. ``HostGroup`` computes the size from the times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from popdist_py import measured_values
 
 __all__ = ["measure", "recall", "remember"]
 
-# Other work on the machine only makes a round longer, so the shortest round counts.
+# The shortest of several rounds is used, because other work on the machine only lengthens a round.
 _ROUNDS, _BARRIERS, _REDUCTIONS, _BYTES = 4, 5, 2, 64 * 1024
 _FILE, _VERSION = "crossover", 3
 
@@ -25,7 +25,7 @@ def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
     The measurement takes some milliseconds.
 
     Args:
-        wait_for_all: The barrier of all instances of the host, which all call ``measure``.
+        wait_for_all: The barrier of all instances of the host. All of them call ``measure``.
     """
     left, right = np.zeros((2, _BYTES // 4), np.float32)
     per_barrier = _shortest(_BARRIERS, wait_for_all)

@@ -56,12 +56,15 @@ def combine(
 
 
 def nodes_of(held_leaves: Iterable[int], num_leaves: int) -> list[Node]:
-    """Return the nodes that remain when an instance has combined the leaves that it holds."""
+    """Return the nodes that remain after an instance has combined its ``held_leaves``."""
     return list(combine({(0, leaf): None for leaf in held_leaves}, num_leaves, lambda *_: None))
 
 
 class Adder:
-    """Adds arrays without changing the caller's arrays; its buffers for sums are reused."""
+    """Adds pairs of arrays, and reuses its own buffers for the sums.
+
+    The caller's arrays are not changed.
+    """
 
     def __init__(self, dtype: np.dtype[np.generic], size: int) -> None:
         self._dtype = dtype
@@ -74,10 +77,10 @@ class Adder:
         self._sums.clear()
 
     def __call__(self, left: Array, right: Array) -> Array:
-        """Return left + right, which have at most ``size`` elements.
+        """Return the sum of two arrays of at most ``size`` elements.
 
-        The sum is valid until the next ``start()``. A sum of this Adder that is passed as an
-        operand may be overwritten.
+        The sum is valid until the next ``start()``. If an operand is itself a sum that this Adder
+        returned, the operand may be overwritten.
         """
         if id(left) in self._sums:
             return np.add(left, right, out=left)

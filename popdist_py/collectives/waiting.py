@@ -15,8 +15,8 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["Span", "WaitLimits", "WaitTime"]
 
-# Waits measure their time far more often than this. After a longer gap, the process must have been
-# stopped (Ctrl-Z), together with the processes of the other instances.
+# A wait measures its duration far more often than this. A longer gap between two measurements means
+# that all processes of the job were stopped (Ctrl-Z).
 _STOPPED_SECONDS = 2.0
 _MOST_LAUNCHER_GRACE_SECONDS = 2.0
 _MOST_EXTRA_SECONDS = 1.0
@@ -39,15 +39,15 @@ class WaitTime:
 
 
 class Span(IntEnum):
-    """The set of instances that a wait is for; a wider span has a longer limit.
+    """The set of instances for which an instance waits; a wider span has a longer limit.
 
-    The instances of one host know which of their host is missing. Their error must come first, so
-    that the other hosts can name the same instance.
+    The instances of a host can tell which instance of this host is missing. The limit within a host
+    is the shortest, so that the other hosts receive this error and name the same instance.
     """
 
     WITHIN_HOST = 0
     BETWEEN_HOSTS = 1
-    # The wait of a host's other instances for its first instance, which waits for other hosts.
+    # A wait for the first instance of the own host while that instance waits for other hosts.
     FOR_FIRST = 2
 
 
@@ -59,7 +59,7 @@ class WaitLimits:
         names: Names of the instances in messages.
 
     Attributes:
-        hang_timeout: As above. It may be set between two calls.
+        hang_timeout: The limit in seconds. It may be changed between two collective calls.
         abort_reason: If this is not empty, every wait raises an error that states this reason.
     """
 
@@ -70,15 +70,15 @@ class WaitLimits:
 
     @property
     def launcher_grace(self) -> float:
-        """Seconds between the end of a peer and the error of the instance that waits for it.
+        """Seconds between the end of a missing instance and the error of a waiting instance.
 
-        Meanwhile the launcher ends the job and reports why the peer ended. Errors of the waiting
-        instances would only hide that reason.
+        Meanwhile the launcher ends the job and reports why the instance ended. Errors of the
+        waiting instances would only hide that reason.
         """
         return min(_MOST_LAUNCHER_GRACE_SECONDS, self.hang_timeout / 2)
 
     def seconds(self, span: Span) -> float:
-        """Return the limit of a wait in seconds."""
+        """Return the time limit in seconds for a wait of this span."""
         extra = self.hang_timeout / 4 + min(_MOST_EXTRA_SECONDS, self.hang_timeout)
         return self.hang_timeout + span * extra
 
@@ -92,7 +92,10 @@ class WaitLimits:
             raise InstanceLostError(f"{call}: {self.abort_reason}")
 
     def late_error(self, missing: Sequence[int], call: object) -> InstanceLostError:
-        """Return the error of a wait that took too long for these instances."""
+        """Return the error for a wait that exceeded its limit.
+
+        ``missing`` are the instances that did not arrive. It is empty if all of them arrived.
+        """
         limit = f"within {self.hang_timeout:g} s ({self.names.time_limit})"
         if not missing:
             text = f"all {self.names.noun}s arrived, but did not end {limit}"
