@@ -1,6 +1,6 @@
-"""Shared memory, the barrier and the exchange of bytes between the instances of one host.
+"""Data exchange between the instances of one host: shared memory, a barrier and direct reads.
 
-This package also reads and writes the memory of other processes. No module of this package connects
-to other hosts.
+A direct read or write accesses the memory of another process. This package does not connect to
+other hosts.
 May call: collectives, errors, activities.
 """

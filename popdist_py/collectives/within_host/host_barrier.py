@@ -1,10 +1,10 @@
 """The barrier of the instances of one host, with arrival counters in shared memory.
 
-A waiting instance first reads the counters for a moment. It then sleeps in the kernel (futex), so
-that working instances can use its core. The barrier needs the memory order of x86, where other
-cores see stores in program order.
+A waiting instance first reads the counters in a loop for a short time. Then it sleeps in the kernel
+(futex), so that working instances can use its core. The barrier needs the memory order of x86,
+where other cores see stores in program order.
 
-This module does not move or reduce arrays.
+This module does not copy or reduce arrays.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ __all__ = ["HostBarrier", "Peer", "is_supported"]
 
 # Bytes of a cache line. Each instance writes to its own line.
 _LINE = 64
-# A line has eight words of 8 bytes. Word 0 is the arrival counter. The fields of the two headers
-# follow.
+# A line has eight words of 8 bytes. Word 0 is the arrival counter. Each field of a header then has
+# two words, because every instance has two headers.
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
-# The last word is 1 once the instance has left and will not arrive again.
+# The last word of a line is 1 once the instance has left and will not arrive again.
 _LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
-# A wait first reads the counter in a loop, which takes 50 ns each time. If there are fewer cores
-# than instances, it skips this loop, since the peer may need this core. Then the wait yields the
-# core to other processes. If the peer is one of them, yielding is cheaper than sleeping and waking.
-# If they are unrelated, a yield takes long, and a long yield ends this phase.
+# A wait has three phases. In the first phase it reads the counter in a loop, which takes 50 ns each
+# time. If there are fewer cores than instances, the wait skips this phase, because the missing
+# instance may need this core. In the second phase the wait yields the core to other processes. If
+# the missing instance is one of these processes, yielding is cheaper than sleeping and waking. A
+# long yield shows that an unrelated process used the core, and ends this phase. In the third phase
+# the wait sleeps.
 _SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
-# If every instance has its own core, the other instances do not gain from sleeping. The instance
-# that arrives last then needs 30 to 100 us to wake the others, because their idle cores sleep too.
-# Instances that compute the same arrive within this time of one another. Longer waits sleep.
+# The duration of the second phase. If every instance has its own core, a sleeping instance does not
+# help the others, and the instance that arrives last needs 30 to 100 us to wake it from an idle
+# core. Instances that compute the same usually arrive within 5 ms of one another.
 _YIELD_SECONDS, _YIELD_SECONDS_WHEN_CORES_ARE_SHORT = 5e-3, 300e-6
-# Seconds between the checks of a sleeping instance that the missing instances are alive.
+# A sleeping instance checks at this interval, in seconds, that the missing instances are alive.
 _LIVENESS_CHECK_SECONDS = 0.1
 
 
@@ -70,8 +72,9 @@ class _Timespec(ctypes.Structure):
 class HostBarrier:
     """Lets the instances of one host wait for one another.
 
-    Every instance publishes a header with each ``compare``. Each instance has two headers and uses
-    them in turn. So other instances may read a header until the second ``compare`` after it.
+    Every ``compare`` publishes a header, which holds the numbers that the other instances read.
+    Each instance has two headers and uses them alternately. So other instances may read a header
+    until the second ``compare`` after it.
 
     Args:
         memory: Shared memory of ``size(number of peers)`` bytes, zero at the start.
@@ -112,8 +115,8 @@ class HostBarrier:
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
         libc = ctypes.CDLL(None)
-        # ctypes releases the interpreter's lock, so that other threads may run. os.sched_yield
-        # keeps the lock.
+        # Functions called through ctypes release the interpreter's lock, so that other threads of
+        # this process can run. os.sched_yield() does not release it.
         self._yield = libc.sched_yield
         self._futex = libc.syscall
         self._futex.argtypes = (
@@ -135,12 +138,12 @@ class HostBarrier:
         """Publish a header, wait for all instances, and tell whether all published the same code.
 
         Args:
-            turn: The header to use, 0 or 1 in turn.
+            turn: The number of the header to use: 0 and 1 alternately.
             code: The number to compare.
             call: The collective call, as messages name it.
             location: A second number, which ``published`` returns.
-            address: A third number, which ``published`` returns. If it is 0, neither number is
-                published.
+            address: A third number, which ``published`` returns. If ``address`` is 0, neither
+                ``location`` nor ``address`` is published.
 
         Raises:
             InstanceLostError: Another instance ended, or did not arrive in time.
@@ -158,7 +161,7 @@ class HostBarrier:
         return True
 
     def published(self, turn: int) -> tuple[list[int], list[int]]:
-        """Return the locations and addresses that all instances published in this turn."""
+        """Return the locations and addresses that all instances published in header ``turn``."""
         words = self._words
         headers = range(turn, _WORDS_PER_LINE * len(self._peers), _WORDS_PER_LINE)
         locations = [words[header + _LOCATION] for header in headers]
@@ -169,7 +172,7 @@ class HostBarrier:
 
         Args:
             call: The collective call, as messages name it.
-            span: The set of instances that the wait is for, which decides its limit.
+            span: The set of instances to wait for, which determines the time limit.
 
         Raises:
             InstanceLostError: Another instance ended, or did not arrive in time.
@@ -179,8 +182,8 @@ class HostBarrier:
         words = self._words
         self._arrivals = arrived = self._arrivals + 1
         words[self._own_line] = arrived
-        # Taking a lock is a full memory barrier. So other cores see the counter before this core
-        # reads the flags of the sleeping instances.
+        # Taking a lock is a full memory barrier. It ensures that other cores see the new counter
+        # before this core reads which instances sleep.
         self._fence.acquire()
         self._fence.release()
         if self._asleep.tobytes() != self._all_awake:
@@ -192,7 +195,8 @@ class HostBarrier:
 
     def _wait_for(self, line: int, arrived: int, call: object, span: Span) -> None:
         words = self._words
-        # A background thread sleeps at once, because a loop would block the program's interpreter.
+        # Only the main thread waits in loops. In a background thread the loops would block the
+        # interpreter for the program.
         if threading.current_thread() is threading.main_thread():
             for _ in range(self._spins):
                 if words[line] >= arrived:
@@ -227,17 +231,23 @@ class HostBarrier:
             self._asleep[self._position] = 0
 
     def _check_peers(self, line: int, arrived: int, call: object, *, is_late: bool) -> None:
-        """Raise an error if a missing instance has left, or the instance of ``line`` is too late.
+        """Raise an error if a missing instance has left, or if a late instance is still missing.
 
-        The instance of ``line`` may be slow, or may have left because another instance was lost.
-        So this method checks all missing instances, and the error names the first one found to have
-        left.
+        The method checks all missing instances, not only the instance of ``line``: that instance
+        may have left because another instance was lost. The error names the instance that was found
+        first.
+
+        Args:
+            line: The line of the instance for which this instance waits.
+            arrived: The counter of the instances that have arrived.
+            call: The collective call, as messages name it.
+            is_late: Whether the wait has exceeded its time limit.
         """
         for missing in self._missing(arrived):
             pid, left = self._peer(missing).pid, self._words[missing + _LEFT]
             if left or self._has_ended(pid):
                 self._gone_since.setdefault(missing, time.monotonic())
-        # A missing instance may have arrived and left since.
+        # Check again, because an instance may have arrived at this barrier and then left.
         missing_lines = self._missing(arrived)
         gone = [missing for missing in self._gone_since if missing in missing_lines]
         if gone:
@@ -246,7 +256,8 @@ class HostBarrier:
             if passed >= self._limits.launcher_grace:
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
-                if reason == "ended" and self._words[first + _LEFT]:  # it called ``close()``
+                # An instance that called ``close()`` was not lost in this call.
+                if reason == "ended" and self._words[first + _LEFT]:
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
         elif is_late and line in missing_lines:
@@ -261,9 +272,9 @@ class HostBarrier:
         return self._peers[line // _WORDS_PER_LINE]
 
     def give_up(self, position: int, call: object) -> NoReturn:
-        """Raise the error for an instance that has ended.
+        """Raise the error for the instance at ``position``, which has ended.
 
-        This instance does not arrive at another barrier.
+        Later waits of this instance raise the same error, so it does not arrive at another barrier.
 
         Raises:
             InstanceLostError: The method always raises this error.
@@ -285,7 +296,7 @@ class HostBarrier:
                 self._pidfds[pid] = os.pidfd_open(pid)
         except ProcessLookupError:
             return True
-        except OSError:  # without pidfd, only the time-out finds the loss
+        except OSError:  # without a pidfd, the instance is found missing only after the time-out
             return False
         ended = select.poll()  # select() rejects descriptors above 1023
         ended.register(self._pidfds[pid], select.POLLIN)

@@ -1,9 +1,9 @@
 """All-to-all exchange of blocks of any sizes between the instances of a host, through their slots.
 
-Every instance publishes a table in its slot with the sizes and places of its blocks. The first part
-of each block follows the table. Larger blocks need further rounds, with one barrier each. Much
-larger blocks are not copied to the slot: the receivers read them directly, which needs one copy
-instead of two.
+Every instance writes a table with the sizes and places of its blocks into its slot. The first part
+of each block follows the table. If blocks are larger than their parts, the instances copy the next
+parts in further rounds, with one barrier each. Blocks above a limit are not copied to the slot: the
+receivers read them directly from the sender's memory, which needs one copy instead of two.
 
 This module does not reduce arrays or connect to other hosts.
 """
@@ -20,16 +20,17 @@ from popdist_py.errors import CollectiveMismatchError
 
 __all__ = ["HostExchange"]
 
-# The first words of a table are the bytes of a block in one round, and the number of rounds. A row
-# for each instance follows. It has the size of the block for that instance, the place of the block
-# in the slot, and the size of the block that is expected from the instance.
+# Word 0 of a table is the number of bytes of each block that one round transfers. Word 1 is the
+# number of rounds. Then a row for each instance follows, with three words: the size of the block
+# for that instance, the place of this block in the slot, and the size of the block that is expected
+# from that instance.
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
-# This value replaces the bytes of a round if receivers read the blocks from the memory of the
-# sender. The table then has the addresses of the blocks.
+# If word 0 of a table has this value, the receivers read the blocks from the sender's memory. The
+# places in the table are then the addresses of the blocks.
 _IN_PLACE = 0
-# Above this block size, reading the memory of the sender is faster.
+# Above this block size, direct reads from the sender's memory are faster than the slots.
 _MIN_READ_BYTES = 2 * 1024 * 1024
 
 
@@ -50,16 +51,16 @@ class _BlockTransfer:
     region: int
 
     def part(self, number: int) -> Array:
-        """Return the bytes that are transferred in a round."""
+        """Return the part of the block that round ``number`` transfers."""
         return self.block[number * self.region : (number + 1) * self.region]
 
     def put(self, number: int, slot: Array) -> None:
-        """Copy the part of a round into this instance's slot."""
+        """Copy the part of round ``number`` into this instance's ``slot``."""
         part = self.part(number)
         slot[self.place : self.place + part.size] = part
 
     def take(self, number: int, slot: Array) -> None:
-        """Copy the part of a round from the slot of the sender."""
+        """Copy the part of round ``number`` from the sender's ``slot``."""
         part = self.part(number)
         part[...] = slot[self.place : self.place + part.size]
 
@@ -90,8 +91,9 @@ class HostExchange:
             plan: Plan of the call.
 
         Raises:
-            CollectiveMismatchError: A block and the memory for it differ in size. The sender and
-                the receiver both raise it. The other blocks arrive.
+            CollectiveMismatchError: A block and the receiver's memory for it differ in size. The
+                sender and the receiver of this block both raise the error. All other blocks are
+                transferred.
         """
         host, own = self._host, self._host.position
         turn = host.next_turn()
@@ -99,7 +101,7 @@ class HostExchange:
         for transfer in leaving:
             transfer.put(0, host.slots[turn][own])
         host.wait_for_same_call(plan, turn)
-        # The tables are read completely now, because other instances may soon reuse their slots.
+        # Read the tables completely now: other instances may overwrite their slots in later rounds.
         rounds = max(table[_ROUNDS] for table in self._tables[turn])
         problem = self._first_problem(turn, plan)
         arriving = self._arriving(turn, receives)
@@ -118,7 +120,7 @@ class HostExchange:
         if in_place is not None:
             for position, address in in_place:
                 host.read(position, address, receives[position], plan)
-            # The blocks must not change before they are read.
+            # Wait until all blocks have been read. Their owners may change them afterwards.
             host.barrier.wait_for_all(plan.signature)
         if problem is not None:
             raise problem
@@ -126,10 +128,10 @@ class HostExchange:
     def _kept(
         self, sends: Sequence[Array], receives: Sequence[Array], rounds: int
     ) -> list[tuple[_BlockTransfer, _BlockTransfer]]:
-        """Return the target and source of this instance's own block, to copy a part in each round.
+        """Return the target and the source of the block that this instance sends to itself.
 
-        The list is empty if this instance does not send, does not receive, or if the sizes
-        differ.
+        The list is empty if this instance does not send or does not receive, or if the sizes of
+        source and target differ.
         """
         own = self._host.position
         if not (sends and receives and sends[own].size == receives[own].size):
@@ -145,7 +147,7 @@ class HostExchange:
     def _publish(
         self, table: memoryview, sends: Sequence[Array], receives: Sequence[Array]
     ) -> list[_BlockTransfer]:
-        """Write this instance's table, and return the transfers of its blocks to others."""
+        """Write this instance's table; return the transfers of its blocks to other instances."""
         own, count = self._host.position, self._host.size
         capacity = self._host.slot_bytes - self._data_start
         sizes = [block.size for block in sends] or [0] * count
@@ -172,7 +174,10 @@ class HostExchange:
     def _publish_in_place(
         table: memoryview, sends: Sequence[Array], expected: Sequence[int]
     ) -> list[_BlockTransfer]:
-        """Write a table of blocks that receivers read directly; return an empty list."""
+        """Write the table for blocks that receivers read directly from memory.
+
+        The returned list is empty, because no block is transferred through a slot.
+        """
         table[_REGION], table[_ROUNDS] = _IN_PLACE, 1
         row = _ROWS
         for block, size in zip(sends, expected, strict=True):
@@ -182,9 +187,9 @@ class HostExchange:
         return []
 
     def _in_place(self, turn: int, receives: Sequence[Array]) -> list[tuple[int, int]] | None:
-        """Return the positions whose blocks this instance reads directly, with the addresses.
+        """Return the position and address of each block that this instance reads directly.
 
-        The result is None if all instances use their slots.
+        The result is None if all instances send their blocks through slots.
         """
         if all(table[_REGION] != _IN_PLACE for table in self._tables[turn]):
             return None
@@ -196,7 +201,7 @@ class HostExchange:
         return found
 
     def _arriving(self, turn: int, receives: Sequence[Array]) -> list[_BlockTransfer]:
-        """Return the transfers of blocks from others, beginning with the next position."""
+        """Return the transfers through slots to this instance, beginning with the next position."""
         arriving, row = [], self._row(self._host.position)
         for position in self._host.others() if receives else ():
             table, block = self._tables[turn][position], receives[position]
@@ -208,7 +213,10 @@ class HostExchange:
         return arriving
 
     def _first_problem(self, turn: int, plan: CallPlan) -> CollectiveMismatchError | None:
-        """Return the error for a block to or from this instance with a wrong size, if any."""
+        """Return the error for the first block to or from this instance that has a wrong size.
+
+        The result is None if all sizes are as expected.
+        """
         own, instances, tables = self._host.position, self._host.instances, self._tables[turn]
         mine, back = tables[own], self._row(own)
         for position, other in enumerate(tables):

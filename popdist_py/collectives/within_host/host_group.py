@@ -1,5 +1,10 @@
 """The instances of one host: their shared window, their barrier, and the calls that copy bytes.
 
+A slot is a part of the shared window. An instance copies data into its slot, all instances wait at
+the barrier, and then the other instances read the slot. Each instance has two slots, slot 0 and
+slot 1, and uses them alternately. ``turn`` is the number of the slots that a step uses. Before a
+slot is overwritten, all instances have passed the next barrier, so they have finished reading it.
+
 This module does not connect to other hosts. Only ``reduce_one_shot`` reduces arrays.
 """
 
@@ -27,11 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 
-# The size of a slot, through which an instance passes data to the others. Each instance has two
-# slots in the window and uses them in turn. If instances share cores, barriers are slow, and larger
-# slots need fewer barriers.
+# The size of a slot. If instances share cores, barriers are slow. Slots are larger in that case,
+# because larger slots need fewer barriers.
 _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
-# Up to this size a one-shot all-reduce is faster with two instances.
+# With two instances, a one-shot all-reduce is faster than reducing in slices up to this size.
 _ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
 
 
@@ -42,11 +46,11 @@ class CallPlan:
     Attributes:
         signature: Signature of the call.
         code: Code of the signature.
-        reduction: The reduction that combines elements; None for calls that only move elements.
-        slots: For each turn, the slots of all instances of the host as arrays of the dtype.
-        results: For each turn, the array of a slot's size that all instances write and read.
-        one_shot: For each turn, the parts of the slots that this instance reduces after a single
-            barrier; None for arrays that need more barriers.
+        reduction: The reduction that combines elements; None for calls that only copy elements.
+        slots: For each turn, the slots of all instances of the host, as arrays of the call's dtype.
+        results: For each turn, a shared array of a slot's size, which all instances write and read.
+        one_shot: For each turn, the parts of the slots that this instance reduces in a one-shot
+            call; None for arrays that are too large for one.
 
     A plan must not store results of calls, because instances may drop a plan at different times.
     """
@@ -60,13 +64,14 @@ class CallPlan:
 
 
 class Agreement(NamedTuple):
-    """The places of the arrays of a call, which the instances learn when they compare the call.
+    """The places of a call's arrays. Comparing the call tells every instance these places.
 
     Attributes:
-        all_in_window: Whether on every host the arrays are at one location in a window.
+        all_in_window: Whether, on every host, the arrays of all instances are at the same location
+            in a window.
         some_in_window: Whether at least one array of this host is in a window.
         all_movable: Whether all arrays of this host may be moved to a window.
-        addresses: Addresses of the arrays in the processes of this host.
+        addresses: The address of each instance's array in that instance's process, for this host.
     """
 
     all_in_window: bool
@@ -82,11 +87,11 @@ _exposed_arrays: dict[object, Array] = {}
 
 @contextmanager
 def exposed(array: Array) -> Iterator[None]:
-    """Keep ``array`` while other instances may write into it.
+    """Keep ``array`` allocated while other instances may write into it.
 
-    After a failed call the array is kept until the process ends. A late instance may still write to
-    its address, and must not overwrite other values. After a mismatch no instance writes, so the
-    array is released.
+    After a failed call the array stays allocated until the process ends. A late instance may still
+    write to the address of the array, where it must not overwrite other data. If the call failed
+    with a mismatch, no instance writes, so the array may be freed.
     """
     key = object()
     _exposed_arrays[key] = array
@@ -99,7 +104,7 @@ def exposed(array: Array) -> Iterator[None]:
 
 
 def make_window(local: Meeting) -> Window:
-    """Return the window of the instances of one host; collective.
+    """Return a new window for the instances of one host. All of them must call this.
 
     Raises:
         WindowError: The instances of this host cannot share memory.
@@ -116,11 +121,11 @@ def _count_cores(local: Meeting) -> int:
 
 
 class HostGroup:
-    """The instances of this host; the constructor is collective.
+    """The instances of this host. All of them must call the constructor.
 
     Args:
         local: The instances of this host, in order.
-        window: The memory of these instances, from ``make_window``.
+        window: The shared memory of these instances, from ``make_window``.
         instance: Index of this instance in the job.
         limits: Limits of the waits, and the names of the instances in messages.
     """
@@ -151,7 +156,7 @@ class HostGroup:
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
-        # The turn of the slots and headers that the last comparison used.
+        # The turn of the last comparison, which is 0 or 1.
         self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
 
@@ -175,9 +180,10 @@ class HostGroup:
         return min(limit, CHUNK_BYTES)
 
     def next_turn(self) -> int:
-        """Return the turn of the slots and headers to use now.
+        """Return the number, 0 or 1, of the slots and headers to use for the next step.
 
-        Other instances have finished reading them, because they were used two turns ago.
+        The other instances have finished reading these slots and headers, because the last step
+        used the other ones.
         """
         self.current_turn = turn = 1 - self.current_turn
         return turn
@@ -188,7 +194,7 @@ class HostGroup:
         return 1 - self.current_turn
 
     def wait_for_same_call(self, plan: CallPlan, turn: int) -> None:
-        """Wait for all instances; afterwards this instance may read the slots of the others.
+        """Wait for all instances to make this call. Afterwards their slots may be read.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.
@@ -200,12 +206,13 @@ class HostGroup:
     def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
         """Copy ``flat`` into this instance's slot, wait for all, and reduce the slots into ``out``.
 
-        If ``out`` is None, only other instances compute the result.
+        If ``out`` is None, this instance does not compute the result.
         """
         assert plan.one_shot is not None
         assert plan.reduction is not None
         turn = self.next_turn()
-        plan.slots[turn][self.position][...] = flat  # np.copyto() takes twice as long
+        # This assignment takes half as long as np.copyto().
+        plan.slots[turn][self.position][...] = flat
         self.wait_for_same_call(plan, turn)
         if out is not None:
             plan.reduction.reduce_chunk(plan.one_shot[turn], out)
@@ -222,7 +229,10 @@ class HostGroup:
     def scatter_one_shot(
         self, plan: CallPlan, rows: Sequence[Array], out: Array, root: int
     ) -> None:
-        """Copy the root's rows into its slot, wait for all, and copy one row to ``out``."""
+        """Copy the root's rows into its slot, wait for all, and copy one row to ``out``.
+
+        Each instance receives the row of its position. ``rows`` is empty except on the root.
+        """
         turn, size = self.next_turn(), out.size
         slot = plan.slots[turn][root]
         for position, row in enumerate(rows):
@@ -292,18 +302,19 @@ class HostGroup:
                 np.copyto(row_chunk, slot[: row_chunk.size])
 
     def is_gathered_one_shot(self, num_bytes: int) -> bool:
-        """Tell whether arrays of this size are gathered by ``gather_one_shot``."""
+        """Tell whether arrays of this size are small enough for ``gather_one_shot``."""
         return num_bytes <= self.slot_bytes
 
     def close(self) -> None:
-        """Leave the group, and release its descriptors."""
+        """Leave the group, and close its file descriptors."""
         self.barrier.close()
         self._memory.close()
 
     def others(self) -> list[int]:
-        """Return the other positions, beginning with the next position.
+        """Return the positions of the other instances, beginning with the next position.
 
-        So the instances do not all read the memory of the same instance at once.
+        Each instance gets a different order. So the instances do not all read the memory of one
+        instance at the same time.
         """
         return [(self.position + step) % self.size for step in range(1, self.size)]
 
@@ -311,7 +322,7 @@ class HostGroup:
         """Fill ``out`` from the memory of another instance.
 
         Raises:
-            InstanceLostError: The other instance has ended, as for ``read_bytes``.
+            InstanceLostError: The other instance has ended.
             OSError: The kernel forbids the read, although it permitted reading at the start.
         """
         self.read_bytes(position, address, out.ctypes.data, out.nbytes, plan)
@@ -323,7 +334,7 @@ class HostGroup:
 
         Raises:
             InstanceLostError: The other instance has ended. This instance does not arrive at the
-                next barrier, so its part of the result is not used by others.
+                next barrier, so other instances do not use its part of the result.
             OSError: The kernel forbids the read, although it permitted reading at the start.
         """
         try:
@@ -334,7 +345,8 @@ class HostGroup:
     def write_bytes(self, position: int, address: int, own_address: int, size: int) -> None:
         """Copy ``size`` bytes at ``own_address`` to another instance, if it has not ended.
 
-        A failed write to an ended instance is not an error. The next barrier finds the loss.
+        If the other instance has ended, this method does nothing, and the next barrier raises
+        InstanceLostError.
 
         Raises:
             OSError: The kernel forbids the write, although it permitted writing at the start.

@@ -1,8 +1,9 @@
-"""Reading and writing the memory of another process of the same user and host.
+"""Direct access to the memory of another process (a peer) of the same user on the same host.
 
-Direct access needs one copy, and the other process does not take part. A transfer through shared
-memory needs two copies. The kernel may forbid direct access (other users, hardened systems), which
-``PeerMemory.works_with`` tests. This module never waits for a peer.
+Direct access copies the data once, and the peer does not take part. A transfer through shared
+memory copies the data twice. On hardened systems, and for processes of other users, the kernel
+forbids direct access. ``PeerMemory.works_with`` tests whether it is permitted. This module never
+waits for a peer.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class _IoVec(ctypes.Structure):
 
 
 def user_change(pid: int | str = "self") -> str:
-    """Return a hint to append to a kernel error if a process has changed its user; else "".
+    """Return a hint for the user if this process or ``pid`` has changed its user; otherwise "".
 
-    Once a process has changed its user or group, root owns its files in /proc. Other processes of
-    the user can then no longer open its memory and descriptors.
+    The caller appends the hint to the kernel's error message. Once a process has changed its user
+    or group, root owns the files of the process in /proc. Other processes of the user can then no
+    longer access its memory and descriptors.
 
     Args:
         pid: The process whose memory or file could not be opened.
@@ -53,7 +55,7 @@ class PeerMemory:
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        # If the Yama module lets only a parent read a process, the process can permit others.
+        # The kernel's Yama module may let only the parent access a process. This call permits all.
         libc.prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
         self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
         for function in (self._read, self._write):
@@ -69,26 +71,26 @@ class PeerMemory:
         self._probe = ctypes.c_uint64(_PROBE)
         self._pidfds: list[int] = []
         self._ended: dict[int, select.poll] = {}
-        # The vectors are made only once, because making them takes as long as copying some pages.
-        # Only one thread copies at a time.
+        # The arguments of the system calls are allocated only once, because this takes as long as
+        # copying some pages. All copies use them, so only one thread may copy at a time.
         self._local, self._remote = _IoVec(), _IoVec()
         self._vectors = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
     @property
     def probe_address(self) -> int:
-        """Address of a number of this process that all peers know, to test reading."""
+        """Address of a known number in this process, which a peer reads in ``works_with``."""
         return ctypes.addressof(self._probe)
 
     def works_with(self, pid: int, probe_address: int) -> bool:
-        """Tell whether the memory of a running peer can be read and written."""
+        """Tell whether this process can read and write the memory of a running peer."""
         number = ctypes.c_uint64()
         try:
             self._watch(pid)
             self._copy(self._read, pid, probe_address, ctypes.addressof(number), 8)
             if number.value != _PROBE:
                 return False
-            # A seccomp profile may permit only reading or only writing. The write does not change
-            # the number.
+            # Test writing too, because a seccomp profile may permit only reading. This writes the
+            # number that the peer already has, so nothing changes.
             self._copy(self._write, pid, probe_address, ctypes.addressof(number), 8)
         except OSError:
             return False
@@ -104,15 +106,15 @@ class PeerMemory:
         self.read_bytes(pid, address, out.ctypes.data, out.nbytes)
 
     def write(self, pid: int, address: int, data: Array) -> None:
-        """Copy ``data`` to ``address`` in a peer; raise the same errors as ``read``."""
+        """Copy ``data`` to ``address`` in a peer. This raises the same errors as ``read``."""
         self.write_bytes(pid, address, data.ctypes.data, data.nbytes)
 
     def read_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes of a peer to ``own_address``; raise the same errors as ``read``."""
+        """Copy ``size`` bytes from a peer to ``own_address``. This raises the errors of ``read``."""
         self._copy(self._read, pid, address, own_address, size)
 
     def write_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes at ``own_address`` to a peer; raise the same errors as ``read``."""
+        """Copy ``size`` bytes at ``own_address`` to a peer. This raises the errors of ``read``."""
         self._copy(self._write, pid, address, own_address, size)
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class PeerMemory:
             os.close(self._pidfds.pop())
 
     def _watch(self, pid: int) -> None:
-        """Open a pidfd of a peer, which tells that the peer ended even if its PID is reused."""
+        """Open a pidfd of a peer. It shows the end of the peer even if the PID is reused."""
         if pid not in self._ended:
             self._pidfds.append(os.pidfd_open(pid))
             self._ended[pid] = select.poll()

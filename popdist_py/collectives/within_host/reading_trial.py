@@ -1,8 +1,9 @@
-"""The choice between reducing a private array through the slots and by reading its memory.
+"""The choice between two ways to reduce private arrays: copying to the slots, or direct reads.
 
-The faster way depends on the machine's caches, on the mapping of the array's pages, and on the
-number of instances. So the first calls with each signature try both: each way reduces one half of
-the array. Both ways add up in the same order, so results do not depend on the times.
+A direct read copies from the memory of another process. The faster way depends on the machine's
+caches, on the mapping of the array's pages, and on the number of instances. So the first calls with
+each signature measure both: each way reduces one half of the array. Both ways add up in the same
+order, so the results do not depend on the choice.
 
 This module stores the times that its callers measure.
 """
@@ -14,17 +15,19 @@ from dataclasses import dataclass, field
 
 __all__ = ["ReadingTrial"]
 
-# Several calls are needed. The first calls touch new memory, and other programs disturb some calls.
+# The number of calls to measure. The first calls are slow because they touch new memory, and other
+# programs may slow down single calls.
 _CALLS = 6
 
 
 @dataclass(slots=True)
 class ReadingTrial:
-    """The times of the calls with one signature, which are equal on all instances of a host.
+    """The measured times of calls with one signature. All instances of a host store the same times.
 
     Attributes:
-        through_slots: For each call, the sum of all instances' times per element through the slots.
-        reading: For each call, the sum of all instances' times per element by reading.
+        through_slots: For each call, the time per element through the slots, summed over all
+            instances.
+        reading: For each call, the time per element with direct reads, summed over all instances.
     """
 
     through_slots: list[int] = field(default_factory=list)
@@ -37,10 +40,10 @@ class ReadingTrial:
 
     @property
     def reading_is_faster(self) -> bool:
-        """Whether reading is faster, by the shortest time of each way; False during the trial."""
+        """Whether direct reads had the shortest time; False while the trial is not over."""
         return self.is_over and min(self.reading) < min(self.through_slots)
 
     def add(self, through_slots: Sequence[int], reading: Sequence[int]) -> None:
-        """Add the times of all instances of the host in one call."""
+        """Store the times of one call, with one time for each instance of the host."""
         self.through_slots.append(sum(through_slots))
         self.reading.append(sum(reading))

@@ -1,4 +1,4 @@
-"""The search for an array in shared memory, and for the same array of the host's other instances.
+"""A registry of shared windows, to find an array in them and its counterparts in other instances.
 
 This module does not allocate memory and does not read the elements of arrays.
 """
@@ -22,10 +22,10 @@ class SharedArray:
     """A flat array in shared memory.
 
     Attributes:
-        location: Number of the buffer and offset in the buffer, in 64 bits. Arrays at the same
-            place have the same location on all instances. Buffer numbers repeat after 65,535
-            buffers.
-        views: The arrays at that place in the parts of all instances of the host.
+        location: A 64-bit number made from the number of the buffer and the offset in the buffer.
+            Arrays at the same place have the same location on all instances. Buffer numbers repeat
+            after 65,535 buffers.
+        views: For each instance of the host, the array at this place in that instance's part.
     """
 
     location: int
@@ -33,7 +33,7 @@ class SharedArray:
 
 
 class SharedBuffers:
-    """The windows that arrays still use.
+    """The windows whose memory is still used by an array.
 
     Args:
         position: Position of this instance on its host.
@@ -51,10 +51,10 @@ class SharedBuffers:
         return window.parts[self._position]
 
     def find(self, array: Array) -> SharedArray | None:
-        """Return the shared array of all instances for ``array``; None if it is not in a window.
+        """Return ``array`` as a SharedArray; None if ``array`` is not in a window.
 
-        The method compares addresses, because the array may be a view of a tensor or of another
-        array. The array must be contiguous.
+        The method compares addresses, because ``array`` may be a view of a tensor or of another
+        array. ``array`` must be contiguous.
         """
         if not self._windows:
             return None

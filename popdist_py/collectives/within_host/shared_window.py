@@ -1,8 +1,8 @@
-"""Memory that the instances of one host share, with a part for each instance and a common part.
+"""Windows: memory that the instances of one host share.
 
-The memory is an anonymous file (memfd). The file does not appear in a folder, so the system frees
-it even after a killed job, and the limits of /dev/shm do not apply. A page is allocated on the NUMA
-node that touches it first.
+A window has a part for each instance and a common part. The memory is an anonymous file (memfd). It
+does not appear in a folder, so the system frees the memory even if the job is killed, and the
+limits of /dev/shm do not apply. Each page is allocated on the NUMA node that touches it first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WindowError(Exception):
 
 
 class Window:
-    """Shared memory of the instances in ``local``; the constructor is collective.
+    """Shared memory of the instances in ``local``. All of them must call the constructor.
 
     Args:
         local: The instances of this host.
@@ -38,7 +38,7 @@ class Window:
         common_bytes: Size of the common part.
 
     Raises:
-        WindowError: The system does not permit shared memory. All instances raise it.
+        WindowError: The system does not permit shared memory. All instances raise this error.
     """
 
     def __init__(self, local: Meeting, num_bytes: int, common_bytes: int = 0) -> None:
@@ -56,7 +56,7 @@ def _whole_pages(num_bytes: int) -> int:
 
 def _mapped(local: Meeting, size: int) -> Array:
     """Map one anonymous file of ``size`` bytes into all instances of ``local``."""
-    if local.size == 1:  # a single instance shares its window with nobody: it needs no file
+    if local.size == 1:  # memory that is not shared with other instances does not need a file
         try:
             return np.frombuffer(mmap.mmap(-1, size), np.uint8)
         except OSError as error:
@@ -92,7 +92,8 @@ def _mapped(local: Meeting, size: int) -> Array:
 def _open(path: str, name: str, size: int) -> Array:
     """Map the file at ``path``, after checking its name.
 
-    In another PID name space, the path may lead to another file.
+    The path contains a PID. If the instances are in different PID name spaces, the path may lead to
+    a different file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
