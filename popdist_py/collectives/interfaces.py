@@ -176,6 +176,13 @@ class Communicator(Protocol):
     def agree(self, signature: Signature) -> None:
         """Compare ``signature`` with the other instances; return once all have passed the same."""
 
+    def end_if_interrupted(self, call: str, error: BaseException) -> None:
+        """Leave the group if ``error`` came in the middle of a call; later calls raise an error.
+
+        Every call of this protocol does this. If one call of the program makes several of these
+        calls, it passes the errors that come between two of them to this method.
+        """
+
     def close(self) -> None:
         """Release memory and connections; further calls do nothing."""
 

@@ -6,7 +6,8 @@ call them. ``popdist_py.collectives`` moves the data between the instances.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -44,10 +45,11 @@ def all_reduce(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> A
     call = Signature("all_reduce", f"op={op}", name=name)
     values = _leaves(communicator, call, x)
     given = arrays.marking_repeats((path, reducible(value, op)) for path, value in values)
-    _agree(communicator, call, x, given)
-    for path, leaf in given:
-        if leaf.same_as is None:
-            communicator.all_reduce(leaf.array, op, name + path)
+    with _as_one_call(communicator, "all_reduce"):
+        _agree(communicator, call, x, given)
+        for path, leaf in given:
+            if leaf.same_as is None:
+                communicator.all_reduce(leaf.array, op, name + path)
     return rebuilt(x, (leaf.result() for _, leaf in given))
 
 
@@ -87,23 +89,38 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
         return leaf.result()
     values = _leaves(communicator, call, x)
     given = [(path, movable(value, needs_writing=not is_root)) for path, value in values]
-    _agree(communicator, call, x, given)
     objects = values
-    if any(leaf is None for _, leaf in given):
-        # The pickle contains the containers without the arrays, so that error messages name keys.
-        hollow = rebuilt(
-            x,
-            (
-                value if leaf is None else None
-                for (_, value), (_, leaf) in zip(values, given, strict=True)
-            ),
-        )
-        objects = leaves(communicator.broadcast_object(hollow, root, name))
-    for path, leaf in given:
-        if leaf is not None:
-            communicator.broadcast(leaf.array, root, name + path)
+    with _as_one_call(communicator, "broadcast"):
+        _agree(communicator, call, x, given)
+        if any(leaf is None for _, leaf in given):
+            # The pickle contains the containers without the arrays, so that error messages name
+            # keys.
+            hollow = rebuilt(
+                x,
+                (
+                    value if leaf is None else None
+                    for (_, value), (_, leaf) in zip(values, given, strict=True)
+                ),
+            )
+            objects = leaves(communicator.broadcast_object(hollow, root, name))
+        for path, leaf in given:
+            if leaf is not None:
+                communicator.broadcast(leaf.array, root, name + path)
     pairs = zip(objects, given, strict=True)
     return rebuilt(x, (sent if leaf is None else leaf.result() for (_, sent), (_, leaf) in pairs))
+
+
+@contextmanager
+def _as_one_call(communicator: Communicator, call: str) -> Iterator[None]:
+    """Treat an interrupt between the communicator's calls for two leaves like one within a call.
+
+    Otherwise the other instances might take the next call of this instance for the next leaf.
+    """
+    try:
+        yield
+    except BaseException as error:
+        communicator.end_if_interrupted(call, error)
+        raise
 
 
 def _leaves(communicator: Communicator, call: Signature, x: Any) -> list[tuple[str, Any]]:

@@ -104,6 +104,9 @@ class SoloCommunicator:
     def agree(self, signature: Signature) -> None:
         """Return at once, because this communicator has a single instance."""
 
+    def end_if_interrupted(self, call: str, error: BaseException) -> None:
+        """Do nothing, because no other instance waits for the rest of the call."""
+
     def close(self) -> None:
         """Wait for the background calls, and end their thread."""
         self.background.drain()
