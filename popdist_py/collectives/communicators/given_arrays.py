@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, dtype_name
-from popdist_py.collectives.communicators.interrupted_calls import ends_if_interrupted
+from popdist_py.collectives.communicators.interrupted_calls import (
+    ends_if_interrupted,
+    numeric_errors_last,
+)
 from popdist_py.collectives.signature import Names, Signature, misfit
 from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup, exposed
 
@@ -133,7 +136,7 @@ class GivenArrayCalls(ABC):
             self._host.reduce_one_shot(plan, flat, flat if is_root else None)
             return
         self._sliced.publish_to_reduce(plan, flat)
-        with exposed(flat):
+        with numeric_errors_last(), exposed(flat):
             agreement = self._agree(plan, address=flat.ctypes.data)
             self._sliced.reduce_private(plan, flat, agreement, root, is_root=is_root)
 
@@ -165,7 +168,8 @@ class GivenArrayCalls(ABC):
             self._host.reduce_one_shot(plan, array.reshape(-1), out)
             return
         blocks = array.reshape(self.num_instances, out.size)
-        self._sliced.reduce_scatter_private(plan, blocks, out)
+        with numeric_errors_last():
+            self._sliced.reduce_scatter_private(plan, blocks, out)
 
     # --- Within a host ------------------------------------------------------------------------
 

@@ -22,7 +22,11 @@ from popdist_py.collectives.between_hosts.mesh import Mesh
 from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
-from popdist_py.collectives.communicators.interrupted_calls import ends_if_interrupted, is_interrupt
+from popdist_py.collectives.communicators.interrupted_calls import (
+    ends_if_interrupted,
+    is_interrupt,
+    numeric_errors_last,
+)
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.objects import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
@@ -161,6 +165,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self.end_if_interrupted("all_reduce", error)
             raise
 
+    @numeric_errors_last()
     def _reduce(
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
@@ -189,6 +194,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             move(memory[:num_bytes])
 
     @ends_if_interrupted
+    @np.errstate(all="ignore")  # after an error, other started arrays would stay unfinished
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
         """Start to sum ``array`` over all instances, in place, compressed between hosts.
 
@@ -206,12 +212,14 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._compressed.start(plan, shared.views, compression)
 
     @ends_if_interrupted
+    @np.errstate(all="ignore")  # after an error, other started arrays would stay unfinished
     def finish_compressed(self) -> None:
         """Return once the oldest started array that is not finished holds its sum."""
         self.background.drain()
         self._compressed.finish()
 
     @ends_if_interrupted
+    @numeric_errors_last()
     def add_replicas(self, leaves: Array) -> None:
         """Add up the rows of all instances in the order of the tree over replicas.
 
@@ -226,6 +234,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._sliced.add_replicas(plan, [view.reshape(leaves.shape) for view in shared.views])
 
     @ends_if_interrupted
+    @numeric_errors_last()
     def reduce_slice(self, array: Array, name: str = "") -> None:
         """Write the sum over all instances to ``own_slice`` of ``array``.
 
@@ -369,7 +378,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
         In a forked child this does nothing; ``close`` explains why.
         """
-        if not is_interrupt(error) or self.background.is_forked:
+        background = self.background
+        if not is_interrupt(error) or background.is_forked or background.is_refusing:
             return
         reason = (
             f"this instance left the group when its call {call} was interrupted by "
@@ -377,7 +387,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         )
         refusal = InstanceLostError(reason)
         self._limits.abort_reason = reason
-        self.background.refuse(refusal)
+        background.refuse(refusal)
         # Another thread may be in a call: the descriptors stay open until ``close``.
         self._host.barrier.leave(refusal)
         if self._slice_owners is not None:
@@ -473,7 +483,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         try:
             same = barrier.compare(turn, plan.code, plan.signature, location, address)
         except InstanceLostError:
-            self._compare_hosts(plan, _FIRST_LOST + barrier.lost_instance)
+            # After an abort no other instance was lost, and the other hosts lose this one.
+            lost = barrier.lost_instance if barrier.lost_instance >= 0 else self.instance_index
+            self._compare_hosts(plan, _FIRST_LOST + lost)
             raise
         locations, addresses = barrier.published(turn)
         all_equal = location != 0 and all(other == location for other in locations)

@@ -1,25 +1,43 @@
-"""The decorator that ends a communicator after an interrupted call, for example by Ctrl-C.
+"""The treatment of errors in the middle of a call, which are interrupts and NumPy's numeric errors.
+
+``ends_if_interrupted`` ends a communicator after an interrupted call, for example by Ctrl-C.
 
 The other instances may be at any step of the call. If the interrupted instance made another call,
 they would mistake its data for data of the interrupted call. So the instance leaves the
 communicator. Its own later calls raise an error at once, and the other instances learn that it has
 left.
+
+``numeric_errors_last`` lets a call move all its data before it raises a numeric error. So the
+communicator stays usable after that error.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
 
 from popdist_py.collectives.within_host.shared_window import WindowError
 from popdist_py.errors import PopdistError
 
-__all__ = ["ends_if_interrupted", "is_interrupt"]
+__all__ = ["ends_if_interrupted", "is_interrupt", "numeric_errors_last"]
 
 # These errors are raised before any data are exchanged, after all data were exchanged, or on every
 # instance. NumPy raises an ArithmeticError or a Warning for values, if the program asks for that.
+# ``numeric_errors_last`` delays these errors.
 _STAYS = (PopdistError, WindowError, TypeError, ValueError, ArithmeticError, Warning)
+
+# The setting of np.errstate for each description that NumPy gives of an error.
+_SETTINGS = {
+    "divide by zero": "divide",
+    "overflow": "over",
+    "underflow": "under",
+    "invalid value": "invalid",
+}
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -49,3 +67,33 @@ def ends_if_interrupted(call: Call) -> Call:
             raise
 
     return cast("Call", guarded)
+
+
+@contextmanager
+def numeric_errors_last() -> Iterator[None]:
+    """Delay the numeric errors and warnings of NumPy until the end of the block.
+
+    A reduction in several steps makes the other instances wait after each step. An error in one of
+    them would leave the instances at different steps.
+
+    Raises:
+        FloatingPointError: The program asks NumPy for errors, and a value in the block overflowed
+            or is invalid.
+    """
+    modes = cast("dict[str, str]", np.geterr())
+    if not {"call", "log"}.isdisjoint(modes.values()):  # the program has a function for errors
+        yield
+        return
+    found: list[str] = []
+
+    def note(problem: str, _: int) -> None:
+        found.append(problem)
+
+    delayed = {kind: "call" for kind, mode in modes.items() if mode in ("raise", "warn")}
+    with np.errstate(call=note, **delayed):  # type: ignore[arg-type]
+        yield
+    for problem in dict.fromkeys(found):
+        text = f"{problem} encountered in the reduction over the instances"
+        if modes[_SETTINGS[problem]] == "raise":
+            raise FloatingPointError(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=1)
