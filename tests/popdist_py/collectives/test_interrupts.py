@@ -1,4 +1,4 @@
-"""A program may be interrupted within a collective call at any moment, and may continue."""
+"""Errors in the middle of a collective call: interrupts, numeric errors and full memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from support.processes import wait_until
 
 import popdist_py
+from popdist_py.collectives.communicators import join
+from popdist_py.collectives.waiting import WaitLimits
+from popdist_py.collectives.within_host.shared_window import WindowError
 from popdist_py.errors import CollectiveMismatchError, InstanceLostError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -52,12 +57,16 @@ def _told(call):
     return str(error.value), time.monotonic() - began
 
 
-def _call_until_one_is_interrupted(seconds, ways):
+def _ways(words, **options):
     with mock.patch.object(sys, "path", [str(Path(__file__).parent), *sys.path]):
         import jobs
+    return jobs.ways(words, **options)
+
+
+def _call_until_one_is_interrupted(seconds, ways):
     found = {}
     with mock.patch.dict("os.environ", {"POPDIST_HANG_TIMEOUT": "2"}):
-        for way, communicator in jobs.ways(ways, synchronises=False):
+        for way, communicator in _ways(ways, synchronises=False):
             _calls()
             if communicator.instance_index:
                 found[way] = [_told(_call_for_ever)]
@@ -96,3 +105,170 @@ def test_its_later_calls_fail_at_once_and_the_others_learn_that_it_has_left(
             way,
             of_second,
         )
+
+
+def _after_errors_of_one_call(ways):
+    """Return the errors of sums that overflow, and whether the sums after them are right."""
+    found = {}
+    for way, communicator in _ways(ways):
+        found[way] = []
+        for size in (10, 300_000, 700_000):
+            for call in (popdist_py.all_reduce, popdist_py.reduce_scatter):
+                # Only the first instance reduces these elements of a large array.
+                array = np.where(np.arange(size) < 3, 3e38, 1).astype(np.float32)
+                with np.errstate(over="raise"):
+                    try:
+                        call(array)
+                    except FloatingPointError as error:
+                        found[way].append(str(error))
+                ones = np.ones(size, np.float32)
+                assert (popdist_py.all_reduce(ones) == 2).all(), (way, size, call)
+        with pytest.raises(WindowError):
+            communicator.gradient_buffer(1 << 60)
+        assert popdist_py.all_reduce(1) == 2
+    return found
+
+
+def test_numeric_errors_and_a_window_that_does_not_fit_end_no_group(instances):
+    first, second = instances.run(_after_errors_of_one_call, WAYS)
+    for way in WAYS:
+        assert len(first[way]) == 6, way  # every call overflowed on the first instance
+        assert all(text.startswith("overflow encountered in") for text in first[way]), way
+    # The second instance does not reduce the first elements of a large array on the same host.
+    assert len(second[""]) == 1
+    assert len(second["POPDIST_SHARED_MEMORY=0"]) == 6
+
+
+def _interrupted_between_two_leaves(call_names, folder):
+    """Interrupt instance 0 before it sends the second leaf; return what the instances are told."""
+    leaves, found = {"a": np.ones(3), "b": np.ones(3)}, []
+    for name, (_, communicator) in zip(
+        call_names, _ways([""] * len(call_names), synchronises=False), strict=True
+    ):
+        popdist_py.barrier()
+        call, has_told = partial(getattr(popdist_py, name), leaves), folder / name
+        if communicator.instance_index:
+            with mock.patch.object(WaitLimits, "launcher_grace", 0.2):
+                found.append(_told(call)[0])
+            has_told.touch()
+            continue
+        effects = [mock.DEFAULT, _Interrupted]
+        one_leaf = getattr(communicator, name)
+        with (
+            mock.patch.object(communicator, name, wraps=one_leaf, side_effect=effects),
+            pytest.raises(_Interrupted),
+        ):
+            call()
+        found.append(_told(lambda: popdist_py.all_reduce(np.ones(3)))[0])
+        wait_until(has_told.exists, 60)
+    return found
+
+
+def test_an_interrupt_between_two_leaves_is_one_within_the_call(instances, tmp_path):
+    names = ("all_reduce", "broadcast")
+    first, second = instances.run(_interrupted_between_two_leaves, names, tmp_path)
+    for name, own, of_other in zip(names, first, second, strict=True):
+        assert own.endswith(f"left the group when its call {name} was interrupted by _Interrupted")
+        assert of_other.startswith(f"{name}(")
+        assert re.search(r"instance 0 \(process \d+\) has left the group$", of_other)
+
+
+_LEAVES = ("", "TEST_NUM_HOSTS=3", "TEST_NUM_HOSTS=2", "POPDIST_SHARED_MEMORY=0")
+
+
+def _left_by_one(folder):
+    """Let instance 1 leave in each way, and then instance 0 abort; return what each is told."""
+    found = {}
+    with mock.patch.object(WaitLimits, "launcher_grace", 0.2):
+        for way, communicator in _ways(_LEAVES, synchronises=False):
+            popdist_py.barrier()
+            me = communicator.instance_index
+            if me == 1:
+                _be_interrupted(communicator)
+            found[way] = [_told(popdist_py.barrier), _told(lambda: popdist_py.all_reduce(1))]
+            _wait_for_each(folder / f"told {way}", me)
+        for _, communicator in _ways(("TEST_NUM_HOSTS=2",), synchronises=False):
+            popdist_py.barrier()
+            me = communicator.instance_index
+            if me == 0:
+                communicator.abort("it was aborted")
+            if me != 1:
+                found["aborted"] = _told(popdist_py.barrier)
+            _wait_for_each(folder / "aborted", me)
+    return found
+
+
+def _be_interrupted(communicator):
+    with (
+        mock.patch.object(communicator._host, "next_turn", side_effect=_Interrupted),
+        pytest.raises(_Interrupted),
+    ):
+        popdist_py.barrier()
+
+
+def _wait_for_each(folder, instance):
+    """Return when all three instances are here: one that ends its part would be lost too."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(instance)).touch()
+    wait_until(lambda: len(list(folder.iterdir())) == 3, 60)
+
+
+def _of_groups(folder):
+    """Interrupt instance 1 in a call of a group of two instances, and all in a join of another."""
+    popdist_py.init()
+    me, told = popdist_py.getInstanceIndex(), []
+    joins = mock.patch.object(join, "join_group", wraps=join.join_group)
+    with mock.patch.object(WaitLimits, "launcher_grace", 0.2), joins as join_group:
+        in_group = partial(popdist_py.execute_on_instances, {0, 1})
+        in_group(popdist_py.barrier)
+        if me == 1:
+            in_group(lambda: _be_interrupted(popdist_py.context.communicator()))
+        if me != 2:
+            told += [_told(partial(in_group, popdist_py.barrier))[0] for _ in range(2)]
+        join_group.side_effect = _Interrupted
+        for error in (_Interrupted, InstanceLostError):
+            if me:
+                with pytest.raises(error) as raised:
+                    popdist_py.execute_on_instances({1, 2}, popdist_py.barrier)
+                told.append(str(raised.value))
+        _wait_for_each(folder, me)
+    popdist_py.barrier()  # the job itself goes on
+    popdist_py.context.finalize()
+    return told, join_group.call_count
+
+
+def test_the_others_name_the_instance_that_left_and_a_group_is_joined_once(instances, tmp_path):
+    own = "this instance left the group when its call barrier was interrupted by _Interrupted"
+    told = instances.run(_left_by_one, tmp_path, count=3)
+    for way in _LEAVES:
+        assert {text for text, _ in told[1][way]} == {own}
+    on_this_host, elsewhere = (
+        r"instance 1 \(process \d+\) has left the group$",
+        "instance 1 was lost on another host$",
+    )
+    for me, way, expected in (
+        (0, "", on_this_host),
+        (2, "", on_this_host),
+        (0, "TEST_NUM_HOSTS=3", elsewhere),
+        (2, "TEST_NUM_HOSTS=3", elsewhere),
+        (0, "TEST_NUM_HOSTS=2", on_this_host),
+        (2, "TEST_NUM_HOSTS=2", elsewhere),
+        (0, "POPDIST_SHARED_MEMORY=0", elsewhere),
+        (2, "POPDIST_SHARED_MEMORY=0", elsewhere),
+    ):
+        for text, seconds in told[me][way]:
+            assert re.search(expected, text), (me, way, text)
+            assert seconds < 30  # the time-out is longer
+    assert told[0]["aborted"][0] == "barrier(): it was aborted"
+    assert re.search("instance 0 was lost on another host$", told[2]["aborted"][0])
+
+    groups = instances.run(_of_groups, tmp_path / "groups", count=3)
+    again = "execute_on_instances({1, 2}): this instance cannot join the group again"
+    (first, joins_of_first), (second, joins_of_second), (third, joins_of_third) = groups
+    assert joins_of_first == 1
+    assert all("instance 1 (process " in text and "has left the group" in text for text in first)
+    assert second[:2] == [own, own]
+    assert joins_of_second == 2
+    assert joins_of_third == 1
+    for texts in (second[2:], third):
+        assert texts[1].startswith(again)
