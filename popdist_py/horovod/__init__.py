@@ -1,7 +1,7 @@
-"""Horovod's API on the collectives of a job.
+"""Horovod's API, implemented with the collectives of a job.
 
-``torch`` is Horovod's PyTorch API. PopTorch programs use it with PopDist to average losses and to
-broadcast initial weights. ``common`` contains Horovod's errors and helper functions. Horovod's
-ranks are the instances of the job. Importing this package does not import torch. Nothing here
-communicates by itself. May call: nothing.
+The package ``torch`` is Horovod's PyTorch API. PopTorch programs use it together with PopDist to
+average losses and to broadcast initial weights. The package ``common`` contains Horovod's errors
+and helper functions. Each instance of the job is a Horovod rank. Importing ``popdist_py.horovod``
+does not import torch. May call: nothing.
 """

@@ -23,16 +23,17 @@ def find_pod(
 
     Args:
         where: The name or folder of a pod of this machine, ``http://HOST:PORT`` of a server,
-            ``server`` or ``none``. ``server`` stands for the server in IPUOF_VIPU_API_HOST and
-            _PORT, or in VIPU_CLI_API_HOST and _PORT, by default localhost:8090. If ``where`` is
-            None, POPRUN_POD is used, and without POPRUN_POD the only pod of this machine.
+            ``server`` or ``none``. ``server`` selects the server at IPUOF_VIPU_API_HOST and
+            IPUOF_VIPU_API_PORT, or else at VIPU_CLI_API_HOST and VIPU_CLI_API_PORT; the default
+            is localhost:8090. If ``where`` is None, POPRUN_POD is used. If POPRUN_POD is not set
+            either, the only pod of this machine is used.
         environ: The environment variables.
         timeout: The time-out of each request to a server, in seconds.
 
     Raises:
         PodError: The pod cannot be opened, or this machine has several pods and none is selected.
     """
-    # An empty variable has the same meaning as a missing variable.
+    # An empty POPRUN_POD has the same meaning as a missing one.
     given = where if where is not None else environ.get("POPRUN_POD") or None
     if given == "none":
         return None
@@ -59,7 +60,7 @@ def find_pod(
 
 
 def _url_of(environ: Mapping[str, str]) -> str:
-    """Return the URL of the server in V-IPU's variables."""
+    """Return the URL of the pod server that V-IPU's environment variables name."""
     for prefix in ("IPUOF_VIPU_API", "VIPU_CLI_API"):
         host = environ.get(f"{prefix}_HOST")
         if host:
@@ -76,7 +77,10 @@ def _server(url: str, root: Path, environ: Mapping[str, str], timeout: float) ->
 
 
 def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
-    """Return the token of a server from a file, because all users can see command lines."""
+    """Read a server's token from a file.
+
+    The token is not a command-line argument, because all users can see command lines.
+    """
     named = environ.get("POPRUN_POD_TOKEN_FILE")
     if named:
         files = [Path(named).expanduser()]

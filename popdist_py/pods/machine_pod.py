@@ -1,8 +1,9 @@
-"""The default pod, for a machine on which no pod is configured. ``gc-info -l`` lists its IPUs.
+"""The default pod of this machine, which is used if no pod is configured.
 
-Programs that name the id of a device attach to this pod, so that a device has one holder at a time.
-Programs that use any device do not use this pod, and have any number of IPUs. The pod is a hidden
-folder beside the pods of this user. It is made when a program first names an id.
+``gc-info -l`` lists the IPUs of this pod. A program that names the id of a device attaches to this
+pod, so that a device has one holder at a time. A program that accepts any device does not use this
+pod, and the number of its IPUs is not limited. The pod is stored in a hidden folder beside the pods
+of this user. The folder is made when a program first names the id of a device.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from popdist_py.pods.model.pod_errors import NameTakenError, PodError
 if TYPE_CHECKING:
     from popdist_py.pods.folder.folder_store import FolderStore
 
-#: The only partition, and the name of the pod.
+#: The name of the default pod and of its only partition.
 MACHINE_PARTITION: Final = "emulated"
 
 
 def existing_machine(environ: Mapping[str, str]) -> FolderStore | None:
-    """Open the pod of this machine; None if no program has named an id yet.
+    """Open the default pod of this machine; return None if no program has named a device id yet.
 
     Raises:
         PodError: The pod cannot be used.
@@ -34,7 +35,7 @@ def existing_machine(environ: Mapping[str, str]) -> FolderStore | None:
 
 
 def open_machine(environ: Mapping[str, str]) -> FolderStore:
-    """Open the pod of this machine, and make it first if it does not exist.
+    """Open the default pod of this machine; make the pod if it does not exist.
 
     Raises:
         PodError: The pod cannot be made or used.
@@ -63,5 +64,5 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
 
 
 def _root(environ: Mapping[str, str]) -> Path:
-    """Return the parent folder of this machine's pod, which no other host uses."""
+    """Return the parent folder of the default pod; its name contains the name of the host."""
     return pods_root(environ) / f".machine-{os.uname().nodename}"

@@ -1,4 +1,4 @@
-"""Attachment of a program without a launcher to a device of a pod.
+"""Functions that attach a program without a launcher to a device of a pod.
 
 The process opens the pod when the program first needs a device. Environment variables select the
 pod and the partition. A forked child neither holds nor releases the devices of its parent.
@@ -28,7 +28,7 @@ from popdist_py.pods.model.pod_errors import (
     check_known,
 )
 
-# Most programs have no pod, so the modules of pods are imported only when they are needed.
+# Most programs do not use a pod. The modules for pods are therefore imported only when needed.
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import (
         Attachment,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _PARTITION: Final = "IPUOF_VIPU_API_PARTITION_ID"
 _GCD: Final = "IPUOF_VIPU_API_GCD_ID"
 _TIMEOUT: Final = "IPUOF_VIPU_API_TIMEOUT"
-# PopRun's default.
+# The default of IPUOF_VIPU_API_TIMEOUT, which is the same as in PopRun.
 _TIMEOUT_SECONDS: Final = 120.0
 # The pause between two attempts to attach. PopTorch tries every 15 seconds.
 _POLL_SECONDS: Final = 0.5
@@ -61,18 +61,18 @@ class HeldDevice:
         """Release the device. A second call, or a call in a forked child, does nothing.
 
         Raises:
-            PodError: The pod does not answer. The pod itself releases the device later.
+            PodError: The pod does not answer. In this case the pod releases the device later.
         """
         if self._pid == os.getpid():
             self._store.detach(self._attachment)
 
 
 class ProgramPod:
-    """A pod, with the partition that the environment of this program selects.
+    """A pod, and the partition of it that the environment variables select.
 
     Args:
         store: The store of the pod.
-        environ: The environment variables of this process, which each call reads.
+        environ: The environment variables of this process. Each method call reads them again.
     """
 
     def __init__(self, store: PodStore, environ: Mapping[str, str]) -> None:
@@ -80,11 +80,12 @@ class ProgramPod:
         self._environ = environ
 
     def partition(self) -> Partition:
-        """Return the partition of IPUOF_VIPU_API_PARTITION_ID, by default the only partition.
+        """Return the partition that IPUOF_VIPU_API_PARTITION_ID names, or else the only partition.
 
         Raises:
             UnknownNameError: The pod has no partition, or no partition of this name.
-            InvalidRequestError: The pod has several partitions, and the variable is not set.
+            InvalidRequestError: The pod has several partitions, and IPUOF_VIPU_API_PARTITION_ID is
+                not set.
         """
         name = self._environ.get(_PARTITION)
         partitions = self.store.partitions()
@@ -107,11 +108,11 @@ class ProgramPod:
     def devices(self, partition: Partition) -> Iterator[Device]:
         """Return the devices that this program may use, in the order of their ids.
 
-        If the partition has several GCDs and IPUOF_VIPU_API_GCD_ID is set, these are the devices of
-        that GCD.
+        If the partition has several GCDs and IPUOF_VIPU_API_GCD_ID is set, the program may use only
+        the devices of the GCD with this number. Otherwise it may use all devices of the partition.
 
         Raises:
-            InvalidRequestError: The partition has no GCD of this number.
+            InvalidRequestError: The partition has no GCD with this number.
         """
         ipus = range(partition.size)
         gcd = self._environ.get(_GCD)
@@ -128,7 +129,7 @@ class ProgramPod:
         )
 
     def has_device(self, num_ipus: int) -> bool:
-        """Return whether the partition has a free or held device of this number of IPUs.
+        """Return whether the partition has a device with ``num_ipus`` IPUs, free or held.
 
         Raises:
             PodError: The pod does not answer, or no partition is selected.
@@ -140,9 +141,9 @@ class ProgramPod:
         return usable and any(len(each.ipus) == num_ipus for each in self.devices(partition))
 
     def check_device(self, num_ipus: int, device: int) -> None:
-        """Check that the device of this id exists and has the size for ``num_ipus``.
+        """Check that the device with the id ``device`` exists and has ``num_ipus`` IPUs.
 
-        The device may be free or held.
+        ``num_ipus`` is rounded up to a power of two. The device may be free or held.
 
         Raises:
             InvalidRequestError: The id is unknown, or the device has another number of IPUs.
@@ -152,7 +153,7 @@ class ProgramPod:
         device_by_id(partition, tuple(self.devices(partition)), device, next_power_of_two(num_ipus))
 
     def held_ids(self) -> frozenset[int]:
-        """Return the ids of the partition's devices with an IPU that a process holds.
+        """Return the ids of all devices of the partition that contain a held IPU.
 
         Raises:
             PodError: The pod does not answer, or no partition is selected.
@@ -180,12 +181,13 @@ class ProgramPod:
             num_ipus: The number of IPUs, which is rounded up to a power of two.
             device: The id of the device; None for the first free device.
             wait: The longest time to wait for a device that is held, in seconds.
-            waiting: A function that is called once, before the wait, with the error that names the
-                holders.
+            waiting: A function that is called once, before the wait. Its argument is the error that
+                names the holders of the IPUs.
 
         Raises:
             InUseError: The device is held, or all devices of this size are held.
-            InvalidRequestError, NotEnoughIpusError: The partition has no such device.
+            InvalidRequestError, NotEnoughIpusError: The partition has no device with this id or
+                size.
             PodError: The pod does not answer, or no partition is selected.
         """
         until = time.monotonic() + wait
@@ -243,10 +245,10 @@ class ProgramPod:
 def device_by_id(
     partition: Partition, offered: tuple[Device, ...], device_id: int, size: int
 ) -> Device:
-    """Return the device with an id.
+    """Return the device with the id ``device_id``.
 
     Args:
-        partition: The partition of the devices, for messages.
+        partition: The partition of the devices. Error messages name it.
         offered: The devices that the program may use.
         device_id: Poplar's number of the device.
         size: The number of IPUs that the device must have.
@@ -272,10 +274,12 @@ def device_by_id(
 
 
 def request_timeout(environ: Mapping[str, str]) -> float:
-    """Return the time-out of each request to a server: IPUOF_VIPU_API_TIMEOUT, by default 120 s.
+    """Return the time-out of each request to a pod server, in seconds.
+
+    The value is IPUOF_VIPU_API_TIMEOUT, or 120 if this variable is not set.
 
     Raises:
-        InvalidRequestError: The variable is not a number above 0.
+        InvalidRequestError: IPUOF_VIPU_API_TIMEOUT is not a number above 0.
     """
     text = environ.get(_TIMEOUT)
     if not text:
@@ -293,7 +297,10 @@ def _sizes(devices: tuple[Device, ...]) -> str:
 
 
 def _program() -> str:
-    """Return the name of this program without its arguments, which other users may not read."""
+    """Return the name of this program.
+
+    Its arguments are left out, because other users must not read them.
+    """
     name = Path(sys.argv[0]).name if sys.argv else ""
     return name if name and not name.startswith("-") else "python"
 
@@ -320,7 +327,9 @@ def pod_of_process() -> ProgramPod | None:
 
 
 def machine_of_process() -> ProgramPod:
-    """Return the pod of this machine, for a program without a pod that names the id of a device.
+    """Return the default pod of this machine.
+
+    This pod is for a program that names the id of a device although no pod is configured.
 
     Raises:
         PodError: The pod cannot be made or used.
@@ -330,7 +339,8 @@ def machine_of_process() -> ProgramPod:
         if _machine is None:
             from popdist_py.pods.machine_pod import open_machine
 
-            # The pod has one partition, so the environment variables must not select one.
+            # The default pod has only one partition. With an empty environment, the variables of
+            # V-IPU cannot select another one.
             _machine = _kept(ProgramPod(open_machine(os.environ), {}))
     return _machine
 
@@ -343,13 +353,16 @@ def _open() -> ProgramPod | None:
 
 
 def _kept(pod: ProgramPod) -> ProgramPod:
-    """Return ``pod``, and release its devices when the process ends."""
+    """Return ``pod``, after arranging that its devices are released when the process ends."""
     atexit.register(_close, pod.store, os.getpid())
     return pod
 
 
 def _close(store: PodStore, pid: int) -> None:
-    """Release all devices. If the pod does not answer, it releases them itself later."""
+    """Release all devices of this process.
+
+    A pod that does not answer releases the devices later without this call.
+    """
     if pid == os.getpid():
         with suppress(PodError):
             store.close()

@@ -1,4 +1,4 @@
-"""The exceptions of ``horovod.common.exceptions``, which programs catch."""
+"""Horovod's exceptions, under the names in ``horovod.common.exceptions``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed. It is never raised, because jobs are not elastic."""
+    """The hosts of an elastic job changed.
+
+    This library never raises this exception, because its jobs are not elastic.
+    """
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Small helper functions that programs import from ``horovod.common.util``.
 
-They report the features that Horovod was built with, set environment variables for a block of code,
-and split lists.
+These functions report the available features of Horovod, set environment variables for a block of
+code, and split lists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether Horovod supports a framework; True only for "torch"."""
+    """Tell whether Horovod's API is available for a framework; True only for "torch"."""
     return ext_base_name == "torch"
 
 
@@ -65,7 +65,10 @@ def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables for the block; a value of None leaves its variable unchanged."""
+    """Set environment variables for a ``with`` block.
+
+    An argument with the value None leaves its variable unchanged.
+    """
     before = {name: os.environ.get(name) for name, value in kwargs.items() if value is not None}
     os.environ.update({name: value for name, value in kwargs.items() if value is not None})
     try:
@@ -84,13 +87,13 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[Item], n: int) -> list[Sequence[Item]]:  # noqa: E741
-    """Return a list in ``n`` parts; if they are uneven, the first parts have one item more."""
+    """Split a list into ``n`` parts. If they are not equal, the first parts get one item more."""
     each, more = divmod(len(l), n)
     return [l[i * each + min(i, more) : (i + 1) * each + min(i + 1, more)] for i in range(n)]
 
 
 def is_iterable(x: Any) -> bool:
-    """Tell whether one can iterate over a value."""
+    """Tell whether a value is iterable."""
     try:
         iter(x)
     except TypeError:

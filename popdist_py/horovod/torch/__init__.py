@@ -1,19 +1,20 @@
-"""Horovod's PyTorch API, ``horovod.torch``, on the collectives of a job.
+"""Horovod's PyTorch API, ``horovod.torch``, implemented with the collectives of a job.
 
-The modules have the names of Horovod's modules. ``basics`` is ``horovod.common.basics``, and the
-``_ops`` modules are the parts of ``mpi_ops``. Differences from Horovod 0.28:
+The modules have the same names as Horovod's modules, with two exceptions. ``basics`` corresponds to
+``horovod.common.basics``, and the ``_ops`` modules are the parts of ``mpi_ops``. Differences from
+Horovod 0.28:
 
-- Calls are matched by their order, which must be the same on all instances. The instances compare
-  the names of their calls.
-- Two different calls raise an error that is a ``CollectiveMismatchError`` and also a
-  ``HorovodInternalError``. Horovod waits and warns instead.
+- The calls of the instances are matched by their order, not by their names. The order must
+  therefore be the same on all instances. The instances also compare the names of their calls.
+- If the instances make different calls, the calls raise an error that is both a
+  ``CollectiveMismatchError`` and a ``HorovodInternalError``. Horovod waits and warns instead.
 - ``DistributedOptimizer`` keeps the state of the given optimizer and accepts closures.
 - ``join()`` returns if all instances join at the same step. Otherwise it raises an error.
 - Adasum, process sets, elastic training and timelines raise an error that names a replacement.
-- ``alltoall`` sends all rows to all instances. ``broadcast_object`` accepts objects that ``pickle``
-  accepts.
+- ``alltoall`` internally sends all rows to all instances.
+- ``broadcast_object`` uses ``pickle``, so it accepts only objects that ``pickle`` accepts.
 
-This package imports torch. Nothing here moves data by itself; ``popdist_py.collectives`` does.
+Importing this package imports torch. The communication itself is in ``popdist_py.collectives``.
 May call: activities, collectives, common, context, public_collectives, errors.
 """
 
@@ -34,12 +35,12 @@ if not TYPE_CHECKING:  # type checkers cannot read a list of names that is added
     __all__ += basics.__all__
     __all__ += functions.__all__
     __all__ += mpi_ops.__all__
-    # Programs import these two types from ``mpi_ops``.
+    # ``horovod.torch`` does not export these two types. Programs import them from ``mpi_ops``.
     __all__.remove("Handle")
     __all__.remove("ReduceOp")
 
 _PROCESS_SETS = "use popdist_py.execute_on_instances() for some of the instances"
-# Horovod's names that this library does not offer, and advice for their users.
+# Names in Horovod's API that this library does not have. The values tell what to use instead.
 _REPLACEMENTS = {
     "elastic": "start the job with poprun-py --max-restarts N, and save checkpoints",
     "run": "start the program with poprun-py",

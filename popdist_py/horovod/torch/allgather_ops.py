@@ -1,6 +1,6 @@
 """Horovod's allgather, which returns the rows of all ranks on every rank.
 
-The reduction of sparse tensors is also here, because it gathers indices and values.
+This module also contains the reduction of sparse tensors, which gathers their indices and values.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ __all__ = [
 def gathered_rows(
     world: Communicator, array: Array, counts: Sequence[int] | Array, name: str
 ) -> list[Array]:
-    """Return the array of every instance, given the number of rows of each array."""
-    # ``all_gather`` needs equal shapes, so every instance sends as many rows as the longest array.
+    """Return the arrays of all instances, which may have different numbers of rows.
+
+    ``counts`` contains the number of rows of each instance's array.
+    """
+    # ``all_gather`` needs equal shapes, so shorter arrays are extended with zeros.
     missing = max(counts) - len(array)
     if missing:
         array = np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
@@ -73,7 +76,10 @@ def _gather(tensor: Tensor, name: str | None) -> Call:
 
 
 class _AllGather(torch.autograd.Function):
-    """Gathers rows; a rank's gradient is the average of all ranks' gradients for its rows."""
+    """The autograd function of ``allgather``.
+
+    In the backward pass, each rank gets the average of all ranks' gradients for its own rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None) -> Tensor:
@@ -95,13 +101,15 @@ def allgather(
     """Return the tensors of all ranks, concatenated along the first dimension in rank order.
 
     Args:
-        tensor: All ranks must pass the same dtype and shape, except for the first dimension.
+        tensor: A tensor with the same dtype and shape on all ranks; only the size of the first
+            dimension may differ.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.
 
     Raises:
         ValueError: The tensor is a scalar.
-        CollectiveMismatchError: The ranks passed different dtypes, names or other dimensions.
+        CollectiveMismatchError: The ranks passed different names, or tensors that differ in their
+            dtype or in another dimension than the first.
     """
     check_process_set(process_set)
     check_rows("allgather", tensor)
@@ -112,7 +120,7 @@ def allgather(
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start ``allgather`` and return a handle."""
+    """Start ``allgather`` and return a handle, whose ``wait`` returns the result."""
     check_process_set(process_set)
     return _gather(tensor, name).start()
 
@@ -128,7 +136,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start ``grouped_allgather`` and return a handle."""
+    """Start ``grouped_allgather`` and return a handle, whose ``wait`` returns the result."""
     check_process_set(process_set)
     names = numbered("grouped_allgather", name, len(tensors))
     return started_together([_gather(x, each) for x, each in zip(tensors, names, strict=True)])
@@ -140,16 +148,16 @@ def sparse_allreduce_async(
     op: ReduceOp | int | None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], Tensor]:
-    """Start the reduction of a sparse tensor by gathering the indices and values of all ranks.
+    """Start to reduce a sparse tensor. The ranks gather the indices and values of all ranks.
 
     Args:
-        tensor: The tensor must be sparse and in COO format.
+        tensor: A sparse tensor in COO format.
         name: All ranks must pass the same name.
-        op: The operator is Average or Sum.
+        op: The reduction operator, Average or Sum.
         process_set: Only ``global_process_set`` is accepted.
 
     Returns:
-        A function that waits for the call and returns the sparse result.
+        A function that waits for the reduction and returns the sparse result.
     """
     if not tensor.is_sparse:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Horovod's allreduce, which reduces the tensors of all ranks and returns the result on each."""
+"""Horovod's allreduce, which reduces the tensors of all ranks to one result on every rank."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Reduction:
     """The checked arguments of a reduction.
 
     Attributes:
-        op: This operator combines the tensors of the ranks.
-        name: The program gave this name to the call.
-        prescale: The tensors are multiplied by this factor before the reduction.
-        postscale: The results are multiplied by this factor.
+        op: The operator that combines the tensors of the ranks.
+        name: The name that the program gave to the call, if any.
+        prescale: The factor by which the tensors are multiplied before the reduction.
+        postscale: The factor by which the results are multiplied.
     """
 
     op: ReduceOp
@@ -66,16 +66,16 @@ class Reduction:
     postscale: float
 
     def in_place(self, function: str, tensors: Tensors) -> Call:
-        """Return the call that overwrites ``tensors`` with their reductions.
+        """Return a ``Call`` that overwrites ``tensors`` with the results of their reduction.
 
-        ``function`` is the name of the public function, for messages. If this method raises an
-        error, the tensors are unchanged.
+        ``function`` is the name of the public function, for error messages. If this method raises
+        an error, the tensors are unchanged.
         """
         check_names("all_reduce", self._names(function, tensors))
         return self._call(function, tensors)
 
     def of_copies(self, function: str, tensors: Tensors) -> Call:
-        """Return the call that reduces copies of ``tensors``."""
+        """Return a ``Call`` that reduces copies of ``tensors``."""
         return self._call(function, [checked_copy(function, x) for x in tensors])
 
     def _names(self, function: str, tensors: Tensors) -> list[str]:
@@ -100,7 +100,7 @@ class Reduction:
         if self.prescale != 1.0:
             for x in tensors:
                 _scale(x.detach(), self.prescale)
-            # Arrays of non-contiguous tensors are copies with the values before the scaling.
+            # The array of a non-contiguous tensor is a copy, so it is made again after the scaling.
             leaves = [self._leaf(function, x) for x in tensors]
 
         def run() -> None:
@@ -121,7 +121,7 @@ class Reduction:
     def with_gradients(
         self, function: str, tensors: Tensors, compression: type[Compressor]
     ) -> list[Tensor]:
-        """Return the reductions as new tensors, through which gradients pass."""
+        """Return the results of the reduction as new tensors, with gradients for autograd."""
         for x in tensors:
             check_tensor(function, x)
         check_compression(compression)
@@ -139,7 +139,7 @@ def _is_inexact(x: Tensor) -> bool:
 
 
 def _scale(x: Tensor, factor: float) -> None:
-    """Multiply a tensor in place. As in Horovod, integer results are rounded towards 0."""
+    """Multiply a tensor by a factor in place. As in Horovod, integers are rounded towards 0."""
     if factor == 1.0:
         return
     if _is_inexact(x):
@@ -149,7 +149,10 @@ def _scale(x: Tensor, factor: float) -> None:
 
 
 class _AllReduce(torch.autograd.Function):
-    """Reduces several tensors; the backward pass reduces their gradients in the same way."""
+    """The autograd function of ``allreduce`` for several tensors.
+
+    The backward pass reduces the gradients with the same operator and factors.
+    """
 
     @staticmethod
     def forward(
@@ -173,9 +176,10 @@ def _checked(
     average: bool | None, name: str | None, op: ReduceOp | int | None, prescale: float,
     postscale: float, process_set: ProcessSet,
 ) -> Reduction:  # fmt: skip
-    """Return the checked arguments of a public function.
+    """Check the arguments of a public function, and return them as a ``Reduction``.
 
-    Only public functions may call this function, because a warning shows the line of their caller.
+    Only public functions may call this function, because the warning about ``average`` shows the
+    line that called the caller of this function.
     """
     check_process_set(process_set)
     return Reduction(check_op(op, average, stacklevel=4), name, prescale, postscale)
@@ -191,15 +195,15 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce a tensor over all ranks and return the result as a new one; gradients pass through.
+    """Reduce a tensor over all ranks and return the result as a new tensor, with gradients.
 
     Args:
-        tensor: All ranks must pass the same shape and dtype.
+        tensor: A tensor with the same shape and dtype on all ranks.
         average: This argument is deprecated. True means Average, and False means Sum.
         name: All ranks must pass the same name.
-        compression: This class converts the tensor before and after the reduction.
-        op: The operator is Average (the default), Sum, Min, Max or Product. An average of integers
-            is rounded towards 0.
+        compression: The compressor, which converts the tensor before and after the reduction.
+        op: The reduction operator, Average (the default), Sum, Min, Max or Product. An average of
+            integers is rounded towards 0.
         prescale_factor: The tensor is multiplied by this factor before the reduction.
         postscale_factor: The result is multiplied by this factor.
         process_set: Only ``global_process_set`` is accepted.
@@ -250,9 +254,9 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``allreduce_`` and return a handle; do not use the tensor before the call is complete.
+    """Start ``allreduce_`` and return a handle.
 
-    The call is complete once ``synchronize`` returns.
+    Do not use the tensor before ``synchronize`` has returned.
     """
     reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
     return reduction.in_place("allreduce", [tensor]).then(_first).start()
@@ -268,7 +272,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Reduce several tensors as ``allreduce`` does and return the results."""
+    """Reduce several tensors as ``allreduce`` does, and return the results as new tensors."""
     reduction = _checked(average, name, op, prescale_factor, postscale_factor, process_set)
     return reduction.with_gradients("grouped_allreduce", tensors, compression)
 

@@ -56,7 +56,10 @@ def _checked_splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, num_r
 
 
 def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Call:
-    """Return the call that exchanges rows and returns the received rows and their numbers."""
+    """Return a ``Call`` that exchanges blocks of rows between the ranks.
+
+    The result of the call is the tensor of received rows, and the number of rows from each rank.
+    """
     check_rows("alltoall", tensor)
     world = communicator()
     own = world.instance_index
@@ -78,7 +81,10 @@ def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str |
 
 
 class _AllToAll(torch.autograd.Function):
-    """Exchanges blocks of rows; the backward pass returns the gradients to the senders."""
+    """The autograd function of ``alltoall``.
+
+    The backward pass sends the gradients of the received rows back to the ranks that sent the rows.
+    """
 
     @staticmethod
     def forward(
@@ -103,16 +109,17 @@ def alltoall(
     """Send a block of rows to every rank, and return the received blocks in the order of ranks.
 
     Args:
-        tensor: Its rows are split into one block for each rank.
-        splits: The number of rows for each rank. None splits the rows equally.
+        tensor: The tensor to send. Its rows are split into one block for each rank.
+        splits: The number of rows to send to each rank. None splits the rows equally.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.
 
     Returns:
-        The received tensor. If ``splits`` is given, also the number of rows from each rank (int32).
+        The received tensor. If ``splits`` is given, the result is a tuple of the received tensor
+        and an int32 tensor with the number of rows from each rank.
 
     Raises:
-        ValueError: The splits do not fit the tensor and the ranks.
+        ValueError: ``splits`` does not fit the number of ranks or the rows of ``tensor``.
     """
     check_process_set(process_set)
     rows, received = differentiable(_AllToAll, tensor, splits, name)
@@ -125,7 +132,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``alltoall`` and return a handle."""
+    """Start ``alltoall`` and return a handle, whose ``wait`` returns the result."""
     check_process_set(process_set)
     call = _exchange(tensor, splits, name)
     return (call.then(itemgetter(0)) if splits is None else call).start()

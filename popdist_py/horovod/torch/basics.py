@@ -14,8 +14,8 @@ from popdist_py import context
 from popdist_py.collectives import Communicator
 from popdist_py.horovod.common.util import ccl_built, ddl_built, gloo_built, mpi_built
 
-# The list contains only the names that ``horovod.torch`` exports. Other modules of this package
-# also import ``ProcessSet``, ``check_process_set`` and ``communicator``.
+# ``horovod.torch`` exports these names. ``ProcessSet``, ``check_process_set`` and ``communicator``
+# are missing here because only other modules of this package use them.
 __all__ = [
     "ccl_built",
     "cross_rank",
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The ranks and sizes of this process, as the public functions below return them."""
+    """The ranks and sizes of this process, which public functions such as ``rank`` return."""
 
     rank: int
     size: int
@@ -88,11 +88,11 @@ def init(
 ) -> None:
     """Connect this process to the other instances of the job.
 
-    A program may call ``init()`` before or after ``popdist.init()``. Later calls do nothing.
+    A program may call this function before or after ``popdist.init()``. A second call does nothing.
 
     Args:
-        comm: Must not be given, because Horovod's ranks are all instances of the job.
-        process_sets: Must not be given, because process sets are not available.
+        comm: This argument must not be given, because every instance of the job is a rank.
+        process_sets: This argument must not be given, because process sets are not available.
 
     Raises:
         ValueError: The caller gave ``comm`` or ``process_sets``.
@@ -109,8 +109,8 @@ def init(
     context.init()
     here = context.environment()
     world = context.communicator()
-    # Launchers place instances on hosts in different orders. Therefore every instance sends its
-    # local index and local size.
+    # The order in which launchers place instances on hosts differs. An instance therefore learns
+    # the local indices of the other instances from them, instead of computing these indices.
     everyone = world.all_gather_object((here.local_instance_index, here.num_local_instances))
     own = world.instance_index
     with_same_local_rank = [
@@ -134,7 +134,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Tell whether the program has called ``init()`` without a later ``shutdown()``."""
+    """Tell whether the program has called ``init()``, and not called ``shutdown()`` since then."""
     return _place is not None
 
 
@@ -145,7 +145,7 @@ def _initialised() -> _Place:
 
 
 def communicator() -> Communicator:
-    """Return the communicator of the job or, inside ``execute_on_instances``, of the group.
+    """Return the communicator of the job; inside ``execute_on_instances``, that of the group.
 
     Raises:
         ValueError: The program has not called ``init()``.
@@ -164,12 +164,12 @@ def check_process_set(process_set: Any) -> None:
 
 
 def rank() -> int:
-    """Return the index of this instance, 0 to ``size()`` - 1."""
+    """Return the index of this instance, a number from 0 to ``size()`` - 1."""
     return _initialised().rank
 
 
 def size() -> int:
-    """Return the number of instances; 1 without the launcher."""
+    """Return the number of instances; 1 if the program runs without the launcher."""
     return _initialised().size
 
 
@@ -189,7 +189,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of hosts that have an instance of this local rank."""
+    """Return the number of hosts that have an instance with the local rank of this instance."""
     return _initialised().cross_size
 
 
@@ -199,7 +199,7 @@ def is_homogeneous() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Tell whether MPI connects the instances of this job; a single process does not use MPI."""
+    """Tell whether MPI connects the instances of this job; False for a single process."""
     return "mpi4py.MPI" in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""Horovod's broadcast, which sends the tensor of one rank, the root, to all ranks."""
+"""Horovod's broadcast, which sends the tensor of one rank (the root) to all ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
 
 def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> Call:
-    """Return the call that overwrites ``tensor`` with the tensor of the root."""
+    """Return a ``Call`` that overwrites ``tensor`` with the tensor of the root."""
     check_tensor("broadcast", tensor)
     world, sends = communicator(), is_root("broadcast", root_rank)
     array, result = leaf_of("broadcast", leaf_arrays.movable(tensor, needs_writing=not sends))
@@ -45,7 +45,10 @@ def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> Call:
 
 
 class _Broadcast(torch.autograd.Function):
-    """Broadcasts a tensor; the root's gradient is the average of all, other gradients are 0."""
+    """The autograd function of ``broadcast``.
+
+    In the backward pass, the root gets the average of all ranks' gradients. Other ranks get zeros.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
@@ -66,11 +69,11 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return the tensor of rank ``root_rank`` as a new one; gradients pass through.
+    """Return the tensor of rank ``root_rank`` as a new tensor, with gradients for autograd.
 
     Args:
-        tensor: All ranks must pass the same shape and dtype.
-        root_rank: This rank sends its tensor.
+        tensor: A tensor with the same shape and dtype on all ranks.
+        root_rank: The rank whose tensor is sent to all ranks.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.
 
@@ -102,7 +105,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``broadcast`` and return a handle."""
+    """Start ``broadcast`` and return a handle, whose ``wait`` returns the result."""
     return broadcast_async_(checked_copy("broadcast", tensor), root_rank, name, process_set)
 
 
@@ -112,6 +115,9 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start ``broadcast_`` and return a handle; do not use the tensor before it is complete."""
+    """Start ``broadcast_`` and return a handle.
+
+    Do not use the tensor before ``synchronize`` has returned.
+    """
     check_process_set(process_set)
     return _overwrite(tensor, root_rank, name).start()

@@ -1,7 +1,7 @@
 """Operators, argument checks and handles of Horovod's calls.
 
-The modules of the operations build a ``Call`` for each call of the program. It runs at once, or in
-the background with a ``Handle``.
+For each collective that a program calls, the ``_ops`` modules build a ``Call``. A ``Call`` runs at
+once, or in the background with a ``Handle``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class ReduceOp(IntEnum):
-    """Operators of reductions. The numbers are the same as in Horovod."""
+    """The operators of reductions, with the same numbers as in Horovod."""
 
     Average = 0
     Sum = 1
@@ -94,7 +94,7 @@ ARRAY_OPS: Final[dict[ReduceOp, ArrayOp]] = {
 
 
 class Handle:
-    """A collective call that runs in the background; an argument of ``synchronize``."""
+    """A collective call that runs in the background. Programs pass it to ``synchronize``."""
 
     def __init__(self, work: BackgroundCall[Any], finish: Callable[[Any], Any]) -> None:
         self._work = work
@@ -121,10 +121,10 @@ class Call:
 
     Attributes:
         world: The communicator of the call.
-        name: The name of the equivalent call of this library.
-        run: This function communicates. It may run in any thread.
-        finish: This function converts the result of ``run``. It runs in the program's thread,
-            because torch starts another set of threads for each thread that computes.
+        name: The name of the equivalent collective in ``popdist_py``.
+        run: The function that communicates. It may run in any thread.
+        finish: The function that converts the result of ``run``. It runs in the program's thread,
+            because torch starts a set of worker threads for each thread that computes.
         names: The names that the program gave to its tensors.
     """
 
@@ -138,8 +138,8 @@ class Call:
         """Run the call and return its result.
 
         Raises:
-            HorovodInternalError: The call failed. The error is also a PopdistError.
-            ValueError: An asynchronous call with one of the names is still running.
+            HorovodInternalError: The call failed. The error is also an instance of PopdistError.
+            ValueError: Another asynchronous call with one of the names is still running.
         """
         check_names(self.name, self.names)
         with horovod_errors(), activities.doing(activities.REDUCING, self.name):
@@ -160,11 +160,11 @@ class Call:
         return Handle(work, self.finish)
 
     def then(self, function: Callable[[Any], Any]) -> Call:
-        """Return a call that passes the result of this call to ``function``."""
+        """Return a call with the result of ``function``, which gets the result of this call."""
         return replace(self, finish=lambda done: function(self.finish(done)))
 
 
-# The asynchronous calls that the program has named, by operation and name.
+# The running asynchronous calls with names from the program. The keys are the operation and name.
 _started: weakref.WeakValueDictionary[tuple[str, str], BackgroundCall[Any]] = (
     weakref.WeakValueDictionary()
 )
@@ -183,7 +183,7 @@ def check_names(call: str, names: Sequence[str]) -> None:
 
 
 def _is_given(name: str) -> bool:
-    """Tell whether the program gave this name. Generated names contain ``.noname``."""
+    """Tell whether the program chose this name; generated names contain ``.noname``."""
     return bool(name) and ".noname" not in name
 
 
@@ -214,7 +214,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001
         The highest rank, because all ranks join together.
 
     Raises:
-        HorovodInternalError: Another rank makes another call, because it has more batches.
+        HorovodInternalError: Another rank made another call, for example because it has more
+            batches.
     """
     world = communicator()
     try:
@@ -231,9 +232,10 @@ def join(device: int = -1) -> int:  # noqa: ARG001
 def check_op(
     op: ReduceOp | int | None, average: bool | None = None, stacklevel: int = 3
 ) -> ReduceOp:
-    """Return the operator that ``op``, or the deprecated ``average``, selects.
+    """Return the operator that is selected by ``op`` or by the deprecated argument ``average``.
 
-    ``stacklevel`` makes the warning about ``average`` show the line of the program.
+    ``stacklevel`` selects the stack frame that the warning about ``average`` shows, which must be
+    in the program.
 
     Raises:
         ValueError: The caller gave both arguments, or ``op`` is not an operator.
@@ -314,7 +316,7 @@ def check_rows(call: str, x: Any) -> None:
 
 
 def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[], Any]]:
-    """Return the array to communicate, and the function that copies the array to its tensor."""
+    """Return the array of a leaf, and the function that copies the array back to the tensor."""
     assert leaf is not None
     if leaf.array is None:
         assert leaf.refusal is not None
@@ -323,12 +325,15 @@ def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[
 
 
 def array_of(call: str, x: Tensor) -> Array:
-    """Return the array with the values of a tensor, for sending."""
+    """Return an array with the values of a tensor, which is to be sent."""
     return leaf_of(call, leaf_arrays.movable(x, needs_writing=False))[0]
 
 
 def numbered(function: str, name: str | None, count: int) -> list[str]:
-    """Return a name for each tensor of a group; ``function`` replaces a name that is not given."""
+    """Return a name for each tensor of a group.
+
+    If the program did not give a name to the group, the names contain the name of ``function``.
+    """
     return [f"{name or f'{function}.noname'}.{i}" for i in range(count)]
 
 
@@ -344,7 +349,7 @@ def started_together(calls: Sequence[Call]) -> Handle:
 
 
 def checked_copy(call: str, x: Tensor) -> Tensor:
-    """Return a contiguous copy of a dense tensor; autograd does not follow it.
+    """Return a contiguous copy of a dense tensor, without a gradient.
 
     Raises:
         TypeError: ``x`` is not a dense tensor.
@@ -354,5 +359,5 @@ def checked_copy(call: str, x: Tensor) -> Tensor:
 
 
 def differentiable(function: Any, *args: Any) -> Any:
-    """Call an autograd function; torch does not declare the types of ``apply``."""
+    """Call ``function.apply``. This wrapper exists because torch does not declare its types."""
     return function.apply(*args)

@@ -1,4 +1,4 @@
-"""Compressors, which convert tensors before they are communicated, for example to float16."""
+"""Compressors, which convert tensors before their communication, for example to float16."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor to communicate, and the ``ctx`` argument of ``decompress``."""
+        """Return the compressed tensor, and the ``ctx`` argument for ``decompress``."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the tensor in the form that it had before ``compress``."""
+        """Return a compressed tensor in its original form."""
         raise NotImplementedError
 
 
@@ -34,27 +34,27 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor."""
+        """Return the tensor unchanged, and None as ``ctx``."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ARG004
-        """Return the tensor."""
+        """Return the tensor unchanged."""
         return tensor
 
 
 class FP16Compressor(Compressor):
-    """Sends floats as float16. Sums of float16 are computed in float32."""
+    """Sends floats as float16. The collectives compute sums of float16 in float32."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor as float16, and its original dtype."""
+        """Return the tensor as float16, and its original dtype as ``ctx``."""
         is_float = tensor.dtype.is_floating_point
         return (tensor.to(torch.float16) if is_float else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the tensor with its original dtype."""
+        """Return the tensor with its original dtype ``ctx``."""
         return tensor.to(ctx)
 
 

@@ -1,7 +1,7 @@
-"""Errors of Horovod's calls; each is both a PopdistError and a HorovodInternalError.
+"""Errors of Horovod's calls. Each class is both a PopdistError and a HorovodInternalError.
 
 Programs for Horovod catch HorovodInternalError or its base class RuntimeError. A call with invalid
-arguments raises ValueError or TypeError on the rank that makes it.
+arguments raises ValueError or TypeError on the rank with these arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Broadcasts of parameters, optimizer states and objects, and gathers of objects."""
+"""Functions that broadcast parameters, optimizer states and objects, and that gather objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def broadcast_parameters(
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or a list of tensors.
-        root_rank: This rank sends its parameters.
+        root_rank: The rank whose parameters are sent to all ranks.
         process_set: Only ``global_process_set`` is accepted.
 
     Raises:
@@ -63,19 +63,19 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Load the state and options of the optimizer of rank ``root_rank`` on all ranks.
+    """Send the optimizer state and options of rank ``root_rank`` to the optimizers of all ranks.
 
-    Optimizers that have not made a step yet also get the state. As in Horovod, missing gradients of
-    these optimizers become zeros.
+    This function also works for optimizers that have not made a step yet. As in Horovod, it then
+    sets the missing gradients of their parameters to zeros.
 
     Args:
-        optimizer: All ranks must pass optimizers with the same parameter groups.
-        root_rank: This rank sends its state.
+        optimizer: An optimizer with the same parameter groups on all ranks.
+        root_rank: The rank whose optimizer state is sent to all ranks.
         model: This argument is ignored.
         process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: The optimizer is an LBFGS. Horovod also rejects LBFGS.
+        ValueError: The optimizer is an instance of LBFGS, which Horovod rejects too.
         TypeError: ``optimizer`` is not a torch optimizer.
     """
     check_optimizer("broadcast_optimizer_state", optimizer)
@@ -83,14 +83,14 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     if not optimizer.state:
         _add_gradients(optimizer)
-    # The state is sent as one pickle, because only the root knows which tensors it contains.
+    # The state is sent as one pickle, because only the root knows which tensors the state contains.
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer", process_set)
     if not is_root("broadcast_optimizer_state", root_rank):
         optimizer.load_state_dict(state)
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Add gradients of zeros, because programs may use them before the first backward pass."""
+    """Set missing gradients to zeros, because programs may use them before a backward pass."""
     is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -108,14 +108,15 @@ def broadcast_object(
     """Return the object of rank ``root_rank``.
 
     Args:
-        obj: The object must be picklable.
-        root_rank: This rank sends its object.
+        obj: An object that ``pickle`` accepts.
+        root_rank: The rank whose object is sent to all ranks.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.
 
     Raises:
         ValueError: ``root_rank`` is not a rank of the job.
-        TypeError: The object is not picklable. Every rank raises this error.
+        TypeError: ``pickle`` does not accept the object of rank ``root_rank``. All ranks raise this
+            error.
     """
     check_process_set(process_set)
     is_root("broadcast_object", root_rank)
@@ -129,7 +130,7 @@ def allgather_object(
     """Return the objects of all ranks in rank order.
 
     Args:
-        obj: The object must be picklable.
+        obj: An object that ``pickle`` accepts.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.
     """

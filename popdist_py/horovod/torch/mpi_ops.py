@@ -1,4 +1,4 @@
-"""Horovod's collectives under the name of Horovod's module, ``horovod.torch.mpi_ops``."""
+"""All collectives of Horovod, as Horovod exports them from ``horovod.torch.mpi_ops``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer, which reduces gradients over the ranks during the backward pass."""
+"""Horovod's DistributedOptimizer, which reduces gradients over the ranks in the backward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Parameter = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """The options of the gradients' reduction."""
+    """The options of the reduction of gradients."""
 
     op: ReduceOp
     compression: type[Compressor]
@@ -32,10 +32,14 @@ class _Reduction:
     sparse_as_dense: bool
 
     def start(self, parameter: Parameter, name: str) -> Callable[[], None]:
-        """Start to reduce a gradient; return the function that waits and stores the result."""
+        """Start to reduce the gradient of a parameter.
+
+        Returns:
+            A function that waits for the reduction and stores the result in the parameter.
+        """
         if parameter.grad is None:
-            # Another rank may have computed this gradient, if the model does not always use the
-            # parameter.
+            # This rank has not computed the gradient, but another rank may have done so, because a
+            # model may use a parameter only for some batches.
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad
         sparse_dim = gradient.sparse_dim() if gradient.is_sparse else 0
@@ -49,7 +53,8 @@ class _Reduction:
 
             return store_sparse
         small, saved = self.compression.compress(gradient)
-        # The two factors cancel out. The division before the sum can prevent overflow.
+        # The prescale and postscale factors cancel out. The division before the sum can prevent
+        # overflow.
         handle = allreduce_async_(
             small, name=name, op=self.op,
             prescale_factor=1.0 / self.predivide_factor, postscale_factor=self.predivide_factor,
@@ -69,13 +74,13 @@ class _Reduction:
 class _GradientReducer:
     """Reduces gradients in the same order on all ranks.
 
-    The reduction of a gradient starts once its backward passes and those of all earlier gradients
-    are complete. The order is the reverse order of the parameters, because backward passes compute
-    gradients in about this order.
+    This order is the reverse order of the parameters, because backward passes compute gradients
+    approximately in this order. The reduction of a gradient starts when the gradient is complete
+    and all earlier reductions have started.
 
     Args:
         names: The name of each parameter, in the order of the optimizer.
-        passes: The number of backward passes before a gradient is reduced.
+        passes: The number of backward passes that are added up before a gradient is reduced.
         reduction: The options of the reduction.
     """
 
@@ -90,11 +95,12 @@ class _GradientReducer:
             self.add(parameter, name)
 
     def add(self, parameter: Parameter, name: str) -> None:
-        """Include the gradient of ``parameter`` in the reductions."""
+        """Reduce also the gradient of ``parameter``."""
         self._names[parameter] = name
         self._order.append(parameter)
         self._passes_left[parameter] = self.passes
-        # A parameter may outlive its optimizer. The weak reference makes the hook inactive then.
+        # A parameter may exist longer than its optimizer. Because of the weak reference, the hook
+        # of the parameter then does nothing.
         on_gradient = weakref.WeakMethod(self._on_gradient)
 
         def hook(parameter: Parameter) -> None:
@@ -130,7 +136,8 @@ class _GradientReducer:
     def wait(self) -> None:
         """Start the missing reductions, and wait until all reduced gradients are stored."""
         for parameter in self._order[len(self._started) :]:
-            # Skip frozen parameters: a gradient of zeros would let weight decay change them.
+            # Frozen parameters are skipped. With a gradient of zeros, weight decay would change
+            # them.
             if parameter.requires_grad:
                 self._start(parameter)
         with torch.no_grad():
@@ -139,20 +146,23 @@ class _GradientReducer:
         self.forget()
 
     def forget(self) -> None:
-        """Discard the started reductions and begin a new step."""
+        """Discard the started reductions, so that the gradients of a new step can be reduced."""
         self._started.clear()
         self._passes_left = dict.fromkeys(self._order, self.passes)
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """The first base class of a distributed optimizer; the second is the optimizer's own class."""
+    """The first base class of a distributed optimizer.
+
+    The second base class is the class of the optimizer that the program passed.
+    """
 
     _reducer: _GradientReducer | None
     _should_synchronize = True
     _synchronized = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes before a step, starting with the next step."""
+        """Set the number of backward passes for each step. The next step already uses it."""
         _check_passes(passes)
         if self._reducer is not None:
             self._reducer.passes = passes
@@ -164,7 +174,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._add_missing()
 
     def _add_missing(self) -> None:
-        """Include parameters that were added, or that are no longer frozen."""
+        """Reduce also the gradients of parameters that were added or are no longer frozen."""
         if self._reducer is not None:
             for name, parameter in _unnamed(self):
                 if parameter.requires_grad and parameter not in self._reducer:
@@ -179,7 +189,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make ``step()`` use the gradients unchanged. Call ``synchronize()`` first."""
+        """Make ``step()`` in the ``with`` block use the gradients without reducing them.
+
+        Programs call ``synchronize()`` before the block.
+        """
         self._should_synchronize = False
         try:
             yield
@@ -204,7 +217,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = False
         return result
 
-    # Without this mark, torch would run step hooks twice: for this method and for the base class.
+    # This attribute prevents torch from running step hooks for this method. torch runs them for the
+    # method of the base class, which this method calls.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _synchronised(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -230,7 +244,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load the state of an optimizer, and discard the reductions of an incomplete step."""
+        """Load the state of an optimizer, and discard the started reductions of gradients."""
         if self._reducer is not None:
             self._reducer.forget()
         self._synchronized = False
@@ -249,23 +263,24 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return an optimizer that reduces the gradients of all ranks before each step.
+    """Return an optimizer that reduces the gradients over all ranks before each step.
 
-    The result is an instance of the class of ``optimizer``, and shares its parameter groups and
-    state.
+    The returned optimizer is an instance of the class of ``optimizer``. It shares the parameter
+    groups and the state of ``optimizer``.
 
     Args:
-        optimizer: Any optimizer of ``torch.optim``, or a subclass.
-        named_parameters: Names for messages, for example ``model.named_parameters()``.
-        compression: This class converts each gradient before and after the reduction.
+        optimizer: An optimizer of ``torch.optim``, or an instance of a subclass.
+        named_parameters: The names of the parameters for error messages, for example
+            ``model.named_parameters()``.
+        compression: The compressor, which converts each gradient before and after the reduction.
         backward_passes_per_step: Each rank adds up the gradients of this number of backward passes
             before a step.
-        op: The operator is Average, Sum or another operator of ``allreduce``.
+        op: The reduction operator, such as Average, Sum or another operator of ``allreduce``.
         gradient_predivide_factor: Gradients are divided by this factor before the sum, and
             multiplied by it after the sum.
         num_groups: This argument is ignored, because it does not change results.
         groups: This argument is ignored, because it does not change results.
-        sparse_as_dense: If True, sparse gradients are converted to dense ones for the reduction.
+        sparse_as_dense: If True, sparse gradients are reduced as dense tensors.
         process_set: Only ``global_process_set`` is accepted.
 
     Raises:
@@ -283,7 +298,8 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
     kind = type(optimizer)
     result: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {}))
-    # Leave out a ``step`` that a scheduler has set on ``optimizer``: it does not reduce gradients.
+    # A scheduler may have replaced ``step`` on ``optimizer``. That method is not copied, because it
+    # does not reduce gradients.
     result.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     reduction = _Reduction(reduce_op, compression, gradient_predivide_factor, sparse_as_dense)
     trained = {p: names[p] for p in names if p.requires_grad}
@@ -302,7 +318,7 @@ def _check_passes(passes: int) -> None:
 
 
 def _unnamed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Parameter]]:
-    """Return each parameter with a name that consists of its indices in the optimizer."""
+    """Return each parameter with a generated name that contains its indices in the optimizer."""
     return [
         (f"allreduce.noname.{i}.{j}", parameter)
         for i, group in enumerate(optimizer.param_groups)
@@ -316,8 +332,8 @@ def _names_of(
     """Return the name of each parameter, in the order of the optimizer.
 
     Raises:
-        ValueError: ``named_parameters`` does not contain pairs, repeats a name or lacks a
-            parameter.
+        ValueError: ``named_parameters`` does not contain pairs, contains a name twice, or does not
+            contain all parameters of the optimizer.
     """
     placed = _unnamed(optimizer)
     named = list(named_parameters or ())

@@ -1,4 +1,4 @@
-"""Horovod's reducescatter, which returns a part of the rows of the reduction on each rank."""
+"""Horovod's reducescatter, which reduces tensors and returns a part of the rows on each rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ __all__ = [
 
 
 def _own_rows(world: Communicator, rows: int) -> slice:
-    """Return the slice of rows that this rank keeps; the first ranks keep the remaining rows."""
+    """Return the slice of rows that this rank keeps.
+
+    If the rows cannot be divided equally, the first ranks keep one row more.
+    """
     each, more = divmod(rows, world.num_instances)
     me = world.instance_index
     start = me * each + min(me, more)
@@ -60,7 +63,7 @@ def _checked(
 
 
 def _scatter(tensor: Tensor, reduction: Reduction) -> Call:
-    """Return the call that reduces a copy of ``tensor`` and returns this rank's rows."""
+    """Return a ``Call`` that reduces a copy of ``tensor`` and returns this rank's rows."""
     check_rows("reducescatter", tensor)
     call = reduction.of_copies("reducescatter", [tensor])
     own = _own_rows(call.world, len(tensor))
@@ -68,7 +71,10 @@ def _scatter(tensor: Tensor, reduction: Reduction) -> Call:
 
 
 class _ReduceScatter(torch.autograd.Function):
-    """Reduces and scatters; in the backward pass, all ranks gather the gradients of their rows."""
+    """The autograd function of ``reducescatter``.
+
+    The backward pass gathers the gradients of all ranks' rows on every rank.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, reduction: Reduction) -> Tensor:
@@ -79,8 +85,8 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         reduction: Reduction = ctx.reduction
-        # Programs average the gradients of the ranks later, as after allgather. Therefore the
-        # gradient of a sum is multiplied by the number of ranks.
+        # Programs later average the gradients of all ranks, which divides them by the number of
+        # ranks. The gradient of a sum is therefore multiplied by this number.
         times = communicator().num_instances if reduction.op is Sum else 1
         return allgather(gradients[0] * (times * reduction.prescale * reduction.postscale)), None
 
@@ -110,11 +116,11 @@ def reducescatter(
     """Reduce a tensor over all ranks and return this rank's rows of the result.
 
     Args:
-        tensor: All ranks must pass the same shape and dtype. If the number of rows is not a
-            multiple of the number of ranks, the first ranks get one row more.
+        tensor: A tensor with the same shape and dtype on all ranks. If the number of its rows is
+            not a multiple of the number of ranks, the first ranks get one row more.
         name: All ranks must pass the same name.
-        compression: This class converts the tensor before and after the reduction.
-        op: The operator is Average (the default) or Sum.
+        compression: The compressor, which converts the tensor before and after the reduction.
+        op: The reduction operator, Average (the default) or Sum.
         process_set: Only ``global_process_set`` is accepted.
         prescale_factor: The tensor is multiplied by this factor before the reduction.
         postscale_factor: The result is multiplied by this factor.
@@ -131,7 +137,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start ``reducescatter`` and return a handle."""
+    """Start ``reducescatter`` and return a handle, whose ``wait`` returns the result."""
     reduction = _checked(name, op, process_set, prescale_factor, postscale_factor)
     return _scatter(tensor, reduction).start()
 
@@ -158,6 +164,6 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start ``grouped_reducescatter`` and return a handle."""
+    """Start ``grouped_reducescatter`` and return a handle, whose ``wait`` returns the result."""
     reduction = _checked(name, op, process_set, prescale_factor, postscale_factor)
     return started_together([_scatter(x, each) for x, each in _in_group(reduction, tensors)])

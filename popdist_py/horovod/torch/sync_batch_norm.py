@@ -1,4 +1,4 @@
-"""SyncBatchNorm, the batch normalisation over the batches of all ranks."""
+"""Horovod's SyncBatchNorm, a batch normalisation over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalises with the mean and variance over the batches of all ranks during training.
+    """A batch norm that, in training, uses the mean and variance over the batches of all ranks.
 
-    The arguments are those of ``torch.nn.BatchNorm2d``. The input has shape [batch, channels, ...].
-    In evaluation, or with one rank, the module behaves like torch's batch norm.
+    The arguments are the same as for ``torch.nn.BatchNorm2d``. The input has the shape
+    [batch, channels, ...]. In evaluation, or with one rank, the module behaves like torch's batch
+    norm.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -45,7 +46,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _update_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Move the running statistics towards the statistics of this batch."""
+        """Update the running mean and variance with the statistics of this batch."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None

@@ -1,4 +1,4 @@
-"""Conversion between the rows of a pod's database and partitions or attachments."""
+"""Conversion of partitions and attachments to rows of a pod's database, and back."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ from popdist_py.pods.model.pod_parts import (
 
 
 def write_pod_text(pod: Pod) -> str:
-    """Return the text of a pod in the database.
+    """Return the text with which the database describes a pod.
 
-    The text does not include ``create_seconds`` and ``reset_seconds``, because their values in
-    ``pod.toml`` take effect immediately.
+    The text does not include ``create_seconds`` and ``reset_seconds``, because changes of these
+    values in ``pod.toml`` take effect immediately.
     """
     return json.dumps(asdict(replace(pod, create_seconds=0, reset_seconds=0)), sort_keys=True)
 
 
 @functools.lru_cache(maxsize=8)
 def read_pod_text(text: str) -> Pod:
-    """Return the pod from its text in the database (DamagedError)."""
+    """Return the pod that a text from the database describes.
+
+    Raises:
+        DamagedError: The text does not describe a pod.
+    """
     try:
         return pod_of(json.loads(text), "the pod's database")
     except (ValueError, AttributeError, TypeError, RecursionError):
@@ -48,7 +52,11 @@ def _ipus_by_place(pod: Pod) -> Mapping[tuple[str, int], Ipu]:
 def read_partitions(
     connection: sqlite3.Connection, pod: Pod, now: float, name: str | None = None
 ) -> tuple[Partition, ...]:
-    """Return all partitions by name, or only the partition ``name`` if it exists (DamagedError)."""
+    """Return the partitions, sorted by name. With ``name``, return only the partition of this name.
+
+    Raises:
+        DamagedError: A partition in the database does not fit the pod.
+    """
     where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
     rows = connection.execute(f"SELECT * FROM partitions{where} ORDER BY name", values).fetchall()
     places: dict[str, list[tuple[str, int]]] = {row["name"]: [] for row in rows}
@@ -67,7 +75,8 @@ def read_partitions(
 
 
 def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition:
-    # A clock that was set back must not extend the state PENDING.
+    # If the clock was set back to a time before ``began``, the partition is ACTIVE. Otherwise it
+    # could stay PENDING for hours.
     pending = row["began"] <= now < row["ready_at"]
     if row["error"]:
         state, operation = PartitionState.ERROR, OperationState.FAILED
@@ -95,7 +104,10 @@ def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition
 
 
 def add_partition(connection: sqlite3.Connection, partition: Partition, ready_at: float) -> None:
-    """Write a new partition with its IPUs. It is PENDING from ``created`` to ``ready_at``."""
+    """Write a new partition with its IPUs.
+
+    The partition is PENDING from ``created`` to ``ready_at``.
+    """
     connection.execute(
         f"INSERT INTO partitions VALUES ({_marks(15)})",
         (
@@ -129,7 +141,7 @@ def add_attachment(
     lock: str | None,
     renewed_until: float | None,
 ) -> None:
-    """Write an attachment with the lock of its store, or with the end of its lease."""
+    """Write an attachment, with either the lock of its store or the end of its lease."""
     holder = attachment.holder
     connection.execute(
         f"INSERT INTO attachments VALUES ({_marks(10)})",
@@ -155,7 +167,10 @@ def add_attachment(
 def read_attachments(
     connection: sqlite3.Connection, partition: str | None = None
 ) -> tuple[Attachment, ...]:
-    """Return the attachments of all partitions or of one, oldest first. The ids are empty."""
+    """Return the attachments of one partition or of all partitions, oldest first.
+
+    The returned attachments have empty ids.
+    """
     where, values = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
     ipus: dict[str, list[int]] = {}
     for row in connection.execute(f"SELECT * FROM attached_ipus{where} ORDER BY ipu", values):

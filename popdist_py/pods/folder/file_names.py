@@ -1,17 +1,17 @@
 """The names of the files in a pod's folder.
 
-The module is separate because each launch lists pods, but few launches open a pod.
+This module is small because each launch imports it to list the pods, but few launches open a pod.
 """
 
 from typing import Final
 
-# The description, which the user may edit.
+# The description of the pod, which the user may edit.
 POD_FILE: Final = "pod.toml"
-# The partitions and attachments.
+# The database with the pod's partitions and attachments.
 DATABASE: Final = "pod.sqlite"
-# SQLite's log, which has the last changes if a process was killed.
+# SQLite's write-ahead log. After a process was killed, it contains the last changes.
 DATABASE_LOG: Final = f"{DATABASE}-wal"
-# A folder with a locked file for each process with attached IPUs.
+# The folder with one locked file for each process that has attached IPUs.
 HOLDERS: Final = "holders"
-# The token that clients of the pod's server send.
+# The file with the token that clients send to the pod's server.
 TOKEN_FILE: Final = "token"

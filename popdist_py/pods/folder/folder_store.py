@@ -1,7 +1,7 @@
 """The store of a pod in a folder of this machine.
 
-The data is in a SQLite database in WAL mode, which uses shared memory and locks of the kernel. The
-folder must therefore be on a local disk.
+The folder contains a SQLite database in WAL mode. The folder must be on a local disk, because this
+mode uses shared memory and file locks of the kernel.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ from popdist_py.pods.model.pod_store import own_user
 
 @dataclass(slots=True)
 class _Shared:
-    """The state that a store shares with its views for other users."""
+    """The state that a store shares with the stores that ``with_user`` makes from it."""
 
     lock: HolderLock
     ends_leases: bool = False
-    # A time at which the server ran. Leases that end after this time are kept.
+    # The last known time at which the server was running. Leases that end later are kept.
     last_run: float = math.inf
 
 
 class FolderStore:
-    """The pod of one folder (``PodStore``), for several threads and for use after a fork.
+    """A pod store that keeps a pod in a folder.
 
-    Every call first releases the IPUs of holders that have ended.
+    Several threads may use the store. It may also be used after a fork. Every call first releases
+    the IPUs of holders that have ended.
     """
 
     where: str
@@ -74,7 +75,7 @@ class FolderStore:
     def __init__(
         self, folder: Path, *, user: str | None = None, busy_timeout: float = 30.0
     ) -> None:
-        """Open a pod, and make its database if the database does not exist.
+        """Open the pod in a folder; make its database if the database does not exist.
 
         Args:
             folder: The folder with ``pod.toml``.
@@ -83,7 +84,8 @@ class FolderStore:
 
         Raises:
             PodError: The folder is not a pod, or another user owns it or can change it.
-            DamagedError: The file or database of the pod cannot be read. It is not changed.
+            DamagedError: The description or the database of the pod cannot be read. Both remain
+                unchanged.
         """
         self.where = str(folder)
         self.user = own_user() if user is None else user
@@ -99,7 +101,7 @@ class FolderStore:
         self._apply_description(text)
 
     def _apply_description(self, text: str) -> None:
-        """Apply a changed ``pod.toml`` if the pod does not have partitions."""
+        """Apply the changes of ``pod.toml`` if the pod does not have partitions."""
         with self._transaction() as connection:
             described = connection.execute("SELECT described FROM layout").fetchone()[0]
             used = connection.execute("SELECT 1 FROM partitions LIMIT 1").fetchone()
@@ -107,7 +109,10 @@ class FolderStore:
                 connection.execute("UPDATE layout SET described = ?, pod = ?", (text, text))
 
     def with_user(self, user: str) -> FolderStore:
-        """Return a view for the calls of another user. Closing this store also closes the view."""
+        """Return a store of the same pod for the calls of another user.
+
+        Closing this store also closes the returned store.
+        """
         view = copy.copy(self)
         view.user = user
         return view
@@ -118,7 +123,7 @@ class FolderStore:
             return self._pod(connection)
 
     def partitions(self) -> tuple[Partition, ...]:
-        """Return all partitions, by name (``PodStore``)."""
+        """Return all partitions, sorted by name (``PodStore``)."""
         with self._transaction() as connection:
             return self._partitions(connection)
 
@@ -171,7 +176,7 @@ class FolderStore:
             return self._partition(connection, name)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
-        """Free the IPUs of a partition (``PodStore``)."""
+        """Remove a partition, which frees its IPUs (``PodStore``)."""
         with self._transaction() as connection:
             partition = self._partition(connection, name)
             if not force:
@@ -226,9 +231,9 @@ class FolderStore:
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Attach IPUs of a partition for ``holder`` (``PodStore``).
+        """Attach IPUs of a partition to ``holder`` (``PodStore``).
 
-        The attachment ends with ``detach``, ``close`` or the end of this process.
+        The attachment lasts until ``detach`` or ``close``, or until this process ends.
         """
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
@@ -245,7 +250,10 @@ class FolderStore:
         ipus: Sequence[int] | None = None,
         seconds: float,
     ) -> Attachment:
-        """Attach IPUs for a holder on another host, which must renew its lease."""
+        """Attach IPUs to a holder on another host.
+
+        The attachment ends unless the holder renews it within ``seconds``.
+        """
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
             until = time.monotonic() + seconds
@@ -253,7 +261,11 @@ class FolderStore:
             return attachment
 
     def renew(self, attachment_id: str, seconds: float) -> None:
-        """Renew a lease for ``seconds`` from now (UnknownNameError if it has ended)."""
+        """Extend a lease until ``seconds`` from now.
+
+        Raises:
+            UnknownNameError: The lease has ended.
+        """
         with self._transaction() as connection:
             done = connection.execute(
                 "UPDATE attachments SET renewed_until = ? WHERE id = ? AND lock IS NULL",
@@ -263,12 +275,13 @@ class FolderStore:
                 raise UnknownNameError("this holder's IPUs were freed: attach again")
 
     def renew_all(self, seconds: float) -> None:
-        """Renew all leases for ``seconds`` from now, and let leases end from then on.
+        """Extend all leases until ``seconds`` from now, and begin to end leases that have expired.
 
-        A server makes this call when it starts. Leases end only in the store of a server, so they
-        do not end while the server is stopped.
+        A server makes this call when it starts. Only the store of a running server ends leases, so
+        leases do not end while the server is stopped.
         """
-        # A server that did not run could not receive renewals.
+        # While the server was stopped, it could not receive renewals. This transaction must
+        # therefore not end the leases that expired during that time.
         self._shared.ends_leases = False
         with self._transaction() as connection:
             connection.execute(
@@ -278,17 +291,17 @@ class FolderStore:
         self._shared.ends_leases = True
 
     def note_run(self, now: float) -> None:
-        """Record that the server runs now. Only leases that end before now are freed.
+        """Record that the server is running at the time ``now``.
 
-        While a server is stopped, leases cannot be renewed. A request that waited meanwhile must
-        not end these leases.
+        Only leases that expire before ``now`` are ended. While a server is stopped, clients cannot
+        renew their leases. A request that arrived during that time must not end the leases.
         """
         self._shared.last_run = now
 
     def detach(self, attachment: Attachment) -> None:
         """Release the IPUs of the attachment with this id (``PodStore``)."""
         with self._transaction() as connection:
-            # A forked process must not release the IPUs of its parent.
+            # The pattern in the query prevents a forked process from releasing IPUs of its parent.
             connection.execute(
                 "DELETE FROM attachments WHERE id = ? AND (lock IS NULL OR lock GLOB ?)",
                 (attachment.id, own_locks()),
@@ -305,7 +318,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for writing, after the IPUs of ended holders are released."""
+        """Release the IPUs of ended holders, and then yield a connection for writing."""
         with transaction(self._folder, self._busy_timeout) as connection:
             self._release_ended(connection)
             yield connection
@@ -345,7 +358,7 @@ class FolderStore:
         holder: Holder,
         ipus: Sequence[int] | None,
     ) -> Attachment:
-        """Choose free IPUs of a partition that is ACTIVE."""
+        """Return an attachment of free IPUs; the partition must be ACTIVE."""
         partition = self._partition(connection, name)
         if partition.state is PartitionState.ERROR:
             raise InvalidRequestError(
@@ -381,14 +394,15 @@ def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
-        # A holder with a lease may have ended while the server was stopped, so force is offered.
+        # The message mentions force, because a holder with a lease may have ended while the server
+        # was stopped. Its IPUs are then still attached.
         force = ", or force it" if done == "removed" else ""
         ways = f"wait for them{',' if force else ', or'} end them{force}"
         raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")
 
 
 def _holders(held: Sequence[Attachment]) -> str:
-    """Return a text about the first three holders."""
+    """Return a text that names the first three holders, for an error message."""
     shown = [
         f"{each.holder.program} (process {each.holder.pid} of {each.holder.user} on "
         f"{each.holder.host}) has {len(each.ipus)}"

@@ -1,7 +1,7 @@
-"""Locked files that tell which processes with attached IPUs are alive.
+"""Locked files that tell which processes with attached IPUs are still running.
 
 When a process ends for any reason, the kernel releases its lock (``flock``). Programs that the
-process starts do not inherit the lock, and a forked process closes its copy.
+process starts do not inherit the lock. A forked process closes its copy of the file descriptor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def own_locks() -> str:
 
 
 class HolderLock:
-    """The locked file of one store of this process, which is made at the first attachment."""
+    """The locked file of one store of this process. The first attachment makes the file."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the lock for the pod in ``folder`` without making its file."""
+        """Prepare the lock for the pod in ``folder``. The file is not made yet."""
         self._folder = folder / HOLDERS
         self._guard = threading.Lock()
         self._name: str | None = None
@@ -34,7 +34,11 @@ class HolderLock:
         self._closed = False
 
     def take(self) -> str:
-        """Lock the file and return its name (PodError). Requires a transaction."""
+        """Lock the file and return its name. The caller must be inside a transaction.
+
+        Raises:
+            PodError: The store is closed, or the file cannot be made or locked.
+        """
         with self._guard:
             if self._closed:
                 raise PodError(f"the store of {self._folder.parent} is closed: open another one")
@@ -52,7 +56,7 @@ class HolderLock:
             raise PodError(f"{self._folder} cannot be written: {error.strerror}") from None
         try:
             if os.geteuid() == 0:
-                # The owner of the pod must be able to check the locks of other users.
+                # The owner of the pod must be able to check the lock of a process of root.
                 owner = self._folder.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +68,7 @@ class HolderLock:
         return name, descriptor
 
     def close(self) -> None:
-        """Release the lock. The next call of any store of the pod releases the IPUs."""
+        """Release the lock. The next call of any store of the pod then releases the IPUs."""
         with self._guard:
             self._closed = True
             if self._name is not None:
@@ -75,14 +79,15 @@ class HolderLock:
                 _locks.discard(self)
 
     def forget_in_child(self) -> None:
-        """Close the parent's lock file in a forked process, which does not have attachments."""
+        """Close the parent's lock file in a forked process, which has no attachments itself."""
         self._guard = threading.Lock()
         if self._name is not None:
             os.close(self._descriptor)
             self._name = None
 
 
-# The locks of this process. A store that is not closed holds its IPUs until the process ends.
+# The taken locks of this process, which a forked child must forget. A store that is not closed
+# holds its IPUs until the process ends.
 _locks: set[HolderLock] = set()
 
 
@@ -95,13 +100,19 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def is_alive(folder: Path, name: str) -> bool:
-    """Return whether the store with this file is alive (PodError). Requires a transaction."""
+    """Return whether a store still holds the lock on the file ``name``.
+
+    The caller must be inside a transaction.
+
+    Raises:
+        PodError: The file cannot be read or checked.
+    """
     try:
         descriptor = os.open(folder / HOLDERS / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     except PermissionError:
-        # The file of another user cannot be checked, so its IPUs are not released.
+        # The lock of another user's process cannot be checked, so its IPUs are not released.
         return True
     except OSError as error:
         raise PodError(f"{folder / HOLDERS / name} cannot be read: {error.strerror}") from None
@@ -117,7 +128,7 @@ def is_alive(folder: Path, name: str) -> bool:
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove the files of stores that have ended. Requires a transaction."""
+    """Remove the lock files of stores that have ended. The caller must be inside a transaction."""
     with contextlib.suppress(OSError, PodError):
         for file in (folder / HOLDERS).iterdir():
             if not is_alive(folder, file.name):

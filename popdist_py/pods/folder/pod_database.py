@@ -1,4 +1,4 @@
-"""The creation, the check and the transactions of a pod's SQLite database.
+"""Functions that create and check a pod's SQLite database, and that open transactions.
 
 Each transaction opens its own connection, so a store can be used from any thread and after a fork.
 """
@@ -17,7 +17,8 @@ from popdist_py.pods.model.pod_errors import DamagedError, PodError
 
 _ASIDE = f"put it and {DATABASE_LOG} aside to start with an empty database"
 SCHEMA_VERSION = 1
-# The keys guarantee that an IPU has at most one partition and one holder.
+# The primary keys guarantee that an IPU belongs to at most one partition and has at most one
+# holder.
 _SCHEMA = """
 CREATE TABLE layout (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -75,9 +76,9 @@ CREATE INDEX attached_to ON attachments (partition);
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a pod's folder exists, and that no other user owns or can change it.
+    """Check that a pod's folder exists, and that no other user owns it or can change it.
 
-    A user who can write to the folder can replace the database. Root may use all folders.
+    A user who can write to the folder could replace the database. Root may use any user's folder.
     """
     try:
         found = folder.stat()
@@ -94,17 +95,19 @@ def check_folder(folder: Path) -> None:
 
 
 def make_database(folder: Path, described: str) -> None:
-    """Make the complete database of a pod, unless another process makes it first.
+    """Make the database of a pod, unless another process makes it first.
 
     Args:
         folder: The pod's folder.
         described: The text of the pod's description.
 
     Raises:
-        DamagedError: The log of a removed database exists. SQLite would apply it to the new one.
+        DamagedError: The log of a removed database exists. SQLite would apply this log to the new
+            database.
         PodError: The folder cannot be written.
     """
-    # The log is checked before the database, because another process makes the database first.
+    # The order of the two checks matters: another process that makes the pod makes the database
+    # before the log.
     if (folder / DATABASE_LOG).exists() and not (folder / DATABASE).exists():
         raise DamagedError(
             f"{folder / DATABASE} is gone, but {DATABASE_LOG} with its last changes is there: "
@@ -118,7 +121,8 @@ def make_database(folder: Path, described: str) -> None:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
-            # The file gets its name only when it is complete and on the disk.
+            # These writes may be unsafe: the file gets its name only after it is complete and on
+            # the disk.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
@@ -149,10 +153,13 @@ def _write_through(file: Path) -> None:
 
 
 def check_integrity(folder: Path, busy_timeout: float) -> None:
-    """Check the whole database if the size of its file differs from its header (DamagedError).
+    """Check the whole database if the size of its file differs from the size in its header.
 
-    Otherwise, the call that reads a damaged part raises the error. The whole database is not read
-    each time, because programs open a pod for a few calls only.
+    If the sizes are equal, the database is not checked, because most programs open a pod for a few
+    calls only. A later call that reads a damaged part raises DamagedError.
+
+    Raises:
+        DamagedError: The database is damaged.
     """
     file = folder / DATABASE
     if _has_its_size(file):
@@ -165,10 +172,10 @@ def check_integrity(folder: Path, busy_timeout: float) -> None:
 
 
 def _has_its_size(file: Path) -> bool:
-    """Return whether a database file has the size in its header.
+    """Return whether the size of a database file equals the size in its header.
 
-    https://sqlite.org/fileformat2.html#the_database_header: bytes 16 and 17 are the size of a page,
-    bytes 28 to 31 the number of pages.
+    Bytes 16 and 17 of the header contain the size of a page, and bytes 28 to 31 the number of pages
+    (https://sqlite.org/fileformat2.html#the_database_header).
     """
     try:
         with file.open("rb") as stream:
@@ -190,24 +197,28 @@ def _check_version(file: Path, connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connection]:
-    """Yield the only connection that writes, and commit if the block does not raise.
+    """Yield a connection for writing; commit if the ``with`` block does not raise an exception.
+
+    Only one process or thread at a time can be inside this block.
 
     Args:
         folder: The pod's folder.
-        busy_timeout: The time to wait for other processes that write, in seconds.
+        busy_timeout: The longest time to wait for other writing processes, in seconds.
 
     Raises:
-        PodError: The database is missing, busy or full, or must not be written.
+        PodError: The database is missing, busy or full, or this user must not write to it.
         DamagedError: The database cannot be read.
     """
     file = folder / DATABASE
     with _plain_errors(file), contextlib.closing(_connect(file, busy_timeout)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        # The last changes may be lost in a power failure, but not if the process is killed.
+        # With this setting, a power failure may lose the last changes. The end of a process does
+        # not lose them.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            # A store may be open for days, and the file may have been replaced.
+            # The version is checked again each time, because a store may be open for days and the
+            # file may have been replaced.
             _check_version(file, connection)
             yield connection
             connection.execute("COMMIT")
@@ -218,7 +229,7 @@ def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connectio
 
 
 def _connect(file: Path, busy_timeout: float) -> sqlite3.Connection:
-    # With mode=rw, SQLite does not make an empty database if the file is missing.
+    # Unlike the default mode, mode=rw does not make an empty database if the file is missing.
     uri = f"{file.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=busy_timeout, isolation_level=None)
     connection.row_factory = sqlite3.Row
@@ -227,7 +238,7 @@ def _connect(file: Path, busy_timeout: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _plain_errors(file: Path) -> Iterator[None]:
-    """Convert errors of SQLite into a PodError."""
+    """Convert SQLite's errors into PodError."""
     try:
         yield
     except UnicodeDecodeError:

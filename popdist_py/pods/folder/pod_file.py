@@ -1,4 +1,4 @@
-"""The file ``pod.toml``, which describes a pod."""
+"""Functions that read and write ``pod.toml``, the description of a pod."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from popdist_py.pods.model.pod_rules import check_pod
 
 
 def format_pod(pod: Pod) -> str:
-    """Return the text of ``pod.toml``."""
+    """Return the text of ``pod.toml`` for a pod."""
     lines = [
         "# A pod of emulated IPUs, whose agents are IPU-Machines. Changes take effect when the pod",
         "# has no partitions. Changes of create_seconds and reset_seconds take effect immediately.",
@@ -38,15 +38,16 @@ def _entries(value: Any, names: Sequence[str]) -> list[str]:
 def _toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # The strings, numbers and booleans of a checked pod have the same form in JSON and TOML.
+    # A checked pod contains only strings, numbers and booleans that JSON and TOML write in the same
+    # way.
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_pod(file: Path) -> Pod:
-    """Read a ``pod.toml``.
+    """Return the pod that a ``pod.toml`` file describes.
 
     Raises:
-        DamagedError: The file is not a pod description; the message names the place.
+        DamagedError: The file does not describe a pod; the message names the wrong place in it.
         PodError: The file cannot be read.
     """
     try:
@@ -59,7 +60,9 @@ def read_pod(file: Path) -> Pod:
 
 
 def parse_pod(text: str, source: str) -> Pod:
-    """Return the pod for the text of ``pod.toml``. Messages name the file as ``source``.
+    """Return the pod that the text of a ``pod.toml`` describes.
+
+    Error messages use ``source`` as the name of the file.
 
     Raises:
         DamagedError: The text is not TOML, or does not describe a pod.
@@ -75,7 +78,11 @@ def parse_pod(text: str, source: str) -> Pod:
 
 
 def pod_of(document: dict[str, Any], source: str) -> Pod:
-    """Return the pod for a parsed description (DamagedError as in ``parse_pod``)."""
+    """Return the pod that a parsed ``pod.toml`` describes.
+
+    Raises:
+        DamagedError: The document does not describe a pod.
+    """
     tables: dict[str, Any] = {"agents": [], "clusters": [], "allocations": []}
     try:
         pod: Pod = from_json(Pod, {**tables, **document}, "pod")

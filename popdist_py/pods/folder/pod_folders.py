@@ -1,4 +1,4 @@
-"""Functions that list, make, open and remove the pods of this user, which are folders."""
+"""Functions that list, make, open and remove pods. Each pod is a folder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from popdist_py.pods.folder.folder_store import FolderStore
     from popdist_py.pods.model.pod_parts import Pod
 
-# These words are not names of pods, because ``find_pod`` gives them another meaning.
+# A pod cannot have one of these names, because ``find_pod`` gives them another meaning.
 _WORDS = ("none", "server")
 
 
 def pods_root(environ: Mapping[str, str]) -> Path:
-    """Return POPRUN_PODS, or ``poprun-py/pods`` in XDG_STATE_HOME (~/.local/state)."""
+    """Return the folder that contains the pods of this user.
+
+    This is POPRUN_PODS, or else ``poprun-py/pods`` in XDG_STATE_HOME. The default of XDG_STATE_HOME
+    is ``~/.local/state``.
+    """
     given = environ.get("POPRUN_PODS")
     try:
         if given:
@@ -35,17 +39,18 @@ def pods_root(environ: Mapping[str, str]) -> Path:
         state = environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(state).expanduser() / "poprun-py" / "pods"
     except RuntimeError:
-        # Without a home folder, this path does not exist, so the list of pods is empty.
+        # This user has no home folder. The returned path does not exist, so the list of pods is
+        # empty.
         return Path(os.devnull, "poprun-py", "pods")
 
 
 def list_pods(root: Path) -> tuple[str, ...]:
     """Return the sorted names of the pods below ``root``.
 
-    If the folder is missing, or this user must not read it, the result is empty.
+    If ``root`` is missing, or this user must not read it, the result is empty.
 
     Raises:
-        PodError: The folder cannot be read.
+        PodError: ``root`` cannot be read for another reason.
     """
     try:
         entries = [entry.name for entry in root.iterdir()]
@@ -53,7 +58,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
         return ()
     except OSError as error:
         raise PodError(f"{root} cannot be read: {error.strerror}") from None
-    # The names of unfinished and removed pods begin with a dot.
+    # Names that begin with a dot belong to unfinished and removed pods.
     return tuple(
         sorted(
             name for name in entries if name[0] != "." and os.path.lexists(root / name / POD_FILE)
@@ -62,7 +67,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
 
 
 def make_pod(root: Path, pod: Pod) -> Path:
-    """Make the complete folder of a new pod below ``root``, and return its path.
+    """Make the folder of a new pod below ``root``, and return the path of the folder.
 
     Raises:
         InvalidRequestError: The pod or its name breaks a rule.
@@ -89,7 +94,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
         FolderStore(partial).close()
         partial.rename(folder)
     except OSError as error:
-        # rename() fails if another pod has this name, because that folder is not empty.
+        # If another pod has this name, its folder is not empty, so that rename() fails.
         if os.path.lexists(folder):
             raise NameTakenError(
                 f"there is a pod {pod.name} already ({folder}): choose another name, "

@@ -1,4 +1,4 @@
-"""Pods that correspond to Graphcore's systems POD4 to POD256, or to a single machine."""
+"""Functions that make pods like Graphcore's systems POD4 to POD256, or like a single machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popdist_py.pods.model.pod_parts import (
 )
 from popdist_py.pods.model.pod_rules import check_pod
 
-# IPU-Machines and IPU-Link domains of each system.
+# The numbers of IPU-Machines and IPU-Link domains of each system.
 SYSTEMS: dict[str, tuple[int, int]] = {
     "POD4": (1, 1),
     "POD16": (4, 1),
@@ -25,22 +25,24 @@ SYSTEMS: dict[str, tuple[int, int]] = {
     "POD128": (32, 2),
     "POD256": (64, 4),
 }
-# The number of IPUs that gc-info shows for a machine without a pod.
+# The number of IPUs that gc-info lists on a machine without a configured pod.
 MACHINE_IPUS = 16
 
 
 def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Pod:
-    """Return a pod like a Graphcore system, with one allocation of all its IPU-Machines.
+    """Return a pod like a Graphcore system, with one allocation that contains all IPU-Machines.
 
-    From 64 IPUs on, the IPU-Links form a torus and the GW-Links a ring. Smaller systems are a mesh.
+    In systems with 64 or more IPUs, the IPU-Links form a torus and the GW-Links form a ring. In
+    smaller systems, the IPU-Links form a mesh.
 
     Args:
         system: A key of SYSTEMS, in any case.
         name: The name of the new pod.
-        hosts: The hosts of the IPU-Machines, in equal parts; by default this host.
+        hosts: The hosts, which each get an equal number of IPU-Machines; by default this host.
 
     Raises:
-        InvalidRequestError: The system is unknown, or the hosts are too many or repeated.
+        InvalidRequestError: The system is unknown, a host is repeated, or the IPU-Machines cannot
+            be divided equally among the hosts.
     """
     if system.upper() not in SYSTEMS:
         raise InvalidRequestError(f"{system!r} is not a system: give {', '.join(SYSTEMS)}")
@@ -51,7 +53,8 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
 def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
     """Return a pod of this host, with IPU-Machines of 4 IPUs in one IPU-Link domain.
 
-    The NUMA nodes of the host do not matter, because hosts reach IPU-Machines over the network.
+    The pod does not depend on the NUMA nodes of the host, because a host reaches its IPU-Machines
+    over the network.
 
     Raises:
         InvalidRequestError: ``num_ipus`` is not a power of two up to 64.

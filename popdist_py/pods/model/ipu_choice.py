@@ -1,8 +1,8 @@
 """Allocation of free IPUs to a new partition with the buddy system.
 
-In each IPU-Link domain a partition gets 2^k neighbours that begin at a multiple of 2^k. Among the
-free groups, the group inside the smallest free block is chosen, so that large blocks remain free
-(Knuth, The Art of Computer Programming 1, 2.5).
+In each IPU-Link domain, a partition gets a group of 2^k adjacent IPUs that begins at a multiple of
+2^k. If several groups are free, the group in the smallest free block is chosen, so that large
+blocks remain free (Knuth, The Art of Computer Programming 1, 2.5).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from popdist_py.pods.model.pod_parts import (
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Groups of IPUs in one allocation, one for each domain, and the sizes of their free blocks."""
+    """A possible choice of IPUs: one group of IPUs in each domain of one allocation.
+
+    ``blocks`` contains the size of the free block around each group.
+    """
 
     blocks: tuple[int, ...]
     allocation: Allocation
@@ -49,8 +52,13 @@ def place_partition(
 ) -> Partition:
     """Return the partition for a request, given the existing partitions.
 
-    It raises InvalidRequestError, UnknownNameError for the allocation or cluster, and
-    NotEnoughIpusError with the request, the free IPUs and their owners. It does not check the name.
+    This function does not check whether the name of the partition is free.
+
+    Raises:
+        InvalidRequestError: The request breaks a rule.
+        UnknownNameError: The requested allocation or cluster does not exist.
+        NotEnoughIpusError: Too few IPUs are free. The message names the request, the free IPUs and
+            the owners of the other IPUs.
     """
     check_request(request)
     allocations = _asked_allocations(pod, request)
@@ -102,7 +110,7 @@ def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
 
 
 def _domains(allocation: Allocation, ipus: Iterable[Ipu]) -> dict[int, list[Ipu]]:
-    """Return all IPUs of the cluster's domains, in order."""
+    """Return the IPUs of each domain of the allocation's cluster, in order."""
     domains: dict[int, list[Ipu]] = {}
     for ipu in ipus:
         if ipu.cluster == allocation.cluster:
@@ -123,7 +131,7 @@ def _fit(
     all_ipus: Iterable[Ipu],
     taken: Collection[tuple[str, int]],
 ) -> _Fit | None:
-    """Return the best groups in an allocation; None if too few IPUs are free."""
+    """Return the best groups of IPUs in an allocation; None if too few IPUs are free."""
     domains = _domains(allocation, all_ipus)
     num_ilds = 1
     if not request.reconfigurable:
@@ -150,7 +158,7 @@ def _fit(
 
 
 def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]]) -> int:
-    """Return the size of the largest group in a domain without partitions."""
+    """Return the size of the largest group in any domain, as if all IPUs were free."""
     return (
         max(
             (_largest_block(_usable(allocation, domain, ())) for domain in domains.values()),
@@ -161,7 +169,7 @@ def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]])
 
 
 def _largest_block(usable: Sequence[bool]) -> int:
-    """Return the size of the largest aligned group; 0 if all IPUs are taken."""
+    """Return the size of the largest aligned group of usable IPUs; 0 if no IPU is usable."""
     size = 1 << max(len(usable).bit_length() - 1, 0)
     while size and _best_group(usable, size) is None:
         size //= 2
@@ -169,7 +177,10 @@ def _largest_block(usable: Sequence[bool]) -> int:
 
 
 def _best_group(usable: Sequence[bool], size: int) -> tuple[int, int] | None:
-    """Return the best aligned group as (size of its free block, start); None if no group fits."""
+    """Return the best aligned group of usable IPUs; None if no group of this size is usable.
+
+    The result is the size of the free block around the group, and the start of the group.
+    """
     found = []
     for start in range(0, len(usable) - size + 1, size):
         if all(usable[start : start + size]):
@@ -192,7 +203,7 @@ def _refusal(
     all_ipus: Sequence[Ipu],
     taken: Collection[tuple[str, int]],
 ) -> Exception:
-    """Return the error with the request, the free IPUs and the owners of the others."""
+    """Return the error that names the request, the free IPUs and the owners of the other IPUs."""
     if not allocations:
         where = f"cluster {request.cluster}" if request.cluster else f"pod {pod.name}"
         return UnknownNameError(f"{where} has no allocation: make one")

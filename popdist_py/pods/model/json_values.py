@@ -1,7 +1,8 @@
 """Conversion of dataclasses, tuples and enumerations to JSON, and back with checks.
 
-A dataclass becomes an object, a tuple an array, and an enumeration its name in V-IPU's protocol.
-Reading checks each field. The error for an unknown, missing or wrong field names the field.
+A dataclass becomes a JSON object, and a tuple becomes a JSON array. A member of an enumeration
+becomes its name in V-IPU's protocol. The conversion from JSON checks each field. The error for an
+unknown, missing or wrong field names the field.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 from popdist_py.pods.model.pod_errors import InvalidRequestError
 
 _MOST_CHARACTERS: Final = 4096
-# All JSON parsers and SQLite represent integers up to this one exactly.
+# All JSON parsers and SQLite represent integers up to this limit exactly.
 _LARGEST_INTEGER: Final = (1 << 53) - 1
 
 
@@ -55,7 +56,7 @@ def decode(body: bytes) -> object:
 
 
 def to_json(value: object) -> Any:
-    """Return a value as types of JSON."""
+    """Return a value in the types of JSON: dict, list, str, number, bool or None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -72,7 +73,7 @@ def to_json(value: object) -> Any:
 def from_json(kind: Any, value: object, name: str) -> Any:
     """Return a decoded JSON ``value`` as a value of type ``kind``.
 
-    A field with a default may be missing. Messages name the value ``name``.
+    A field with a default may be missing. Error messages use ``name`` as the name of the value.
 
     Raises:
         InvalidRequestError: The value has another type; the message names the field.
@@ -97,7 +98,7 @@ def from_json(kind: Any, value: object, name: str) -> Any:
 
 
 def _plain(kind: Any, value: object, name: str) -> object:
-    """Return a text, a number, a boolean or None after checking it."""
+    """Check that ``value`` is a text, a number, a boolean or None of type ``kind``; return it."""
     if kind is str:
         return _text(value, name)
     if kind is bool and isinstance(value, bool):
@@ -106,7 +107,7 @@ def _plain(kind: Any, value: object, name: str) -> object:
     if kind is int and is_integer and abs(value) <= _LARGEST_INTEGER:  # type: ignore[arg-type]
         return value
     if kind is float and (is_integer or isinstance(value, float)):
-        # An integer that is too large for a float is refused, as infinity is.
+        # Infinity and integers that are too large for a float are refused.
         if abs(value) < 1e300 and math.isfinite(value):  # type: ignore[arg-type]
             return float(value)  # type: ignore[arg-type]
     elif kind is None and value is None:
@@ -122,7 +123,7 @@ def _text(value: object, name: str) -> str:
         raise InvalidRequestError(
             f"{name} has {len(value)} characters; at most {_MOST_CHARACTERS} are accepted"
         )
-    # JSON can contain single surrogates, which files and terminals do not accept.
+    # A JSON text can contain unpaired surrogates, which files and terminals do not accept.
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise _wrong(name, value, "text without NUL and lone surrogates")
     return value
@@ -131,7 +132,7 @@ def _text(value: object, name: str) -> str:
 def read_fields(
     kinds: Mapping[str, Any], defaults: Mapping[str, object], value: object, name: str
 ) -> dict[str, Any]:
-    """Return the fields of an object. Fields without a default are required."""
+    """Return the checked fields of a JSON object. Fields without a default are required."""
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object")
     accepted = ", ".join(kinds) or "none"
@@ -153,7 +154,7 @@ def read_fields(
 
 @cache
 def _shape(kind: type) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return types and defaults of the fields of a dataclass."""
+    """Return the types and the defaults of the fields of a dataclass."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(kind)
@@ -167,7 +168,7 @@ def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message, as one short line of ASCII."""
+    """Return a value as one short line of ASCII, for an error message."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "an array"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_INTEGER:

@@ -1,6 +1,6 @@
-"""Rules for requests of partitions, for the use of partitions, and for attached IPUs.
+"""Rules for requested partitions, for the use of partitions, and for attached IPUs.
 
-The rules are from the user guide and the protocol of V-IPU.
+The rules are from V-IPU's user guide and protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ def is_power_of_two(number: int) -> bool:
 
 
 def check_name(what: str, name: str) -> None:
-    """Check the name of a partition, agent, cluster, allocation or pod (InvalidRequestError)."""
+    """Check the name of a partition, agent, cluster, allocation or pod.
+
+    Raises:
+        InvalidRequestError: The name is empty, too long, or contains characters that are not
+            allowed.
+    """
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
             f"{what} {name!r} is not a valid name: give up to 64 letters, digits, '-', '_' and "
@@ -31,11 +36,15 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_request(request: PartitionRequest) -> None:
-    """Check a request without a pod (InvalidRequestError).
+    """Check the rules for a partition request that do not depend on the pod.
 
-    The numbers of IPUs, GCDs and IPU-Link domains are powers of two. GCDs and domains divide the
-    IPUs. GCDs divide the replicas, and the replicas divide the IPUs. A domain has up to 64 IPUs. A
-    reconfigurable partition has one GCD, one domain and the sync type c2-compatible.
+    The numbers of IPUs, GCDs and IPU-Link domains must be powers of two. The number of IPUs must be
+    a multiple of the numbers of GCDs, domains and replicas. The number of replicas must be a
+    multiple of the number of GCDs. A domain has at most 64 IPUs. A reconfigurable partition has one
+    GCD, one domain and the sync type c2-compatible.
+
+    Raises:
+        InvalidRequestError: The request breaks a rule.
     """
     check_name("partition", request.name)
     size, gcds, ilds, replicas = (
@@ -100,7 +109,7 @@ def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
     """Return the requested number of IPU-Link domains, or else the smallest possible number.
 
     Args:
-        request: The requirements; the size is a power of two.
+        request: The requirements for the partition, whose size is a power of two.
         domain_ipus: The largest number of IPUs in a domain.
     """
     if request.num_ilds is not None:
@@ -112,9 +121,9 @@ def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
 def misfit(partition: Partition, request: PartitionRequest) -> str:
     """Return the reason why a job with this request cannot use a partition, or an empty text.
 
-    A reconfigurable partition must be large enough. A preconfigured partition must have the same
-    size, GCDs and replicas. A requested number of IPU-Link domains, sync type, allocation or
-    cluster must be that of the partition.
+    A reconfigurable partition must be large enough. A preconfigured partition must have the
+    requested numbers of IPUs, GCDs and replicas. If the request names a number of IPU-Link domains,
+    a sync type, an allocation or a cluster, the partition must have the same.
     """
     wanted: list[tuple[str, object, object]] = []
     if partition.reconfigurable:
@@ -149,8 +158,11 @@ def free_ipus(
 ) -> tuple[int, ...]:
     """Return the IPUs of a partition for an attachment, or an empty tuple if too few are free.
 
-    If ``ipus`` is None, the first free device of the size or the first free domains are chosen. The
-    function raises InvalidRequestError and NotEnoughIpusError as ``PodStore.attach`` does.
+    If ``ipus`` is None, the first free device of this size or the first free domains are chosen.
+
+    Raises:
+        InvalidRequestError: ``num_ipus`` or ``ipus`` is invalid.
+        NotEnoughIpusError: The partition has fewer than ``num_ipus`` IPUs.
     """
     if ipus is not None:
         chosen = tuple(ipus)
@@ -183,5 +195,5 @@ def _check_named(partition: Partition, num_ipus: int, ipus: tuple[int, ...]) -> 
 
 
 def ipu_list(ipus: Sequence[int]) -> str:
-    """Return the first numbers of IPUs for a message."""
+    """Return the first eight IPU numbers as a text, for a message."""
     return ", ".join(map(str, ipus[:8])) + (", ..." if len(ipus) > 8 else "")

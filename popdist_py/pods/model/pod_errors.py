@@ -11,9 +11,9 @@ from typing import ClassVar
 
 
 class PodError(Exception):
-    """The base class of all errors of pods. An error of the storage has this class itself.
+    """The base class of all errors of pods. Storage errors are raised as this class itself.
 
-    ``code`` is the name of the class in the server's answers.
+    ``code`` identifies the class in the server's answers.
     """
 
     code: ClassVar[str] = "error"
@@ -38,13 +38,13 @@ class NameTakenError(PodError):
 
 
 class NotEnoughIpusError(PodError):
-    """Too few IPUs for a request are free or connected."""
+    """The pod or partition has too few free or connected IPUs for a request."""
 
     code = "not-enough-ipus"
 
 
 class InUseError(PodError):
-    """The object to change, or its IPUs, are in use."""
+    """The partition, cluster or other object to change is in use, or its IPUs are in use."""
 
     code = "in-use"
 
@@ -74,13 +74,16 @@ _MAX_LISTED = 16
 
 
 def check_known(kind: str, name: str, known: Collection[str], place: str = "") -> None:
-    """Check that an object with this name exists (UnknownNameError).
+    """Check that an object with this name exists.
 
     Args:
         kind: The kind of the object for the message, such as ``cluster``.
         name: The name to check.
         known: The names of all existing objects of this kind.
         place: The pod or folder that was searched, such as ``in pod lab``.
+
+    Raises:
+        UnknownNameError: ``known`` does not contain ``name``.
     """
     if name not in known:
         verb = "is" if len(known) < 2 else "are"

@@ -1,6 +1,6 @@
 """Immutable values for the IPUs, agents, clusters, allocations and partitions of a pod.
 
-The terms are those of V-IPU.
+These terms have the same meaning as in V-IPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from enum import StrEnum
 
 from popdist_py.device_numbers import IPUS_PER_MACHINE, device_id
 
-# The longest name of a file.
+# The text fields of ``Holder`` are cut to this length, which is the limit for file names in Linux.
 _MOST_CHARACTERS = 255
 
 
 class SyncType(StrEnum):
-    """V-IPU's sync types, by their protocol names; the first is the default."""
+    """V-IPU's sync types. The values are their names in V-IPU's protocol.
+
+    The first member is the default.
+    """
 
     C2_COMPATIBLE = "ST_GS2_DEFAULT"
     INDEPENDENT_RAILS = "ST_GS2_INDEPENDENT_RAILS"
@@ -25,7 +28,10 @@ class SyncType(StrEnum):
 
 
 class PartitionState(StrEnum):
-    """Whether a partition can be used. Tables show the value, and PopRun's log adds ``PS_``."""
+    """The state of a partition, which tells whether it can be used.
+
+    Tables show the value of the state. PopRun's log shows the value with the prefix ``PS_``.
+    """
 
     PENDING = "PENDING"
     ACTIVE = "ACTIVE"
@@ -33,7 +39,7 @@ class PartitionState(StrEnum):
 
 
 class OperationState(StrEnum):
-    """The operation on a partition that is in progress."""
+    """The operation that is in progress on a partition."""
 
     IDLE = "IDLE"
     CREATING = "CREATING"
@@ -52,9 +58,9 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Connected agents in IPU-Link domains of equal size.
+    """Connected agents, which form IPU-Link domains of equal size.
 
-    ``topology`` of the IPU-Links is ``mesh`` or ``torus`` (a closed loop). ``is_looped`` tells
+    ``topology`` is ``mesh`` or ``torus``, the topology of the IPU-Links. ``is_looped`` tells
     whether the GW-Links between the domains form a ring.
     """
 
@@ -67,7 +73,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """Agents of one cluster for the partitions of users. A partition is in one allocation."""
+    """A group of agents of one cluster. Each partition takes its IPUs from one allocation."""
 
     name: str
     cluster: str
@@ -78,8 +84,9 @@ class Allocation:
 class Ipu:
     """One emulated IPU of a pod.
 
-    ``index`` is its number in the pod. ``number`` is the IPU# in its IPU-Machine, which counts down
-    from 3. ``domain`` is the IPU-Link domain in the cluster.
+    ``index`` is the number of the IPU in the pod. ``number`` is the number of the IPU in its
+    IPU-Machine; the first IPU has the highest number, usually 3. ``domain`` is the number of the
+    IPU-Link domain in the cluster.
     """
 
     index: int
@@ -92,10 +99,11 @@ class Ipu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """A named set of emulated IPUs over hosts.
+    """A named set of emulated IPUs, which may belong to several hosts.
 
-    A new partition is PENDING for ``create_seconds``, and a reset partition for ``reset_seconds``.
-    These times are minutes on real hardware. By default, emulated partitions are ready immediately.
+    A new partition is PENDING for ``create_seconds``. A reset partition is PENDING for
+    ``reset_seconds``. On real hardware, the creation and the reset of a partition take minutes. By
+    default, emulated partitions are ready immediately.
     """
 
     name: str
@@ -106,7 +114,7 @@ class Pod:
     reset_seconds: float = 0.0
 
     def ipus(self) -> tuple[Ipu, ...]:
-        """Return all IPUs, cluster by cluster and agent by agent."""
+        """Return the IPUs of all clusters, in the order of the clusters and their agents."""
         agents = {agent.name: agent for agent in self.agents}
         found: list[Ipu] = []
         for cluster in self.clusters:
@@ -130,9 +138,9 @@ class Pod:
 class PartitionRequest:
     """The requirements for a new partition (V-IPU's PartitionRequirements).
 
-    The pod chooses the value of a field that is None. It chooses an ``allocation`` and ``cluster``
-    with enough free IPUs, the smallest ``num_ilds``, ``num_gcds`` as ``num_replicas``, and the
-    default ``sync_type``.
+    For a field that is None, the pod chooses the value: an ``allocation`` and ``cluster`` with
+    enough free IPUs, the smallest possible ``num_ilds``, the value of ``num_gcds`` for
+    ``num_replicas``, or the default ``sync_type``.
     """
 
     name: str
@@ -148,9 +156,9 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One IPU of a partition, or a group of 2, 4, 8, ... IPUs, that programs use as a device.
+    """A device for programs, which is one IPU of a partition or a group of 2, 4, 8, ... IPUs.
 
-    The numbers in ``ipus`` are relative to the partition.
+    ``ipus`` contains numbers of IPUs in the partition.
     """
 
     id: int
@@ -158,9 +166,10 @@ class Device:
 
 
 def devices_of(num_ipus: int, num_ilds: int) -> Iterator[Device]:
-    """Yield the devices of a partition in the order of their ids, which begin with single IPUs.
+    """Yield the devices of a partition in the order of their ids.
 
-    Pairs, groups of four and larger groups follow. A device does not span IPU-Link domains.
+    The single IPUs come first, then the pairs, the groups of four and the larger groups. All IPUs
+    of a device are in the same IPU-Link domain.
     """
     size = 1
     while size <= num_ipus // num_ilds:
@@ -174,9 +183,9 @@ def devices_of(num_ipus: int, num_ilds: int) -> Iterator[Device]:
 class Partition:
     """A named, isolated set of IPUs, numbered from 0 in the order of ``ipus``.
 
-    ``ipus`` has one run of neighbours for each of the ``num_ilds`` IPU-Link domains. ``owner`` is
-    the user who made the partition. ``created`` is a time in seconds since the epoch. ``error`` is
-    the reason of the state ERROR. ``generation`` is the number of resets.
+    ``ipus`` contains one group of adjacent IPUs for each of the ``num_ilds`` IPU-Link domains.
+    ``owner`` is the user who made the partition. ``created`` is a time in seconds since the epoch.
+    ``error`` is the reason for the state ERROR. ``generation`` is the number of resets.
     """
 
     name: str
@@ -202,15 +211,18 @@ class Partition:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of its IPU-Machines, in order."""
+        """The hosts of the partition's IPU-Machines, in the order of the IPUs."""
         return tuple(dict.fromkeys(ipu.host for ipu in self.ipus))
 
     def domain_of(self, ipu: int) -> int:
-        """Return the number of the IPU-Link domain of an IPU. Both are counted in the partition."""
+        """Return the number of the IPU-Link domain that contains the IPU.
+
+        Domains and IPUs are numbered from 0 within the partition.
+        """
         return ipu * self.num_ilds // self.size
 
     def devices(self) -> Iterator[Device]:
-        """Return all devices in the order of their ids."""
+        """Return all devices of the partition, in the order of their ids."""
         return devices_of(self.size, self.num_ilds)
 
 
@@ -218,8 +230,8 @@ class Partition:
 class Holder:
     """The process that holds IPUs, which is a job's launcher or a program without a launcher.
 
-    The names of programs and users may contain any characters. Unprintable characters are replaced
-    by ``?``, and the texts are cut to 255 characters.
+    The names of programs and users may contain any characters. In the fields of this class,
+    unprintable characters are replaced by ``?``, and texts are cut to 255 characters.
     """
 
     host: str
@@ -229,7 +241,7 @@ class Holder:
     run_id: str = ""
 
     def __post_init__(self) -> None:
-        """Make the texts printable, and cut them."""
+        """Make the text fields printable, and cut them."""
         for name in ("host", "user", "program", "run_id"):
             text = getattr(self, name)[:_MOST_CHARACTERS]
             if not text.isprintable():
@@ -239,9 +251,10 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attachment:
-    """The attachment of IPUs, numbered in the partition, to one holder.
+    """The attachment of some IPUs of a partition to one holder.
 
-    Only the holder knows ``id``. Lists of attachments have empty ids.
+    ``ipus`` contains numbers of IPUs in the partition. Only the holder knows ``id``; attachments in
+    lists have an empty ``id``.
     """
 
     id: str

@@ -20,7 +20,11 @@ _MOST_SECONDS = 3600.0
 
 
 def check_pod(pod: Pod) -> None:
-    """Check a whole pod, part by part (PodError)."""
+    """Check the agents, clusters and allocations of a pod.
+
+    Raises:
+        PodError: A part of the pod breaks a rule.
+    """
     check_name("pod", pod.name)
     for what, seconds in (("create", pod.create_seconds), ("reset", pod.reset_seconds)):
         if not 0 <= seconds <= _MOST_SECONDS:
@@ -53,10 +57,13 @@ def check_pod(pod: Pod) -> None:
 
 
 def check_cluster(pod: Pod, cluster: Cluster) -> None:
-    """Check a new cluster. Its agents must not be in another cluster, and fill equal domains.
+    """Check a new cluster, whose agents must form IPU-Link domains of equal size.
 
-    It raises InvalidRequestError, NameTakenError, UnknownNameError for an agent, and InUseError for
-    an agent of another cluster.
+    Raises:
+        InvalidRequestError: The cluster breaks a rule.
+        NameTakenError: Another cluster has this name.
+        UnknownNameError: The pod does not have one of the agents.
+        InUseError: An agent belongs to another cluster.
     """
     check_name("cluster", cluster.name)
     if cluster.name in {each.name for each in pod.clusters}:
@@ -101,9 +108,14 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
 
 
 def check_allocation(pod: Pod, allocation: Allocation) -> None:
-    """Check a new allocation. Its agents are of one cluster, and may be in several allocations.
+    """Check a new allocation, whose agents must belong to one cluster.
 
-    It raises InvalidRequestError, NameTakenError, and UnknownNameError for the cluster or an agent.
+    An agent may belong to several allocations.
+
+    Raises:
+        InvalidRequestError: The allocation breaks a rule.
+        NameTakenError: Another allocation has this name.
+        UnknownNameError: The cluster does not exist, or does not contain one of the agents.
     """
     check_name("allocation", allocation.name)
     if allocation.name in {each.name for each in pod.allocations}:

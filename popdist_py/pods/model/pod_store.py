@@ -1,6 +1,7 @@
-"""The interface of a pod store, which a folder of this machine and a server implement.
+"""The interface of a pod store.
 
-Every call is atomic. If a process is killed during a call, the call is complete or has no effect.
+``FolderStore`` implements it for a folder of this machine, and ``ServerStore`` for a pod's server.
+Every call is atomic. A call of a process that is killed is either complete or has no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from popdist_py.pods.model.pod_parts import (
 
 
 def own_user() -> str:
-    """Return the user of this process, which is the default user of a store."""
+    """Return the name of the user who runs this process, which is a store's default user."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name
@@ -33,8 +34,8 @@ def own_user() -> str:
 class PodStore(Protocol):
     """The interface of a pod.
 
-    All methods raise UnreachableError, DamagedError or PodError if the pod cannot be used. They
-    also raise the errors in their descriptions.
+    Every method raises UnreachableError, DamagedError or PodError if the pod cannot be used. The
+    description of a method names its other errors.
     """
 
     where: str  # for messages: the folder or http://HOST:PORT
@@ -44,64 +45,113 @@ class PodStore(Protocol):
         """Return the pod without its partitions."""
 
     def partitions(self) -> tuple[Partition, ...]:
-        """Return all partitions, by name."""
+        """Return all partitions, sorted by name."""
 
     def partition(self, name: str) -> Partition:
-        """Return the current state of one partition (UnknownNameError)."""
+        """Return the current state of one partition.
+
+        Raises:
+            UnknownNameError: No partition has this name.
+        """
 
     def create_partition(self, request: PartitionRequest) -> Partition:
         """Make a partition of free IPUs.
 
-        It raises InvalidRequestError, NameTakenError, UnknownNameError for the allocation or
-        cluster, and NotEnoughIpusError with the request, the free IPUs and the owners of others.
+        Raises:
+            InvalidRequestError: The request breaks a rule.
+            NameTakenError: Another partition has this name.
+            UnknownNameError: The requested allocation or cluster does not exist.
+            NotEnoughIpusError: Too few IPUs are free. The message names the request, the free IPUs
+                and the owners of the other IPUs.
         """
 
     def reset_partition(self, name: str) -> Partition:
-        """Bring a partition into its initial state (UnknownNameError, InUseError)."""
+        """Bring a partition into its initial state.
+
+        Raises:
+            UnknownNameError: No partition has this name.
+            InUseError: A process holds IPUs of the partition.
+        """
 
     def fail_partition(self, name: str, reason: str) -> Partition:
-        """Put a partition into the state ERROR, as broken hardware would (UnknownNameError)."""
+        """Put a partition into the state ERROR, as broken hardware would.
+
+        Raises:
+            UnknownNameError: No partition has this name.
+        """
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
-        """Free the IPUs of a partition.
+        """Remove a partition, which frees its IPUs.
 
-        With ``force``, the partition may be in use or belong to another user. The method raises
-        UnknownNameError, InUseError and NotAllowedError.
+        With ``force``, the partition may be in use or belong to another user.
+
+        Raises:
+            UnknownNameError: No partition has this name.
+            InUseError: A process holds IPUs of the partition.
+            NotAllowedError: The partition belongs to another user.
         """
 
     def create_cluster(self, cluster: Cluster) -> None:
-        """Make a cluster of agents without a cluster (InvalidRequestError, NameTakenError, ...)."""
+        """Make a cluster of agents that do not belong to a cluster yet.
+
+        Raises:
+            InvalidRequestError: The cluster breaks a rule.
+            NameTakenError: Another cluster has this name.
+            UnknownNameError: The pod does not have one of the agents.
+            InUseError: An agent belongs to another cluster.
+        """
 
     def remove_cluster(self, name: str) -> None:
-        """Remove a cluster (UnknownNameError; InUseError while it has allocations)."""
+        """Remove a cluster.
+
+        Raises:
+            UnknownNameError: No cluster has this name.
+            InUseError: The cluster has allocations.
+        """
 
     def create_allocation(self, allocation: Allocation) -> None:
-        """Make an allocation of agents (InvalidRequestError, NameTakenError, ...)."""
+        """Make an allocation of agents.
+
+        Raises:
+            InvalidRequestError: The allocation breaks a rule.
+            NameTakenError: Another allocation has this name.
+            UnknownNameError: The cluster does not exist, or does not contain one of the agents.
+        """
 
     def remove_allocation(self, name: str) -> None:
-        """Remove an allocation (UnknownNameError; InUseError while it has partitions)."""
+        """Remove an allocation.
+
+        Raises:
+            UnknownNameError: No allocation has this name.
+            InUseError: The allocation has partitions.
+        """
 
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Attach IPUs of a partition for ``holder`` until ``detach``, or until its process ends.
+        """Attach IPUs of a partition to ``holder`` until ``detach``, or until this process ends.
 
         Args:
             partition: The name of a partition that is ACTIVE.
-            num_ipus: The number of IPUs. A power of two up to the size of a domain takes the first
-                free device, and a larger number takes whole domains.
-            holder: This process, or a process whose end also ends this process.
-            ipus: The IPUs to take instead of the first free ones, numbered in the partition.
+            num_ipus: The number of IPUs, which must be a power of two if ``ipus`` is None. If one
+                domain has this number of IPUs, the store attaches the first free device of this
+                size. Otherwise it attaches whole domains.
+            holder: This process, or another process at whose end this process ends too.
+            ipus: The numbers of the IPUs in the partition. If None, the store chooses the IPUs.
 
-        It raises UnknownNameError, InvalidRequestError, InUseError with the holders, and
-        NotEnoughIpusError if the partition is too small.
+        Raises:
+            UnknownNameError: No partition has this name.
+            InvalidRequestError: An argument breaks a rule, or the partition is in the state ERROR.
+            InUseError: Too few IPUs are free, or the partition is PENDING. The message names the
+                holders of the IPUs.
+            NotEnoughIpusError: The partition is too small.
         """
 
     def detach(self, attachment: Attachment) -> None:
         """Release the IPUs of an attachment. A second call does nothing."""
 
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return the attachments of all holders that are alive."""
+        """Return the attachments of all holders that are still running."""
 
     def close(self) -> None:
         """Release the IPUs that this store attached, and close it. A second call does nothing."""

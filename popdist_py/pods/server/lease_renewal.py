@@ -12,20 +12,22 @@ from popdist_py.pods.model.pod_errors import PodError, UnreachableError
 from popdist_py.pods.model.pod_parts import Attachment
 from popdist_py.pods.server.pod_api import Lease
 
-# Five renewals may be lost before a lease ends.
+# The number of renewals in the duration of a lease. Five of them may fail before the lease ends.
 _RENEWALS_PER_LEASE: Final = 6
 
 
 class Renewal:
-    """Renews the leases of attachments until they are detached or the process ends.
+    """Renews the lease of each attachment until its IPUs are detached or the process ends.
 
-    A lease ends if it is not renewed, for example because the network failed. The same IPUs are
-    then attached again. If another process holds the IPUs, or the partition was removed, a warning
-    is logged and the job continues.
+    A lease ends if it is not renewed, for example because the network failed. This class then
+    attaches the same IPUs again. If another process holds the IPUs, or the partition was removed, a
+    warning is logged and the job continues.
 
     Args:
-        renew: Renews leases by their ids within a time-out, and returns the ids of ended leases.
-        attach_again: Attaches the IPUs of an attachment whose lease has ended.
+        renew: A function that renews the leases with the given ids within a time-out. It returns
+            the ids of the leases that have ended.
+        attach_again: A function that attaches the IPUs of an attachment again after its lease has
+            ended.
     """
 
     def __init__(
@@ -36,13 +38,14 @@ class Renewal:
         self._renew = renew
         self._attach_again = attach_again
         self._lock = threading.Lock()
-        # The keys are the ids that the holder knows. An attachment that is made again has a new id.
+        # The key is the id of the first attachment, which the holder knows. If the IPUs are
+        # attached again, the new attachment in the value has another id.
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def keep(self, lease: Lease) -> None:
-        """Begin to renew the lease of an attachment."""
+        """Start to renew a lease."""
         with self._lock:
             self._held[lease.attachment.id] = lease
             if self._thread is None:
@@ -50,21 +53,24 @@ class Renewal:
                 self._thread.start()
 
     def kept_ids(self) -> frozenset[str]:
-        """Return the ids of the renewed attachments, as the holder knows them.
+        """Return the ids of the attachments with renewed leases, as the holder knows them.
 
-        This method does not take the lock, because a forked process calls it too. In a forked
-        process, the lock may belong to a thread that exists only in the parent.
+        This method does not take the lock, because forked processes also call it. In a forked
+        process, the lock may be held by a thread that exists only in the parent.
         """
         return frozenset(self._held)
 
     def forget(self, attachment: Attachment) -> Attachment:
-        """Stop renewing an attachment, and return it as the server knows it."""
+        """Stop the renewal of an attachment's lease.
+
+        The result is the attachment with the id that the server knows.
+        """
         with self._lock:
             lease = self._held.pop(attachment.id, None)
         return attachment if lease is None else lease.attachment
 
     def end(self) -> tuple[Attachment, ...]:
-        """Stop the thread, and return the attachments that it renewed."""
+        """Stop the thread, and return the attachments whose leases the thread renewed."""
         self._ended.set()
         with self._lock:
             left = tuple(lease.attachment for lease in self._held.values())
@@ -100,7 +106,7 @@ class Renewal:
         lost = lease.attachment
         with self._lock:
             if own_id not in self._held:
-                return  # detached meanwhile
+                return  # the holder has detached these IPUs in the meantime
         try:
             again = self._attach_again(lost)
         except UnreachableError:
@@ -116,6 +122,7 @@ class Renewal:
             )  # fmt: skip
             return
         with self._lock:
-            # An attachment that was detached in the meantime is not renewed, so its lease ends.
+            # If the holder has detached the IPUs in the meantime, the new lease is not renewed, so
+            # that it ends.
             if own_id in self._held:
                 self._held[own_id] = again

@@ -22,19 +22,20 @@ from popdist_py.pods.model.pod_parts import (
 
 Result = TypeVar("Result")
 
-# The version of the calls. It increases when older clients or servers would misunderstand a call.
+# The version of the calls. A change that older clients or servers would misunderstand increases it.
 API: Final = 1
 VERSION_PATH: Final = f"/v{API}/version"
 USER_HEADER: Final = "X-Poprun-User"
 REQUEST_HEADER: Final = "X-Poprun-Request"
 
-# The largest request, for a cluster of some thousand agents, has a tenth of this size.
+# The limit is ten times the largest expected request, which makes a cluster of some thousand
+# agents.
 MOST_REQUEST_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """An attachment from a server, which must be renewed within ``seconds``."""
+    """An attachment that ends unless the holder renews it within ``seconds``."""
 
     attachment: Attachment
     seconds: float
@@ -42,7 +43,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error in an answer, with its code (``pod_errors.py``) and its text."""
+    """An error in a server's answer.
+
+    ``error`` is the code of the class in ``pod_errors.py``. ``message`` is the text.
+    """
 
     error: str
     message: str
@@ -52,8 +56,8 @@ class Refusal:
 class Call(Generic[Result]):
     """A call of the server, with its path and the types of its arguments and its result.
 
-    A call that ``changes`` the pod uses POST, with its arguments in the body. Other calls use GET,
-    with texts as arguments in the query.
+    If ``changes`` is True, the call changes the pod. It uses POST, and the body contains the
+    arguments. Other calls use GET, and the query contains the arguments as texts.
     """
 
     name: str
@@ -67,10 +71,10 @@ class Call(Generic[Result]):
         return f"/v{API}/{self.name}"
 
     def read_arguments(self, value: object) -> dict[str, Any]:
-        """Return the arguments of a decoded body or query.
+        """Return the arguments from a decoded body or query.
 
         Raises:
-            InvalidRequestError: A field is unknown, missing or wrong; the message names it.
+            InvalidRequestError: A field is unknown, missing or wrong; the message names the field.
         """
         return read_fields(self.arguments, {}, value, self.name)
 
@@ -98,9 +102,9 @@ ATTACH: Final = Call[Lease](
     {"partition": str, "num_ipus": int, "holder": Holder, "ipus": tuple[int, ...] | None},
     Lease,
 )
-# Ids are only in bodies, because paths are logged.
+# The id of an attachment is sent only in a body, because servers log the paths of requests.
 DETACH: Final = Call[None]("detach", {"attachment": Attachment}, None)
-# The result contains the ids of ended leases.
+# The result of this call contains the ids of the leases that have ended.
 RENEW: Final = Call[tuple[str, ...]]("renew", {"ids": tuple[str, ...]}, tuple[str, ...])
 
 CALLS: Final[tuple[Call[Any], ...]] = (

@@ -42,25 +42,27 @@ from popdist_py.pods.server.server_url import host_and_port
 
 Result = TypeVar("Result")
 
-# A restarted server answers again within these pauses. More attempts would only delay the error.
+# A request without an answer is repeated after pauses. The pauses are long enough for a server to
+# restart. More attempts would only delay the error.
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.1
 # A reachable host accepts a connection within milliseconds.
 _CONNECT_SECONDS: Final = 10.0
-# The end of a job must not wait for a server that does not answer.
+# At the end of a job, the launcher waits at most this long for a server that does not answer.
 _CLOSE_SECONDS: Final = 3.0
 _LEAST_SECONDS: Final = 0.1
-# An answer with 256 partitions of one IPU and long names has less than a tenth of this size.
+# The limit is more than ten times the largest expected answer, a list of 256 partitions with long
+# names.
 _MOST_ANSWER_BYTES: Final = 16 << 20
 
 
 class ServerStore:
-    """The pod of a server (``PodStore``), for several threads.
+    """A pod store that calls the server of a pod. Several threads may use it.
 
-    A request without an answer is repeated a few times. A repeated change has the same request id,
-    so that the server makes the change only once. A daemon thread renews the leases while this
-    process runs. Leases do not end while the server is stopped. A forked child neither renews nor
-    releases the leases of its parent.
+    A request without an answer is repeated a few times. The repetition of a change has the same
+    request id, so that the server makes the change only once. A daemon thread renews the leases
+    while this process runs. Leases do not end while the server is stopped. A forked child neither
+    renews nor releases the leases of its parent.
 
     Args:
         url: ``http://HOST:PORT``.
@@ -69,7 +71,7 @@ class ServerStore:
         user: The user who makes the calls; by default the user of this process.
 
     Raises:
-        InvalidRequestError: ``url`` does not have this form.
+        InvalidRequestError: ``url`` does not have the form ``http://HOST:PORT``.
         NotAllowedError: ``token`` is empty, or contains characters that are not allowed.
     """
 
@@ -90,7 +92,7 @@ class ServerStore:
         }
         self._timeout = timeout
         self._is_closed = False
-        # The ids of attachments of the parent processes before a fork.
+        # The ids of the attachments that the parent processes had made before they forked.
         self._of_parents: frozenset[str] = frozenset()
         self._start_over()
 
@@ -99,7 +101,7 @@ class ServerStore:
         return self._ask(pod_api.POD)
 
     def partitions(self) -> tuple[Partition, ...]:
-        """Return all partitions, by name."""
+        """Return all partitions, sorted by name."""
         return self._ask(pod_api.PARTITIONS)
 
     def partition(self, name: str) -> Partition:
@@ -119,7 +121,7 @@ class ServerStore:
         return self._ask(pod_api.FAIL_PARTITION, name=name, reason=reason)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
-        """Free the IPUs of a partition."""
+        """Remove a partition, which frees its IPUs."""
         self._ask(pod_api.REMOVE_PARTITION, name=name, force=force)
 
     def create_cluster(self, cluster: Cluster) -> None:
@@ -141,7 +143,7 @@ class ServerStore:
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Attach IPUs of a partition for ``holder`` as long as this process renews the lease."""
+        """Attach IPUs of a partition to ``holder`` as long as this process renews the lease."""
         lease = self._attach(partition, num_ipus, holder, ipus)
         self._renewal.keep(lease)
         return lease.attachment
@@ -149,7 +151,7 @@ class ServerStore:
     def detach(self, attachment: Attachment) -> None:
         """Release the IPUs of an attachment. A second call does nothing.
 
-        If the server does not answer, it releases them when the lease ends.
+        If the server does not answer, the server releases the IPUs when the lease ends.
         """
         if self._is_child() or attachment.id in self._of_parents:
             return
@@ -162,7 +164,7 @@ class ServerStore:
     def close(self) -> None:
         """Release the IPUs that this store attached, and close it. A second call does nothing.
 
-        It does not wait for a server that does not answer.
+        If the server does not answer, this method returns after about 3 seconds.
         """
         if self._is_closed or self._is_child():
             return
@@ -198,7 +200,7 @@ class ServerStore:
         return self._pid != os.getpid()
 
     def _start_over(self) -> None:
-        """Open new connections. A forked child must not use the connections of its parent."""
+        """Prepare new connections, because a forked child must not use its parent's connections."""
         self._pid = os.getpid()
         self._pool = urllib3.HTTPConnectionPool(self._host.strip("[]"), self._port, maxsize=4)
         self._renewal = Renewal(self._renew, self._attach_again)
@@ -264,11 +266,11 @@ class ServerStore:
             response.release_conn()
 
     def _read(self, call: Call[Result], status: int, body: bytes) -> Result:
-        """Return the result in an answer.
+        """Return the result that an answer contains.
 
         Raises:
-            UnreachableError: The answer is not from a pod's server of this version.
-            PodError: The server refused the call. The class depends on the code in the answer.
+            UnreachableError: The answer is not from a pod server with this version of the calls.
+            PodError: The server refused the call. The code in the answer selects the subclass.
         """
         try:
             if len(body) > _MOST_ANSWER_BYTES:
@@ -315,5 +317,5 @@ _TOKEN_ADVICE: Final = (
 
 
 def _took_all_time(error: HTTPError) -> bool:
-    # A host that drops packets uses the whole time-out, so one attempt is enough.
+    # If a host drops packets, one attempt takes the whole time-out, so no other attempt is made.
     return isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)

@@ -1,6 +1,6 @@
-"""URLs of pod servers, ``http://HOST:PORT``.
+"""Functions for the URLs of pod servers, ``http://HOST:PORT``.
 
-The module is separate from the client, which imports urllib3.
+These functions are not in the client's module, because that module imports urllib3.
 """
 
 import re
@@ -8,22 +8,22 @@ from typing import Final
 
 from popdist_py.pods.model.pod_errors import InvalidRequestError
 
-# The port of V-IPU's server.
+# The default port, which is the same as the port of V-IPU's server.
 DEFAULT_PORT: Final = 8090
 _URL: Final = re.compile(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?")
 
 
 def server_url(host: str, port: int | str) -> str:
-    """Return the URL of a server. The brackets of an IPv6 address may be missing in ``host``."""
+    """Return the URL of a server. ``host`` may be an IPv6 address with or without brackets."""
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"http://{host}:{port}"
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Return the host and port of a URL. The default port is 8090.
+    """Return the host and the port in the URL of a server; the default port is 8090.
 
-    The host keeps the brackets of an IPv6 address.
+    A host that is an IPv6 address is returned with brackets.
 
     Raises:
         InvalidRequestError: ``url`` is not the URL of a pod server.
