@@ -3,5 +3,6 @@
 The package ``torch`` is Horovod's PyTorch API. PopTorch programs use it together with PopDist to
 average losses and to broadcast initial weights. The package ``common`` contains Horovod's errors
 and helper functions. Each instance of the job is a Horovod rank. Importing ``popdist_py.horovod``
-does not import torch. May call: nothing.
+does not import torch. No module of this package communicates without ``popdist_py.collectives``.
+May call: nothing.
 """

@@ -1,4 +1,5 @@
 """The errors and helper functions of ``horovod.common``, which do not depend on a framework.
 
-Importing this package does not import torch. Its modules do not communicate. May call: nothing.
+Importing this package does not import torch. No module of this package communicates.
+May call: nothing.
 """

@@ -14,7 +14,8 @@ Horovod 0.28:
 - ``alltoall`` internally sends all rows to all instances.
 - ``broadcast_object`` uses ``pickle``, so it accepts only objects that ``pickle`` accepts.
 
-Importing this package imports torch. The communication itself is in ``popdist_py.collectives``.
+Importing this package imports torch. No module of this package communicates directly; the functions
+of ``popdist_py.collectives`` do.
 May call: activities, collectives, common, context, public_collectives, errors.
 """
 
