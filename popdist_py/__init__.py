@@ -1,9 +1,9 @@
 """PopDist in Python, for programs that run as instances of a poprun-py job.
 
-Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` joins the job. PopDist's
-own functions keep PopDist's spelling. ``__init__.pyi`` is the only list of the public names. A
-module is imported at the first use of one of its names, because the launcher needs only
-``environment``.
+Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` joins the job. Functions
+that PopDist also has keep PopDist's names, such as ``getNumInstances``. ``__init__.pyi`` is the
+only list of the public names. This package imports each of its modules at the first use of one of
+the module's names, because the launcher needs only the module ``environment``.
 """
 
 from functools import cache
@@ -33,7 +33,7 @@ def __dir__() -> list[str]:
 
 @cache
 def _module_of_name() -> dict[str, str]:
-    """Return the module that the stub imports each public name from."""
+    """Return a dict from each public name to the name of its module, read from the stub."""
     import ast
     from pathlib import Path
 

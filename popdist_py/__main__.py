@@ -1,8 +1,9 @@
-"""The command ``python -m popdist_py PROGRAM``, which runs a program with the SDK's module names.
+"""The command ``python -m popdist_py PROGRAM``, which runs a program with emulated SDK modules.
 
-The command starts Python again with the folder ``start_hook`` on PYTHONPATH. So the program behaves
-as with ``python PROGRAM``, but also finds the names. The launcher does the same for the instances
-of a job. The options ``--install-names`` and ``--remove-names`` change a whole environment instead.
+The command starts Python again with the folder ``start_hook`` on PYTHONPATH. The program behaves as
+with ``python PROGRAM``, but it can also import poptorch, popdist, horovod and popart. The launcher
+sets PYTHONPATH in the same way for the instances of a job. The options ``--install-names`` and
+``--remove-names`` change a whole Python environment instead of one program.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ options:
 --install-names           give the names to every program of this Python environment
 --remove-names            take them away again
 """
-# The variable of each option, and the values of the option.
+# The environment variable that each option sets, and the values that the option accepts.
 _OPTIONS = {
     "--sdk-names": (SDK_NAMES, ("auto", "yes")),
     "--ipu-model": (IPU_MODEL, ("mk1", "mk2", "bow")),
 }
 _HOOK = str(Path(__file__).resolve().parent / "start_hook")
-# A .pth file with one line of code, which Python runs when it starts. The code installs a finder
-# instead of adding a folder to sys.path. The finder prefers installed packages, also packages in
-# the base of a virtual environment, which come after added folders. Python reads .pth files in
-# alphabetical order, so this file is read after the files that add folders.
+# A .pth file with one line of code, which Python runs when it starts. The code installs an import
+# finder, which prefers installed packages. A folder in sys.path would hide packages that are
+# installed in the base of a virtual environment, because they come later in sys.path. The file name
+# begins with zz because Python reads .pth files in alphabetical order, and other .pth files must
+# have added their folders to sys.path before.
 _PTH = "zz_popdist_py_sdk_names.pth"
 _START = f"""\
 sys.path.insert(0, {_HOOK!r})
@@ -59,7 +61,7 @@ finally:
 
 
 def main() -> int:
-    """Run the command line. Return an exit code, unless this process became the program."""
+    """Run the command line. Return an exit code, or replace this process by the program."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
         _say(_USAGE, sys.stdout)
@@ -89,13 +91,14 @@ def main() -> int:
 
 
 def _variables(given: dict[str, str]) -> dict[str, str]:
-    """Return the environment variables for a program: ``given``, and the folder of the names."""
+    """Return the environment variables to set for a program, which include ``given``."""
     mode = os.environ.get(SDK_NAMES, "")
     names = mode if mode in _OPTIONS["--sdk-names"][1] else "auto"
     # In an instance of a job, the launcher has already decided whether this is an SDK program.
     command = {} if is_popdist_environment(os.environ) else {SDK_COMMAND: "1"}
     path = os.environ.get("PYTHONPATH", "")
-    # The folder must be first, because Python runs only the first sitecustomize.
+    # The folder start_hook must be first in PYTHONPATH, because Python runs only the first
+    # sitecustomize that it finds.
     rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
     hooked = os.pathsep.join([_HOOK, *rest])
     return {SDK_NAMES: names, "PYTHONPATH": hooked, **command, **given}
@@ -104,17 +107,18 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
 def _options_of_python() -> list[str]:
     """Return the command-line words between ``python`` and ``-m popdist_py``."""
     words = ["", "", *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]]
-    # The last words are -m popdist_py or -mpopdist_py, or contain other letters: -um popdist_py.
+    # The last words are -m popdist_py or -mpopdist_py. Other options of one letter may stand before
+    # the m, as in -um popdist_py.
     last = words.pop()
     letters = last.removesuffix("popdist_py") or words.pop()
     if not (last.endswith("popdist_py") and letters.startswith("-") and letters.endswith("m")):
-        return []  # started as a file, or called by another program
+        return []  # main() was started from a file, or called by another program
     letters = letters.removesuffix("m")
     return [*words[2:], letters] if letters != "-" else words[2:]
 
 
 def _change_environment(*, install: bool) -> int:
-    """Write or remove the .pth file that makes Pythons of this environment find the names."""
+    """Write or remove the .pth file that lets this Python environment import the SDK's modules."""
     file = Path(sysconfig.get_path("purelib"), _PTH)
     if install and not _is_installed():
         return _refuse("not installed in this environment; first run: pip install poprun-py")

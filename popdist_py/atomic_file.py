@@ -1,8 +1,8 @@
 """Writing of files that other processes see either complete or not at all.
 
-A file is written under a temporary name and then renamed. The file is not synchronised to the disk.
-Another function opens files that only their owner can read. The launcher uses this module too, so
-it imports only the standard library.
+A file is written under a temporary name and then renamed. These functions do not call ``fsync``.
+The function ``open_private`` opens files that only their owner can read. The launcher uses this
+module too, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
 
     Args:
         path: A path in an existing folder.
-        private: Whether to make the file at once, so that only its owner can read it.
+        private: Whether to make the temporary file at once, with permissions only for its owner.
 
     Raises:
         OSError: The file cannot be made.
@@ -52,7 +52,8 @@ def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
     for ``beside``.
 
     Raises:
-        OSError: The file cannot be made or renamed. In this case, ``path`` has not changed.
+        OSError: The file cannot be made or renamed. The file at ``path`` is unchanged after this
+            error.
     """
     with beside(path, private=private) as partial:
         yield partial
@@ -67,11 +68,11 @@ def write_whole(path: Path, text: str) -> None:
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        OSError: The file cannot be written. In this case, ``path`` has not changed, and no
-            temporary file remains.
+        OSError: The file cannot be written. After this error, the file at ``path`` is unchanged,
+            and no temporary file remains.
     """
     if not path.parent.exists():
-        # Otherwise, the error would name the temporary file, which the user does not know.
+        # Without this check, the error would name the temporary file, which the user does not know.
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
     with replaced_at_end(path, private=True) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -1,7 +1,7 @@
 """Checkpoint files that are either complete or absent, with bytes as their contents.
 
-The caller defines the meaning of the bytes. ``popdist_py.poptorch.checkpoint`` stores the state of
-a training in them. This module imports only the standard library.
+The caller defines the meaning of the bytes. The module ``popdist_py.poptorch.checkpoint`` stores
+the state of a training in these files. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The bytes that were saved after a number of steps."""
+    """The bytes of one checkpoint, and the number of training steps done when they were saved."""
 
     step: int
     data: bytes
@@ -36,8 +36,8 @@ class Checkpoint:
 class Checkpoints:
     """The last ``keep`` checkpoints in one folder.
 
-    A file gets its name only after its contents are on the disk. It contains a checksum, so an
-    incomplete or damaged file is never loaded. One process may write while several processes read.
+    A file gets its name only after its contents are on the disk. Each file contains a checksum, so
+    an incomplete or damaged file is never loaded. One process may write while others read.
 
     Args:
         folder: The folder of the files, which is made when the first checkpoint is saved.
@@ -58,17 +58,17 @@ class Checkpoints:
     def save(self, step: int, data: bytes) -> Path:
         """Write the checkpoint of ``step``, then remove the oldest checkpoints.
 
-        ``keep`` checkpoints are left. A checkpoint of the same step is replaced. Checkpoints of
-        later steps, such as damaged ones that ``latest()`` skipped, are not counted and not
-        removed.
+        A checkpoint of the same step is replaced. The newest ``keep`` checkpoints of steps up to
+        ``step`` remain. Checkpoints of later steps, such as damaged ones that ``latest()`` skipped,
+        are not counted and not removed.
 
         Raises:
             TypeError: ``step`` is not an integer.
             ValueError: ``step`` is negative.
-            OSError: The folder or the file cannot be written. In this case, older checkpoints have
-                not changed.
+            OSError: The folder or the file cannot be written. Older checkpoints are unchanged after
+                this error.
         """
-        # The file name of a float would not match _NAME.
+        # A file name with a float would not match _NAME, so the step must be an integer.
         step = _whole_number("step", step)
         if step < 0:
             raise ValueError(f"step={step}: the number of steps done is expected")
@@ -161,13 +161,13 @@ def _whole_number(name: str, value: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file if possible. A file that cannot be removed does not end a training."""
+    """Remove a file, and ignore errors, because they must not end a training."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def _digest(step: int, data: bytes) -> bytes:
-    """Return the checksum of a checkpoint and its step, which detects renamed files."""
+    """Return the checksum of the data and the step. Including the step detects renamed files."""
     digest = hashlib.blake2b(f"{step}:".encode(), digest_size=_DIGEST_BYTES)
     digest.update(data)
     return digest.digest()

@@ -1,7 +1,7 @@
-"""Joining and leaving the job, and the launcher's variables of this instance.
+"""Functions that join and leave the job, and that read the launcher's environment variables.
 
 This module holds the communicators of this instance. It imports mpi4py only if the job has several
-instances, and never imports torch. It does not move data.
+instances, and never imports torch. The data of collectives do not pass through this module.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_launched() -> bool:
 
 
 def environment() -> InstanceEnvironment:
-    """Return the launcher's values for this instance; the defaults without the launcher.
+    """Return the launcher's values for this instance, or default values without the launcher.
 
     Raises:
         WireError: The variables are incomplete or contradict one another.
@@ -69,10 +69,10 @@ def environment() -> InstanceEnvironment:
 
 
 def ipus_of_pod() -> int | None:
-    """Return the number of IPUs that the launcher holds in a pod for this instance, a power of two.
+    """Return the number of IPUs of a pod that the launcher reserves for this instance.
 
-    The result is None if the job does not use a pod, or if this process was not started by the
-    launcher.
+    The number is a power of two. It is None if the job does not use a pod, or if the launcher did
+    not start this process.
 
     Raises:
         WireError: The variables are incomplete or contradict one another.
@@ -86,8 +86,8 @@ def ipus_of_pod() -> int | None:
 def init() -> None:
     """Join the other instances of the job; a second call does nothing.
 
-    MPI is not started without the launcher or with one instance. After this call an uncaught
-    exception ends the whole job. Otherwise the other instances would wait in a collective for ever.
+    MPI is started only if the launcher has started several instances. After this call, an uncaught
+    exception ends the whole job, so that the other instances do not wait in a collective for ever.
 
     Raises:
         WireError: The launcher's variables are incomplete, or MPI reports another job.
@@ -109,7 +109,7 @@ def init() -> None:
 
 
 def _warn_of_other_processes() -> None:
-    """Warn on rank 0 if another launcher started several processes, which would not cooperate."""
+    """Warn on rank 0 if another launcher started several processes, because each one runs alone."""
     for size, rank in _RANKS_OF_MPI:
         if os.environ.get(size, "1") != "1" and os.environ.get(rank) == "0":
             import logging
@@ -149,9 +149,10 @@ def _join(instance: InstanceEnvironment) -> Communicator:
 
 
 def communicator() -> Communicator:
-    """Return the communicator of all instances, or of the group inside execute_on_instances().
+    """Return the communicator for collective calls of this thread or task.
 
-    A job of one instance does not need ``init()``.
+    Inside ``execute_on_instances()``, the communicator connects only the listed instances. A job
+    with one instance does not need a call of ``init()``.
 
     Raises:
         NotInitialisedError: The job has several instances and ``init()`` was not called.
@@ -179,12 +180,12 @@ def check_process() -> None:
 
 
 def is_initialised() -> bool:
-    """Tell whether ``init()`` was called and ``finalize()`` was not."""
+    """Tell whether this process has joined the job and has not left it since."""
     return _communicator is not None
 
 
 def finalize() -> None:
-    """Leave the job; called at exit. A second call does nothing."""
+    """Leave the job. Python calls this function at exit. A second call does nothing."""
     global _communicator
     world, _communicator = _communicator, None
     _failed_groups.clear()
@@ -210,11 +211,11 @@ def execute_on_instances(
 
     Raises:
         TypeError: ``instances`` is a single index, or ``func`` is not callable.
-        ValueError: The job does not have an instance with one of the indices, so ``func`` would
-            not be called.
+        ValueError: None of the indices belongs to an instance of the job, so ``func`` would not be
+            called.
     """
-    # ``instances`` is read only once, because it may be an iterator. It may also be an array, whose
-    # truth value is ambiguous.
+    # ``instances`` is read only once, because it may be an iterator. It may also be an array, and
+    # the truth value of an array is ambiguous.
     indices = frozenset(instances) if isinstance(instances, Iterable) else None
     if indices is None or not callable(func):
         raise TypeError(
@@ -266,7 +267,9 @@ def _group(instances: tuple[int, ...]) -> Communicator:
                 "again, because its first attempt was interrupted or failed"
             )
         settings = CollectiveSettings.from_environ(os.environ)
-        _failed_groups.add(instances)  # The others may wait at any step of the attempt.
+        # If this attempt fails, the other instances may wait at any of its steps. A second attempt
+        # of this instance would begin at the first step.
+        _failed_groups.add(instances)
         _communicators_by_group[instances] = join_group(instances, settings)
         _failed_groups.discard(instances)
     return _communicators_by_group[instances]
@@ -275,8 +278,8 @@ def _group(instances: tuple[int, ...]) -> Communicator:
 def _install_abort_hook() -> None:
     """Install a hook that ends the process at once after an uncaught exception.
 
-    Otherwise mpi4py would finalise MPI at exit, and wait there for the other instances, which may
-    be waiting for this instance. The previous hook prints the traceback.
+    Without this hook, mpi4py would finalise MPI at exit. It would wait there for the other
+    instances, while they may be waiting for this instance. The previous hook prints the traceback.
     """
     previous_hook = sys.excepthook
 

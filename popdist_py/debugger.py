@@ -27,8 +27,8 @@ def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
     """Open pdb in the caller's frame in one instance, while all other instances wait.
 
     Every instance has to call this function. The command ``continue`` leaves the debugger. The
-    launcher's hang timeout and time limit do not count this time. If the launcher does not have a
-    terminal, the function prints a message and returns.
+    launcher's hang time-out and time limit do not count the time in the debugger. If the launcher
+    does not have a terminal, the function prints a message and returns.
 
     Args:
         instance: The index of the instance to debug.
@@ -79,7 +79,7 @@ def _tell(sentence: str) -> None:
 
 
 def _wait_for(call: int) -> None:
-    """Return when the debugger of the call number ``call`` was left."""
+    """Wait until the user has left the debugger that breakpoint() call number ``call`` opened."""
     while heartbeat.calls_debugged() < call:
         time.sleep(_WAIT_SECONDS)
 
@@ -153,7 +153,7 @@ class _Terminal:
         os.dup2(terminal, 0)
         os.dup2(terminal, 1)
         os.close(terminal)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the debugger)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open while the debugger runs)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
 
     def give_back(self) -> None:
@@ -178,6 +178,6 @@ def _is_terminal(descriptor: int, path: str) -> bool:
 
 
 def _ask(what: str, *numbers: int) -> None:
-    """Send a request with the number of the call to the wrapper."""
+    """Send a request to the wrapper, with numbers such as the number of the breakpoint() call."""
     with Path(os.environ[DEBUGGER]).open("w") as pipe:
         pipe.write(" ".join([what, *map(str, numbers)]) + "\n")

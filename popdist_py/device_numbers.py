@@ -18,10 +18,10 @@ def next_power_of_two(number: int) -> int:
 def device_id(num_ipus: int, device_size: int, position: int) -> int:
     """Return Poplar's id of the device at index ``position`` among devices of ``device_size`` IPUs.
 
-    A system of N IPUs first numbers its single IPUs from 0 to N - 1. The pairs follow, then the
-    groups of four, and so on. The ids of devices with s IPUs start at 2N - 2N/s. N and s are
-    rounded up to powers of two. The source of this rule is the ids in PopRun's logs. With 16 IPUs
-    in groups of four, the ids are 24 to 27. The parent device of 64 IPUs has the id 126.
+    A system of N IPUs first numbers its single IPUs from 0 to N - 1. Pairs of IPUs get the next
+    ids, then groups of four IPUs, and so on. The ids of devices with s IPUs start at 2N - 2N/s. N
+    and s are rounded up to powers of two. This rule was derived from the ids in PopRun's logs. With
+    16 IPUs in groups of four, the ids are 24 to 27. The parent device of 64 IPUs has the id 126.
     """
     total = next_power_of_two(num_ipus)
     size = next_power_of_two(device_size)

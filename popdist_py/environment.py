@@ -1,7 +1,8 @@
 """Environment variables that describe an instance, and their conversion from and to values.
 
 ``poprun_py`` writes these variables and ``popdist_py`` reads them. This module imports only the
-standard library. It never reads ``os.environ``, so tests can pass both sides as values.
+standard library. It never reads ``os.environ``, because its functions take the environment as an
+argument.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
 REPLICA_INDEX_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 LOCAL_INSTANCE_INDEX = "POPDIST_LOCAL_INSTANCE_INDEX"
 
-# PopRun does not have the variables that follow.
+# PopRun sets the variables above. The variables below exist only in poprun-py.
 
 # The number of instances on the host, for LOCAL_WORLD_SIZE and the collectives in shared memory.
 NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
@@ -28,61 +29,66 @@ NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
 # The name of the run, which is the same in every instance and after a restart.
 RUN_ID = "POPRUN_RUN_ID"
 
-# The total bytes and the paths' prefix of an instance's timeline files, as "BYTES:PREFIX".
+# The total size and the common beginning of the paths of an instance's timeline files, as
+# "BYTES:PREFIX".
 TIMELINE = "POPDIST_TIMELINE"
 # The default total size of the files of a job's timeline, in MiB.
 TIMELINE_MIB = 64
 
-# The paths' prefix of files that a program writes into the folder of its run. The value is
-# "PID:PREFIX" after a process has claimed the files. A file has at most RUN_FILE_MIB MiB.
+# The common beginning of the paths of files that a program writes into the folder of its run. The
+# value is "PID:PREFIX" after a process has claimed the files. A file has at most RUN_FILE_MIB MiB.
 RUN_FILES = "POPDIST_RUN_FILES"
 RUN_FILE_MIB = 64
 
-# The file with a function call for the instance, and the paths' prefix of the files for the result.
+# The path of the file with a function call for the instance, and the common beginning of the paths
+# of the files with the result.
 CALL = "POPDIST_CALL"
 CALL_FILES = "POPDIST_CALL_FILES"
 
-# The path of the memory that is shared with the instance's wrapper.
+# The path of the memory that the instance shares with its wrapper.
 HEARTBEAT = "POPDIST_HEARTBEAT"
 
-# A signal number and a file, as "NUMBER:PATH". The signal writes the stacks of all threads to the
-# file. The signal NUMBER - 1 makes Python write a NUL to the file when it runs Python code.
+# A signal number and a file, as "NUMBER:PATH". On this signal, the process writes the stacks of all
+# threads to the file. On the signal NUMBER - 1, it writes a NUL to the file as soon as its main
+# thread runs Python code.
 STACKS = "POPDIST_STACKS"
 
 # The number of restarts of the job.
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
-# The job's folder on this host, for files that must not outlive the job. The wrapper sets it, and
-# start_hook/sitecustomize.py reads it.
+# The job's folder on this host, for files that must not outlive the job. The wrapper sets this
+# variable, and start_hook/sitecustomize.py reads it.
 JOB_FOLDER = "POPDIST_JOB_FOLDER"
 
-# The wrapper's pipe for a program's requests for a debugger's terminal. It is set if the launcher
-# has a keyboard.
+# The path of the pipe through which a program asks its wrapper for a terminal for the debugger. The
+# variable is set only if the launcher has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
 
-# A secret of the instances of a job with several hosts, which authenticates their connections. The
-# wrapper sets it.
+# A secret that authenticates the connections between the instances of a job with several hosts. The
+# wrapper sets this variable.
 SECRET = "POPDIST_SECRET"
 
 # The interface or CIDR of the network that connects all hosts.
 NETWORK = "POPDIST_NETWORK"
 
-# The interface for MPI's sockets in a job with one host. start_hook/sitecustomize.py reads
-# it, and reads NETWORK in a job with several hosts.
+# The interface for MPI's sockets in a job with one host. In a job with several hosts,
+# start_hook/sitecustomize.py reads NETWORK instead.
 MPI_NETWORK = "POPDIST_MPI_NETWORK"
 LOOPBACK = "lo"
 
-# Whether Python finds our packages for the SDK's names (poptorch, popdist, ...). The value "auto"
-# replaces packages that are not installed. The value "yes" replaces installed packages too. Other
-# values replace no package. start_hook/sitecustomize.py reads it.
+# Whether Python finds our packages for the SDK's names (poptorch, popdist, ...). With the value
+# "auto", Python finds our package for a name if no package with this name is installed. With "yes",
+# our packages replace installed packages too. With other values, Python finds none of our packages.
+# start_hook/sitecustomize.py reads this variable.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
-# The value is "1" if poprun or python -m popdist_py started the program. Then the models of a
-# program that imports poptorch have the memory of an IPU, as on hardware.
+# The value is "1" if poprun or python -m popdist_py started the program. With this value, the
+# models of a program that imports poptorch are limited to the memory of an IPU, as on hardware.
 SDK_COMMAND = "POPDIST_SDK_COMMAND"
 
 # The back end for CPU tensors in programs of torch.distributed. The value "auto" keeps the back end
-# that the program names. Other values replace gloo, popdist or an unnamed back end.
+# that the program names. Each other value is the back end to use instead of gloo, popdist or an
+# unnamed back end.
 TORCH_BACKEND = "POPDIST_TORCH_BACKEND"
 TORCH_BACKENDS = ("auto", "gloo", "popdist")
 
@@ -94,8 +100,8 @@ IPU_MEMORY = "POPDIST_IPU_MEMORY"
 # The location of the pod with the job's IPUs (the launcher's --pod), or "none" for no pod.
 POD = "POPRUN_POD"
 
-# The variables that describe one instance or one job. Another job must not inherit them. The path
-# of the cache is not among them, because it may be a user's own setting.
+# The variables that describe one instance or one job. Another job must not inherit them.
+# EXECUTABLE_CACHE_PATH is not among them, because a user may set it for several jobs.
 INSTANCE_VARIABLES = frozenset(
     {
         NUM_TOTAL_REPLICAS,
@@ -124,7 +130,7 @@ INSTANCE_VARIABLES = frozenset(
     }
 )
 
-# The user's settings of the collectives.
+# The variables with which a user configures the collectives.
 HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
@@ -136,7 +142,8 @@ RESUME_EXIT_CODE = 75
 
 # The values of an instance's current activity in the heartbeat.
 BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
-# The collectives, whose indices are written to the memory shared with the wrapper. 0 means none.
+# The names of the collectives. The memory that is shared with the wrapper contains the index of a
+# collective in this tuple. The index 0 stands for no collective.
 COLLECTIVES = (
     *("", "all_reduce", "broadcast", "broadcast_object", "all_gather", "all_gather_object"),
     *("gather", "gather_object", "reduce_scatter", "barrier", "reduce", "scatter", "all_to_all"),
@@ -144,7 +151,7 @@ COLLECTIVES = (
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
-    """Tell whether the launcher made ``environ``. PopDist tests for the same variable."""
+    """Tell whether ``environ`` contains the launcher's variables, with the same test as PopDist."""
     return NUM_TOTAL_REPLICAS in environ
 
 
@@ -263,8 +270,8 @@ class CollectiveSettings:
         hang_timeout: The longest wait for another instance, in seconds. A longer wait is an error.
             The value inf means no limit.
         shared_memory: Whether the instances of a host may exchange data through shared memory.
-        gradient_overlap: Whether gradients are reduced during backward. None chooses the faster way
-            by measurement.
+        gradient_overlap: Whether gradients are reduced during backward. None means that the faster
+            way is found by measurement.
         shared_weights: Whether the instances of a host may share one copy of the weights.
         network: The interface or CIDR of the network between the hosts, or None if unknown.
     """

@@ -5,7 +5,7 @@ PopdistError                    any error that this library reports
 |-- NotInitialisedError         a collective was called before popdist_py.init()
 |-- ForkedProcessError          a forked child of an instance made a collective call
 |-- CollectiveMismatchError     the instances' shapes, dtypes, operations or names differ
-|-- ForgedObjectError           an object was received that no instance of the job has sent
+|-- ForgedObjectError           a received object was not sent by an instance of the job
 `-- InstanceLostError           another instance ended inside a collective
 """
 
@@ -33,7 +33,7 @@ class CollectiveMismatchError(PopdistError):
 
 
 class ForgedObjectError(PopdistError):
-    """The bytes that were received in place of an object were not sent by this job."""
+    """An object was received that was not sent by an instance of this job."""
 
 
 class InstanceLostError(PopdistError):

@@ -1,8 +1,9 @@
-"""The heartbeat of this instance, which the launcher reads, and requests of the launcher to stop.
+"""The heartbeat, with which the launcher watches this instance, and the launcher's stop requests.
 
-The heartbeat is a few integers in memory that the launcher's wrapper on this host shares. A step
-takes one addition and a few stores. Without the launcher, the memory is private. This module
-imports only the standard library. It does not save checkpoints and does not end the program.
+The heartbeat consists of a few integers in memory that this process shares with the launcher's
+wrapper on this host. Counting a step takes one addition and a few stores. Without the launcher, the
+memory is private. This module imports only the standard library. The program itself saves
+checkpoints and ends after a stop request.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _has_stepped = False
 
 
 def begin() -> None:
-    """Tell the launcher that steps may be counted from now on. ``init()`` calls this function."""
+    """Tell the launcher that this program may count steps. ``init()`` calls this function."""
     words = _words or _open()
     words[_BEGUN] = max(_JOINED, words[_BEGUN])
     activities.begin()
@@ -61,22 +62,24 @@ def expect() -> None:
 
 
 def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
-    """Count one more training step for the launcher, which takes about two microseconds.
+    """Count one more training step for the launcher.
 
-    ``popdist_py.poptorch`` calls this function once for each call of a training model.
+    ``popdist_py.poptorch`` calls this function once for each call of a training model. This
+    function takes about two microseconds.
 
     Args:
         samples: The number of samples that this instance has trained on in the step. The launcher
             shows samples per second.
         loss: The loss of the step on this instance: a number, or a tensor or array of one element.
-            It may be NaN or infinite.
+            The loss may be NaN or infinite.
 
     Raises:
         TypeError: ``loss`` is not one number. The step is not counted.
     """
     number = None if loss is None else _one_number(loss)
     words = _words or _open()
-    # The calls are set to 0 first, so that a reader never sees the new step with old calls.
+    # The number of calls is set to 0 before the step is counted. So the launcher never reads a new
+    # step together with calls that were made after an earlier step.
     words[_CALLS] = 0
     words[_STEP] = done = words[_STEP] + 1
     words[_DOING] = BETWEEN_CALLS
@@ -107,7 +110,7 @@ def _one_number(loss: SupportsFloat) -> float:
 
 
 def call() -> None:
-    """Count one more call that does not train, such as a call of a validation.
+    """Count one more model call that does not train, such as a call for validation.
 
     ``popdist_py.poptorch`` calls this function once for each call of an inference model.
     """
@@ -117,7 +120,9 @@ def call() -> None:
 
 
 def enter(activity: int) -> None:
-    """Tell the launcher which activity begins now. The end of a call or ``BETWEEN_CALLS`` ends it.
+    """Tell the launcher which activity begins now.
+
+    The activity ends when ``step`` or ``call`` is called, or when another activity begins.
 
     Args:
         activity: ``TRAINING``, ``INFERENCE``, ``COMPILING`` or ``BETWEEN_CALLS`` of
@@ -157,8 +162,8 @@ def stopRequested() -> bool:
 
     Call this function once per step. If the answer is true, save a checkpoint and end the program
     with ``sys.exit(popdist_py.RESUME_EXIT_CODE)``. The launcher requests a stop on SIGTERM and
-    SIGUSR1. All instances agree on a call that none of them has reached yet. An instance that
-    reaches this call before the agreement is complete waits in this function.
+    SIGUSR1. The instances agree on a future call of this function, which returns true on all of
+    them. An instance that makes this call before all instances have agreed waits in it.
     """
     words = _words or _open()
     words[_POLLS] = polls = words[_POLLS] + 1
@@ -170,7 +175,7 @@ def stopRequested() -> bool:
 
 
 def calls_debugged() -> int:
-    """Return the number, from 1, of the last breakpoint() call whose debugger was left."""
+    """Return the number of the latest breakpoint() call that has ended, or 0 for none."""
     return int((_words or _open())[_DEBUGGED])
 
 
@@ -183,7 +188,7 @@ def lent_terminal() -> int:
 
 
 def _note_first_step() -> None:
-    """Start counting waits in torch.distributed, which the program has set up by now."""
+    """Start counting waits in torch.distributed, which programs set up before their first step."""
     global _has_stepped
     _has_stepped = True
     from popdist_py.activities import torch_waits
@@ -192,17 +197,18 @@ def _note_first_step() -> None:
 
 
 def _answer_with_stacks() -> None:
-    """Install the handlers of two signals, of which one writes all threads' stacks.
+    """Install the handlers of two signals with which the wrapper examines a hung program.
 
-    The other handler shows that Python code runs. If the wrapper itself started this Python, the
-    handlers were installed before the program began, and the variable was removed. This function is
-    for other Pythons, such as one behind a shell script.
+    One handler writes the stacks of all threads. The other handler shows that Python code runs. In
+    a Python that the wrapper itself started, the handlers were installed before the program began,
+    and the environment variable was removed. This function is for other Pythons, such as a Python
+    that a shell script starts.
     """
     global _stacks_file
     signal_number, _, path = os.environ.pop(environment.STACKS, "").partition(":")
     if path:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
-            # The handler needs an open file.
+            # The signal handler needs a file that stays open.
             _stacks_file = Path(path).open("ab", buffering=0)  # noqa: SIM115
             faulthandler.register(
                 int(signal_number), file=_stacks_file, all_threads=True, chain=False
@@ -211,7 +217,7 @@ def _answer_with_stacks() -> None:
 
 
 def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
-    """Let a signal write a NUL when the main thread runs Python code, not a C function."""
+    """Make a signal write a NUL to ``file`` as soon as the main thread runs Python code."""
     import signal  # slow to import, and most programs do not need it
 
     def answer(*_: object) -> None:
@@ -219,12 +225,13 @@ def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
 
     signal.signal(number, answer)
     signal.siginterrupt(number, False)
-    # Without this, the signal would end a process whose interpreter has removed its handlers.
+    # Python removes its signal handlers at exit. Without this line, the signal would then end the
+    # process.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _open() -> memoryview:
-    """Count in the memory of the launcher's wrapper, or in private memory without a wrapper."""
+    """Open the memory that is shared with the wrapper, or private memory without a wrapper."""
     global _words
     _words = map_words(_NUM_WORDS)
     return _words

@@ -48,5 +48,5 @@ def _path(file: str) -> Path:
 
 
 def _own(key: str) -> str:
-    """Return the key with the name of this machine, because hosts may share the folder."""
+    """Return the key with the name of this machine, because hosts may share the cache folder."""
     return f"{platform.node()}/{key}"

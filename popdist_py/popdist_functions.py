@@ -1,6 +1,6 @@
-"""PopDist's own functions with PopDist's spelling. Each function returns a value of the context.
+"""The functions of PopDist's Python API (``popdist.*``), with the same names.
 
-The source is the PopDist Python API (``popdist.*``). This module does not store any state.
+The functions call the module ``context``. This module does not store any state.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ def getLocalInstanceIndex() -> int:
 def getDeviceId(ipusPerReplica: int = 0) -> int:
     """Return the id of the emulated multi-IPU device that this instance attaches to.
 
-    A system of N IPUs first numbers its single IPUs. The pairs follow, then the groups of four, and
-    so on. The ids of devices with s IPUs start at 2N - 2N/s, and instance i has the device at index
-    i. N and s are rounded up to powers of two. The source of this rule is the ids in PopRun's logs.
-    With 16 IPUs and 4 instances of 4 IPUs, the ids are 24 to 27.
+    A system of N IPUs first numbers its single IPUs. Pairs of IPUs get the next ids, then groups of
+    four IPUs, and so on. The ids of devices with s IPUs start at 2N - 2N/s, and instance i attaches
+    to the device at index i among them. N and s are rounded up to powers of two. This rule was
+    derived from the ids in PopRun's logs. With 16 IPUs and 4 instances of 4 IPUs, the ids are 24 to
+    27.
 
     Args:
-        ipusPerReplica: The number of IPUs of one replica. 0 stands for the launcher's number.
+        ipusPerReplica: The number of IPUs of one replica. 0 means the number that the launcher has
+            set.
 
     Raises:
         ValueError: ``ipusPerReplica`` is negative.
@@ -93,7 +95,7 @@ def registerDefaultBackend() -> None:
 
 
 def registerBackend(path: str) -> None:
-    """Refuse another backend, because a shared object for IPUs cannot connect emulated IPUs.
+    """Raise an error, because a communication library for IPUs cannot connect emulated IPUs.
 
     Raises:
         PopdistError: Every call raises this error.

@@ -1,7 +1,7 @@
 """Index arithmetic for the elements of a data set that an instance reads in each epoch.
 
 The functions are pure functions of integers. They do not use torch, the environment or files. The
-source of the rule is PopTorch's DataLoader (``_SubDataset``) with automatic distributed
+rule is the same as in PopTorch's DataLoader (``_SubDataset``) with automatic distributed
 partitioning.
 """
 
@@ -17,8 +17,8 @@ class Shard:
     """A contiguous part of a data set, with the elements ``offset`` to ``offset + length - 1``.
 
     ``leftovers`` is the number of elements that no process reads in one epoch. Shuffled epochs read
-    these elements too, because they alternate between windows at ``offset`` and at ``offset +
-    leftovers``.
+    these elements too: epochs with even numbers begin at ``offset``, and epochs with odd numbers
+    begin at ``offset + leftovers``.
     """
 
     offset: int
@@ -26,7 +26,7 @@ class Shard:
     leftovers: int = 0
 
     def window(self, epoch: int) -> range:
-        """Return the indices of a shuffled epoch, which is numbered from 0."""
+        """Return the indices that a shuffled epoch reads. Epochs are numbered from 0."""
         start = self.offset + (self.leftovers if epoch % 2 else 0)
         return range(start, start + self.length)
 
@@ -41,8 +41,8 @@ def shard(
         num_processes: The number P of instances that read the data set.
         process: The index of this instance, 0 to P - 1.
         step: The number of samples that one call of the model takes from one instance.
-        drop_last: Whether incomplete steps are dropped. If so, every process gets n = step * (N //
-            (step * P)) elements, and N % n elements are left over (N if n is 0). Otherwise, every
+        drop_last: Whether incomplete steps are dropped. If true, every process gets n = step * (N
+            // (step * P)) elements, and N % n elements are left over (N if n is 0). If false, every
             process gets N // P elements, and each of the first N % P processes gets one more.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Nested values, as leaves of dicts, lists, tuples and dataclasses in a fixed order.
+"""Nested dicts, lists, tuples and dataclasses, and the list of the leaves that they contain.
 
-The order is equal on all instances. Every value that is not a container is a leaf. This module
-imports only the standard library.
+The order of the leaves is equal on all instances. Every value that is not a container is a leaf.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 _CONTAINERS = (dict, list, tuple)
-# The attribute that dataclasses.is_dataclass() looks for. It is looked up in the type of a value,
-# so a dataclass itself is not a container.
+# The attribute that dataclasses.is_dataclass() looks for. This module looks for it in the type of a
+# value, so an instance of a dataclass is a container, but the dataclass itself is not.
 _DATACLASS_MARK = "__dataclass_fields__"
 
 
 def is_container(x: Any) -> bool:
-    """Tell whether ``x`` is a dict, list, tuple or dataclass, which have leaves."""
+    """Tell whether ``x`` is a dict, a list, a tuple or an instance of a dataclass."""
     return isinstance(x, _CONTAINERS) or hasattr(type(x), _DATACLASS_MARK)
 
 
@@ -33,8 +33,8 @@ def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
     if not is_container(x):
         return [(path, x)]
     found: list[tuple[str, Any]] = []
-    # The containers around the next item, outermost first. Python limits recursion to about a
-    # thousand levels, so a list replaces the recursion.
+    # The containers around the next item, outermost first. This list replaces recursion, which
+    # Python limits to about a thousand levels.
     around = [(path, x, iter(_items(x)))]
     ids = {id(x)}
     while around:

@@ -1,12 +1,12 @@
 """The ledger, which counts the time that a program spends in each activity.
 
 Every nanosecond since the start of counting belongs to exactly one activity, so the shares add up
-to the whole time. If one activity contains a second one, the time of the second one is not counted
-for the first one. The counters are in memory that the launcher's wrapper shares and reads. Without
-the launcher, the memory is private. Only one thread of the program's own process is counted. It is
-the main thread, or else the thread that called ``init()`` or that makes the training steps.
+to the whole time. The time of a nested activity is not counted for the enclosing activity. The
+counters are in memory that the launcher's wrapper shares and reads. Without the launcher, the
+memory is private. Only one thread of the program's own process is counted. This thread is the main
+thread, unless another thread calls ``init()`` or makes the training steps.
 
-This module does not read the counters. The wrapper's progress_memory.py does.
+This module writes the counters. The wrapper's module ``progress_memory.py`` reads them.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ NAMES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 
-# The indices of the words after the heartbeat's words. poprun_py/instance/progress_memory.py
-# contains the same indices. _BEGAN is the time.monotonic_ns() when counting began. _SINCE is the
-# time up to which the activities' nanoseconds are complete. _STEPS counts all steps, and
-# _TIMED_STEPS counts the steps with a known begin.
+# The indices of the ledger's words in the shared memory, after the heartbeat's words.
+# poprun_py/instance/progress_memory.py contains the same indices. _BEGAN is the time.monotonic_ns()
+# when counting began. _SINCE is the time up to which the activities' nanoseconds are complete.
+# _STEPS counts all steps, and _TIMED_STEPS counts the steps with a known begin.
 _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS: Final = 16  # one word for each activity
-# The word _CALL describes the last collective that has begun. From the lowest bit, it contains
-# whether the call is running (1 bit), its index in environment.COLLECTIVES (7 bits) and its number,
-# counted from 1. The word _CALL_BEGAN is the time when it began.
+# The word _CALL describes the last collective that has begun. The lowest bit is set while the call
+# is running. The next 7 bits contain the index of the collective in environment.COLLECTIVES. The
+# other bits contain the number of the call, counted from 1. The word _CALL_BEGAN contains the time
+# when the call began.
 _CALL, _CALL_BEGAN = 26, 27
 _NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
 _CALLS: Final = {name: code << 1 for code, name in enumerate(COLLECTIVES) if name}
-# The ring buffer of the last steps. Each row contains the number of steps done, the time when the
-# step ended, its nanoseconds, its nanoseconds without waiting for others, its samples, and its loss
-# as a float.
+# The ring buffer of the last steps. Each row describes one step by the number of steps done, the
+# end time of the step, its duration, its duration without waiting for other instances, its samples,
+# and its loss as a float. The times are in nanoseconds.
 _ROWS: Final = 32
 _RING: Final = 4096
 _ROW: Final = struct.Struct("=5qd")
 _ROW_WORDS: Final = _ROW.size // 8
 _NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
-# The outer activity of an activity that begins in a thread that is not counted.
+# The value of ``doing._outer`` in a thread that is not counted.
 _NOT_COUNTED: Final = -1
-# The nanoseconds of a step with an unknown begin.
+# The duration that is stored for a step with an unknown begin.
 _UNTIMED: Final = -1
-# The bits of an unknown loss. They are a NaN that computations do not produce.
+# The bits of an unknown loss. These bits are a NaN that computations do not produce.
 _UNKNOWN_BITS: Final = 0x7FF8_7374_6570_6C6F
 (_UNKNOWN_LOSS,) = struct.unpack("=d", struct.pack("=q", _UNKNOWN_BITS))
 
@@ -68,9 +69,9 @@ _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
 
 
 class Listener(Protocol):
-    """Receives every activity of every thread, and must be fast because the program waits for it.
+    """An object whose methods are called for every activity of every thread.
 
-    Times are values of ``time.monotonic_ns()``.
+    The methods must be fast, because the program waits until they return. Times are values of ``time.monotonic_ns()``.
     """
 
     def begun(self, activity: int, name: str, begin: int, /) -> Any:
@@ -80,35 +81,37 @@ class Listener(Protocol):
         """Receive the end of an activity. ``begun`` is None if the begin was not received."""
 
     def step(self, begin: int, end: int, /) -> None:
-        """Receive the end of a step that contains no computing which the ledger has counted."""
+        """Receive the end of a step in which the ledger has not counted any computing."""
 
 
 _words: memoryview | None = None
 _owner = 0  # the id of the counted thread
-_waited_beside = 0  # nanoseconds that uncounted threads have waited for other instances
+_waited_beside = 0  # the nanoseconds that uncounted threads have waited for other instances
 _is_program = True  # false in a process that the program forked
-_num_calls = 0  # collectives begun
+_num_calls = 0  # the number of collectives begun so far
 _listener: Listener | None = None
-# The end of the last step (0 before the first step). Also the nanoseconds until then that were
-# spent outside steps, waiting, and computing.
+# The time when the last step ended (0 before the first step). The other numbers are the nanoseconds
+# outside steps, of waiting and of computing that were counted until that time.
 _last_step = (0, 0, 0, 0)
 
 
 def begin() -> None:
-    """Start counting in the calling thread. ``init()`` calls this function."""
+    """Start counting the time of the calling thread. ``init()`` calls this function."""
     if _words is None:
         _open()
     _count_here()
 
 
 class doing:
-    """Counts the time of a block for an activity, which takes less than a microsecond.
+    """A context manager that counts the time of its block for an activity.
+
+    The context manager itself takes less than a microsecond.
 
     Args:
         activity: A constant of this module, such as ``LOADING``.
         name: A description for the listener.
-        call: The name of the collective, for the activity REDUCING. The default is ``name`` if that
-            is the name of a collective.
+        call: The name of the collective, for the activity REDUCING. The default is ``name``, if
+            this is the name of a collective.
 
     Raises:
         ValueError: ``activity`` is not an activity.
@@ -153,7 +156,7 @@ class doing:
     ) -> None:
         global _waited_beside
         words = _words or _open()
-        # If several threads make calls, the word describes the call that began last.
+        # If several threads make calls, the word _CALL describes the call that began last.
         if self._call and words[_CALL] == self._call:
             words[_CALL] = self._call - 1
         now = time.monotonic_ns()
@@ -168,10 +171,10 @@ class doing:
 
 
 class awaiting_background(doing):
-    """Counts a block that waits for collectives in the background.
+    """A context manager for a block that waits for collectives of the background thread.
 
-    The time is counted as reducing, except the time that the background thread itself waits for
-    other instances. That time is counted as waiting.
+    The time of the block is counted as reducing. Only the time that the background thread waits for
+    other instances is counted as waiting.
     """
 
     __slots__ = ("_waited_before",)
@@ -199,16 +202,16 @@ class awaiting_background(doing):
 
 
 def step_done(samples: int = 0, loss: float | None = None, number: int | None = None) -> None:
-    """Count a training step that has ended. It took the time since the previous step.
+    """Count a training step that has just ended and that began when the previous step ended.
 
-    Compiling, validating and saving between the two steps do not count.
+    The time of compiling, validating and saving since the previous step is not counted.
 
     Args:
         samples: The number of samples that this instance has trained on in the step, or 0 if
             unknown.
         loss: The loss of the step, or None if unknown.
-        number: The number of steps that the program has done. The default is the number counted
-            here.
+        number: The number of steps that the program has done. The default is the number of calls of
+            this function.
     """
     global _last_step
     words = _words or _open()
@@ -260,13 +263,13 @@ def count_as_waiting(nanoseconds: int) -> None:
 
 
 def listen(listener: Listener | None) -> None:
-    """Pass every activity to ``listener`` from now on. None ends this."""
+    """Pass every activity to ``listener`` from now on. If it is None, pass no activities."""
     global _listener
     _listener = listener
 
 
 def _open() -> memoryview:
-    """Start counting in the launcher's memory, or in private memory for other processes."""
+    """Start counting, in shared memory for the program's own process, else in private memory."""
     global _words, _owner
     _words = words = map_words(_NUM_WORDS) if _is_own_process() else _private_words()
     _owner = main_thread().ident or 0
@@ -278,7 +281,7 @@ def _open() -> memoryview:
 
 
 def _count_here() -> None:
-    """Count this thread from now on, unless the counted thread is inside an activity."""
+    """Count the time of this thread from now on, unless the counted thread is in an activity."""
     global _owner
     if _words is not None and _words[_ACTIVITY] == OTHER:
         _owner = get_ident()

@@ -1,9 +1,9 @@
 """Counting of the time that a program waits in torch.distributed and DistributedDataParallel.
 
 Python waits for a collective in ``Work.wait()``. DistributedDataParallel waits in C++ during
-backward, and during forward for the buffers of a model. In these two functions, a sleeping thread
-waits for other instances. Sleeping is the time when the thread neither computes nor waits for a
-CPU.
+backward, and during forward for the buffers of a model. In these two functions, the time when the
+thread sleeps is counted as waiting for other instances. A thread sleeps while it neither computes
+nor waits for a CPU.
 
 This module does not import torch, because a program that uses torch.distributed has imported it.
 """
@@ -32,7 +32,7 @@ def watch() -> None:
     queued_nanoseconds = _queue_of_this_thread()
     if queued_nanoseconds is not None:
         sleeping = functools.partial(_sleeping, torch.compiler.is_compiling, queued_nanoseconds)
-        _replace(distributed, "_broadcast_coalesced", sleeping)  # the buffers
+        _replace(distributed, "_broadcast_coalesced", sleeping)  # for the buffers of a model
         _replace(torch.autograd, "backward", sleeping)
 
 

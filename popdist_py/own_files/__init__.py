@@ -1,4 +1,4 @@
-"""Checks of files before they are unpickled, because a pickle names code that unpickling runs.
+"""Checks of files before they are unpickled, because unpickling runs code that a file chooses.
 
 owner           checks that only this user or root can have written the file
 seal            checks that the content of the file is undamaged

@@ -1,7 +1,7 @@
 """Checks that only this user or root can have written a file.
 
-Loading a pickle runs code, so no other user may have written it. The checks use open descriptors,
-because a path can name another file when it is opened later.
+Loading a pickle runs code, so only this user or root may have written the pickle. The checks use
+open file descriptors, because a path may name another file after the check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A seal, which is a digest in front of a file's content that detects damage.
+"""Seals of files. A seal is a digest before the content of a file, which detects damage.
 
     mark | BLAKE2b digest of the content, 32 bytes | content
 
@@ -52,7 +52,8 @@ def sealed(file: IO[bytes]) -> Iterator[IO[bytes]]:
         file: An empty file that is open for writing.
 
     Raises:
-        OSError: The file cannot be written, even if the block raised another error because of this.
+        OSError: The file cannot be written. This error replaces an error of the block with the same
+            cause.
     """
     file.write(_MARK + bytes(_DIGEST_BYTES))
     content = _Content(file)
@@ -73,7 +74,7 @@ def is_sealed(file: IO[bytes]) -> bool | None:
         file: A file that is open for reading, at its beginning.
 
     Returns:
-        None if the file does not have a seal. The content then begins at the beginning of the file.
+        None if the file does not have a seal. The whole file is then the content.
     """
     if file.read(len(_MARK)) != _MARK:
         file.seek(0)

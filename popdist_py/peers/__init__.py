@@ -1,11 +1,10 @@
 """Authenticated connections between the processes of a job.
 
-greeting        the handshake, in which both ends prove that they know the secret, as bytes
+greeting        the handshake, in which both ends prove that they know the secret
 gate            accepts connections, and authenticates their callers
 calls           connects to other processes, and authenticates them
 silence         tells whether the host at the other end still answers
 
-No module of this package chooses an address, or knows the messages after the handshake. The package
-uses the standard library only.
-May call: none.
+The callers of this package choose the addresses, and define the messages after the handshake. The
+package uses the standard library only. May call: none.
 """

@@ -1,7 +1,8 @@
 """Outgoing TCP connections of this process, until both ends are authenticated.
 
-If the listener closes a connection, the call is repeated. A listener with too many connections
-closes some of them before it knows which callers belong to the job.
+A call is an attempt to connect to a listener and to authenticate both ends. If the listener closes
+the connection, the call is repeated. The reason is that a listener with too many connections closes
+some of them before it has authenticated their callers.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _PAUSE_SECONDS = 0.05
 class _Call(Generic[Name]):
     """One call, with the state of its handshake.
 
-    ``connection`` is None until the call is repeated at ``again_at``. ``nonce`` is empty before it
-    is sent. ``is_proven`` tells whether this process has sent its proof. ``received`` contains the
-    received part of the listener's next message.
+    ``connection`` is None while the call waits to be repeated at the time ``again_at``. ``nonce``
+    is empty until this process has sent its nonce. ``is_proven`` tells whether this process has
+    sent its proof. ``received`` contains the received part of the listener's next message.
     """
 
     name: Name
@@ -43,7 +44,7 @@ class _Call(Generic[Name]):
 
 
 class Calls(Generic[Name]):
-    """The calls of this process. No method waits for the network."""
+    """The outgoing calls of this process. No method waits for the network."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -80,8 +81,8 @@ class Calls(Generic[Name]):
     def serve(self) -> list[tuple[Name, socket.socket | None]]:
         """Continue all calls as far as possible without waiting, and return the ended calls.
 
-        Each item has the name of the call and its connection, which is non-blocking. The connection
-        is None if the address cannot be reached, or the listener does not know the secret.
+        Each item contains the name of a call and its non-blocking connection. The connection is
+        None if the address cannot be reached, or the listener does not know the secret.
         """
         ended: list[tuple[Name, socket.socket | None]] = []
         for call in self._due():

@@ -1,9 +1,9 @@
 """Incoming connections of this process, until their callers are authenticated.
 
 All handshakes proceed at the same time, so a caller that sends nothing does not delay the others.
-The number of unauthenticated callers, their time, and the bytes that are read from them are
-limited. Over TCP, the greeting authenticates a caller. Over a Unix socket, the kernel tells the
-user and the process of the caller.
+There are limits for the number of unauthenticated callers, for the duration of a handshake, and for
+the bytes that are read from a caller. Over TCP, the greeting authenticates a caller. Over a Unix
+socket, the kernel tells the user and the process of the caller.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _Pending:
     """A caller that is not authenticated yet, with the state of its handshake.
 
     ``source`` names the caller in messages. ``is_local`` means that the caller uses a Unix socket.
-    ``since`` is the time of the connection. ``received`` contains the received part of the caller's
-    next message.
+    ``since`` is the time when the connection was accepted. ``received`` contains the received part
+    of the caller's next message.
     """
 
     connection: socket.socket
@@ -93,7 +93,7 @@ class Gate:
         self._clock = clock
         self._poll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
-        # The keys are descriptors. The order is that of the connections.
+        # The keys are file descriptors, in the order in which the connections were accepted.
         self._pending: dict[int, _Pending] = {}
 
     @property

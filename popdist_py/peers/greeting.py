@@ -7,9 +7,9 @@
 
 A proof is an HMAC over both nonces. A process without the secret learns nothing from either end,
 and a recorded proof is not valid for another connection. The wrapper of an instance has its own
-copy of the caller's half (``poprun_py/instance/launcher_channel.py``).
+copy of the caller's functions (``poprun_py/instance/launcher_channel.py``).
 
-All functions convert bytes to bytes. They do not use a connection.
+The functions of this module convert bytes to bytes. They do not use a connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 
 def joined(secret: bytes, other: bytes) -> bytes:
-    """Return a secret that requires both secrets; ``other`` may be empty."""
+    """Return a secret that is derived from two secrets. ``other`` may be empty."""
     return hmac.digest(other, secret, _HASH) if other else secret
 
 

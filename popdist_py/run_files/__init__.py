@@ -4,6 +4,6 @@ place           the paths of the files, which only one process of the program wr
 logged_values   the values that the program logged at its steps
 device_file     the device model's documents about the compiled models
 
-No module of this package communicates. An error of a file does not end a program.
-May call: environment, atomic_file.
+No module of this package communicates. A file that cannot be written does not end the program. May
+call: environment, atomic_file.
 """

@@ -2,7 +2,7 @@
 
     {"version": 1, "models": [{"name": ..., "mode": ..., ...}, ...]}
 
-The caller decides the other keys of a document.
+The caller of ``keep_model`` chooses the other keys of a model's document.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def is_wanted() -> bool:
 
 
 def keep_model(model: Mapping[str, Any]) -> None:
-    """Add the document of a model to the file, which is written again.
+    """Add the document of a model, and write the whole file again.
 
-    The document replaces an earlier one with the same ``name`` and ``mode``. After an error, the
-    file is unchanged.
+    The document replaces an earlier document with the same ``name`` and ``mode``. After an error,
+    the file is unchanged.
 
     Raises:
         OSError: The file cannot be written.

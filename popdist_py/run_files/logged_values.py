@@ -21,7 +21,7 @@ _has_failed = False
 
 
 def log_values(step: int, values: Mapping[str, float]) -> None:
-    """Add a line to the file if this process writes one. The first error is logged as a warning."""
+    """Add a line to the file if this process writes it. The first error is logged as a warning."""
     global _has_failed
     path = None if _has_failed else run_file(NAME)
     if path is None:

@@ -1,8 +1,8 @@
 """The paths of this program's files, which only one process of the program writes.
 
-The first process that asks for a path, or that calls ``init()``, claims the files. It adds its
-process id to the environment variable. The processes that it starts or forks later find another
-process id in the variable, and write no files.
+The first process that asks for a path, or that calls ``init()``, claims the files. This process
+adds its process id to the environment variable POPDIST_RUN_FILES. Its child processes find another
+process id than their own in the variable, so they do not write files.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _owner: tuple[int, str] | None = None
 
 
 def claim(environ: MutableMapping[str, str], process: int) -> str:
-    """Return the prefix of the paths of a process; empty if the process writes no files.
+    """Return the prefix of a process's paths, or an empty text if the process writes no files.
 
     Args:
-        environ: The environment of the process, in which a successful claim is marked.
+        environ: The environment of the process. A successful claim changes the variable.
         process: The id of the process.
     """
     given = environ.get(RUN_FILES, "")
@@ -42,7 +42,7 @@ def begin() -> None:
 
 
 def run_file(name: str) -> Path | None:
-    """Return the path of a file of this process; None if this process does not write files."""
+    """Return the path of a file of this process, or None if this process does not write files."""
     begin()
     process, prefix = _owner or (0, "")
     return Path(f"{prefix}.{name}") if prefix and os.getpid() == process else None
