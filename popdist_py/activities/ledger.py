@@ -71,7 +71,8 @@ _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
 class Listener(Protocol):
     """An object whose methods are called for every activity of every thread.
 
-    The methods must be fast, because the program waits until they return. Times are values of ``time.monotonic_ns()``.
+    The methods must be fast, because the program waits until they return. Times are values of
+    ``time.monotonic_ns()``.
     """
 
     def begun(self, activity: int, name: str, begin: int, /) -> Any:

@@ -15,8 +15,9 @@ class Accumulated(NamedTuple):
 
     Attributes:
         reduction: The reduction of the numbers, such as ``mean``.
-        value: The sum of value x weight for ``mean``, otherwise the result so far.
-        weight: The sum of the weights, above 0, which only ``mean`` uses.
+        value: For ``mean``, the sum of the numbers times their weights. For other reductions, the
+            result so far.
+        weight: The sum of the weights, which is above 0. Only ``mean`` uses it.
     """
 
     reduction: str
@@ -29,7 +30,10 @@ class Accumulated(NamedTuple):
         return cls(reduction, value * weight if reduction == "mean" else value, weight)
 
     def followed_by(self, later: Accumulated) -> Accumulated:
-        """Return the combination with a later value. If one of them is NaN, so is the result."""
+        """Return the combination of this value and a later value.
+
+        Except for ``last``, the result is NaN if one of the two values is NaN.
+        """
         return Accumulated(
             self.reduction,
             _COMBINE[self.reduction](self.value, later.value),
@@ -55,14 +59,14 @@ _COMBINE: dict[str, Callable[[float, float], float]] = {
 def merged(parts: Iterable[Accumulated]) -> Accumulated:
     """Return the combination of the instances' values, which are given in instance order.
 
-    ``last`` takes the number of the first instance. The order of the additions is fixed, so all
-    instances get the same bits.
+    For ``last``, the result is the number of the first instance. The order of the additions is
+    fixed, so all instances get exactly the same result.
     """
     return reduce(Accumulated.followed_by, reversed(list(parts)))
 
 
 def one_number(value: Any, reduction: str) -> Any:
-    """Return ``value`` as a float; None if it is an array or tensor without elements.
+    """Return ``value`` as a float, or None if it is an array or tensor without elements.
 
     The elements of an array or tensor are reduced to their sum, minimum or maximum, or by default
     to their mean. For a tensor on another device than the CPU, the result is a tensor of one

@@ -21,12 +21,12 @@ class CsvSink:
     the disk yet. For a name that appears later, the file is replaced by a file with a new column,
     which is empty in the earlier rows.
 
-    An existing file is continued. Its rows from the first written step on are removed, so that a
-    training that continues from a checkpoint has each step once. Give each run its own file. Use
-    one sink for several ``Metrics``.
+    The sink appends to an existing file. Before, it removes the rows of the file from the first
+    written step on. So the file contains each step once if a training continues from a checkpoint.
+    Give each run its own file. Use one sink for several ``Metrics``.
 
     Args:
-        path: The path of the file, whose folder is made.
+        path: The path of the file. Its folder is made if it does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,7 +39,7 @@ class CsvSink:
         return f"CsvSink({str(self.path)!r})"
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append a row. Values of the last written step are added to the last row.
+        """Append a row. If ``step`` is the last written step, add the values to the last row.
 
         Raises:
             OSError: The file cannot be written.
@@ -64,7 +64,7 @@ class CsvSink:
         """Do nothing, because ``write`` writes each row immediately."""
 
     def _rows_before(self, step: int) -> tuple[list[str], list[list[str]]]:
-        """Return the columns of the file, and its rows of steps before ``step``."""
+        """Return the columns of the file, and the rows for steps before ``step``."""
         if self.path.exists() and not self.path.is_file():
             # Reading a file such as /dev/stdout would never end.
             raise ValueError(f"{self.path} is not a regular file: give another path")
@@ -74,7 +74,8 @@ class CsvSink:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = []
         if not rows:
-            # A sink writes its first line at once, so an unfinished line is from another program.
+            # A sink writes the first line in one step. A file that contains only an incomplete line
+            # is therefore from another program.
             if self.path.exists() and self.path.stat().st_size:
                 raise self._not_ours()
             return [STEP_COLUMN], []

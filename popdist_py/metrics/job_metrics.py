@@ -1,6 +1,6 @@
-"""``Metrics``, which reduces numbers of all instances and writes the results to sinks.
+"""The class ``Metrics``, which reduces numbers of all instances and writes them to sinks.
 
-Only ``compute``, ``log`` and ``state_dict`` communicate.
+Only the methods ``compute``, ``log`` and ``state_dict`` communicate with other instances.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from popdist_py.metrics.sink import STEP_COLUMN, MetricsSink
 from popdist_py.run_files.logged_values import log_values
 
 _REDUCTIONS = get_args(Reduction)
-# Tensors on a device are collected up to this number, and then read together.
+# The number of values that are collected before they are read. Reading many tensors together saves
+# waiting for their device.
 _MAX_WAITING = 1000
 
 
@@ -78,7 +79,8 @@ class Metrics:
             weight: The weight of these numbers in means, such as the number of samples in the
                 batch. Numbers with the weight 0 are ignored.
             named: Numbers by name. The elements of an array or tensor are reduced to their mean, or
-                to their sum, minimum or maximum. The call does not wait for a tensor on a device.
+                to their sum, minimum or maximum. The call does not wait for a device to compute a
+                tensor.
 
         Raises:
             TypeError: A value is not a number, array or tensor. No number is added.
@@ -105,7 +107,8 @@ class Metrics:
     def compute(self) -> dict[str, float]:
         """Return the reduced numbers of all instances by name.
 
-        All instances must make this call, and all get the same result. The numbers are kept.
+        All instances must make this call, and all get the same result. The numbers are kept for
+        later calls.
 
         Raises:
             CollectiveMismatchError: The instances give different reductions for a name.
@@ -115,8 +118,9 @@ class Metrics:
     def log(self, step: int) -> dict[str, float]:
         """Write the result of ``compute`` to the sinks, forget the numbers, and return the result.
 
-        All instances must make this call. The first instance writes. With --output-dir, it also
-        writes to the folder of the run. The first error of a sink is logged as a warning.
+        All instances must make this call. Only the first instance writes to the sinks. With the
+        launcher's option --output-dir, it also writes to the folder of the run. The first error of
+        a sink is logged as a warning.
 
         Args:
             step: The number of training steps done.
@@ -146,13 +150,14 @@ class Metrics:
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers of all instances since the last ``log``.
 
-        All instances must make this call. All get the same state, so one of them can save it.
+        All instances must make this call. All instances get the same state, so any instance can
+        save it.
         """
         whole = self._of_all_instances("state of metrics")
         return {"so_far": {name: list(accumulated) for name, accumulated in whole.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that ``state_dict`` returned, with any number of instances.
+        """Restore a state that ``state_dict`` returned in a job with any number of instances.
 
         All instances must make this call. The first instance takes the numbers of all instances.
 

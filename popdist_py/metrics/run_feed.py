@@ -1,13 +1,13 @@
 """The process that writes the numbers of a run to TensorBoard and Weights & Biases.
 
-The launcher starts the process, so that a slow or large package does not delay the job. The process
-ends when its standard input ends, even if the launcher is killed. It then writes a line about each
-failed sink to standard output.
+The launcher starts this separate process, so that a slow or large package does not delay the job.
+The process ends when its standard input ends, even if the launcher is killed. Before it ends, the
+process writes a line about each failed sink to standard output.
 
 Each line of standard input is a JSON document. The first document is ``{"sinks": [...]}``, with
 ``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of wandb.init}`` for
-each sink. The following documents are ``{"begins": true}`` for each attempt, and
-``{"step": 7, "values": {name: number}}``.
+each sink. The following documents are ``{"begins": true}`` at the begin of each attempt, and
+``{"step": 7, "values": {name: number}}`` for each step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_SECONDS: Final = 60
 
 
 class _Guarded:
-    """A sink whose first error is stored in ``trouble``."""
+    """A wrapper of a sink, which stores a message about the first error in ``trouble``."""
 
     def __init__(self, place: Mapping[str, Any]) -> None:
         self._place = place
@@ -42,7 +42,7 @@ class _Guarded:
         return WandbSink(**self._place["wandb"])
 
     def begin(self) -> None:
-        """Begin an attempt. In TensorBoard, its steps replace those of earlier attempts."""
+        """Begin an attempt. In TensorBoard, its steps replace steps of earlier attempts."""
         if "tensorboard" in self._place:  # a run of Weights & Biases continues
             self._sink = self._make()
 
@@ -83,8 +83,8 @@ def feed(lines: Iterable[bytes]) -> list[str]:
 
 def main() -> None:
     """Feed the sinks from standard input, and write messages about failed sinks."""
-    # Output of the packages must not mix with the messages. Their child processes must not inherit
-    # the pipe.
+    # Output of packages such as wandb must not mix with the messages on standard output. Child
+    # processes of the packages must not inherit the pipe to the launcher.
     said = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

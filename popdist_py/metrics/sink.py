@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-# The name of the column of steps, which is not a name for metrics.
+# The name of the column with the steps. A metric must not have this name.
 STEP_COLUMN: Final = "step"
 
 
@@ -25,7 +25,9 @@ class MetricsSink(Protocol):
 
 
 class AppendedFile:
-    """A file for appending. The next piece overwrites an incomplete piece.
+    """A file to which pieces of data are appended.
+
+    If a piece was not written completely, the next piece overwrites it.
 
     Args:
         path: The path of the file, which must exist.

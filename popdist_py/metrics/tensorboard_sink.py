@@ -21,12 +21,13 @@ from popdist_py.metrics.sink import AppendedFile
 class TensorBoardSink:
     """Writes metrics for TensorBoard, with one event file for each start of the program.
 
-    TensorBoard ignores the steps of earlier files in the folder from the first written step on, so
-    that a training that continues from a checkpoint has each step once. Give each run its own
-    folder. Use one sink for several ``Metrics``. Values are rounded to 32 bits, as in TensorBoard.
+    From the first step in the new file on, TensorBoard ignores the steps in earlier files of the
+    folder. So each step is shown once if a training continues from a checkpoint. Give each run its
+    own folder. Use one sink for several ``Metrics``. Values are rounded to 32 bits, as in
+    TensorBoard.
 
     Args:
-        folder: The folder of the file, which is made.
+        folder: The folder of the file. It is made if it does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -69,8 +70,8 @@ class TensorBoardSink:
 def _event(step: int, content: bytes) -> bytes:
     """Return an ``Event`` message.
 
-    Its fields are wall_time (1), step (2), and one of file_version (3), summary (5) and
-    session_log (7).
+    The numbered fields of the message are wall_time (1), step (2), and one of file_version (3),
+    summary (5) and session_log (7).
     """
     return b"\x09" + struct.pack("<d", time.time()) + _number(2, step) + content
 
@@ -115,7 +116,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the masked CRC-32C of ``data``. A CRC of data that contains CRCs must be masked."""
+    """Return the CRC-32C of ``data``, masked as in the files that TensorFlow writes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

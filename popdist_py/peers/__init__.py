@@ -6,5 +6,6 @@ calls           connects to other processes, and authenticates them
 silence         tells whether the host at the other end still answers
 
 The callers of this package choose the addresses, and define the messages after the handshake. The
-package uses the standard library only. May call: none.
+package uses the standard library only.
+May call: none.
 """

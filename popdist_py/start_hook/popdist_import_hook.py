@@ -1,4 +1,4 @@
-"""The import hook, which runs code of the job when a program imports a module.
+"""An import hook, which calls a function when a program imports a certain module.
 
 Python imports this module at its start, so it imports only modules that Python has already loaded.
 """
@@ -26,9 +26,9 @@ def run_at_import(name: str, run: "Run") -> None:
 
 
 def specs(name: str, path: object = None, without: object = None) -> "Iterator[ModuleSpec]":
-    """Yield the specs that the finders other than ``without`` return for the module ``name``."""
+    """Yield the specs of the module ``name`` from all finders except the finder ``without``."""
     for finder in sys.meta_path:
-        # Python's import system skips finders without find_spec, too.
+        # Like Python's import system, this loop skips finders without find_spec.
         find = getattr(finder, "find_spec", None)
         if finder is not without and find is not None and (spec := find(name, path)) is not None:
             yield spec
@@ -44,7 +44,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: object = None, target: object = None
     ) -> "ModuleSpec | None":
-        """Return the spec of the module with its last step replaced; None for other modules."""
+        """Return the module's spec with a replaced ``exec_module``, or None for other modules."""
         if name != self._name:
             return None
         found = next(specs(name, path, without=self), None)
@@ -52,7 +52,8 @@ class _Finder:
             execute = found.loader.exec_module
 
             def execute_and_run(module: "ModuleType") -> None:
-                # A program may ask for the spec several times, and two specs may share a loader.
+                # The hook must run only once. But a program may ask for the spec several times, and
+                # two specs may share a loader.
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
                     self._run(execute, module)

@@ -1,10 +1,10 @@
 """Changing the address of another process's sockets from all addresses to a single one.
 
-The command mpirun and its daemons listen on every address of the machine, and do not have an option
-against it. The launcher starts mpirun and moves its sockets. On every other host, the first wrapper
-moves the sockets of the daemon that started it. The kernel lends the sockets of a process to other
-processes that may trace it. This module does not know MPI. It imports only the standard library,
-because a wrapper imports it too.
+The command mpirun and its daemons listen on every address of the machine, and no option changes
+this. The launcher starts mpirun and moves the sockets of mpirun to a single address. On every other
+host, the first wrapper moves the sockets of the daemon that started it. The kernel allows a process
+to use the sockets of another process that it may trace. This module does not know MPI. It imports
+only the standard library, because a wrapper imports it too.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _PIDFD_GETFD = 438  # the same on every architecture
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _WAIT_ALL = 0x40000000
 _STOP_SECONDS = 1.0
-# The time for the caller's answer in a TCP handshake between hosts.
+# The seconds in which a caller on another host completes its TCP handshake.
 _LOOPBACK, _HANDSHAKE_SECONDS = "lo", 0.001
 # From <asm-generic/socket.h>, and the instruction from <linux/bpf_common.h> that ends a filter.
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
@@ -41,21 +41,22 @@ _LIBC.ptrace.restype = ctypes.c_long
 def move_of(process: int, network: str) -> list[int]:
     """Move another process's sockets from every address to this machine's address on a network.
 
-    A socket is moved only if the kernel chose its port, because the kernel does not give other
-    sockets a second address. The other process is stopped meanwhile. The kernel drops packets of
-    new callers, which send them again after a second. A socket with connections to accept is not
-    moved. The caller may try again later.
+    A socket is moved only if the kernel chose its port, because the kernel does not let other
+    sockets change their address. The other process is stopped during the move. The kernel drops the
+    packets of new connections during the move, and their senders repeat the packets after a second.
+    A socket with connections that wait to be accepted is not moved. In this case, call this
+    function again later.
 
     Args:
-        process: The id of the other process. It must belong to this user. Some systems require that
-            this process has started it.
+        process: The id of the other process. The other process must belong to this user. Some
+            systems also require that it is a child of this process.
         network: The same as for ``popdist_listening.address_in``.
 
     Returns:
         The ports of the moved sockets.
 
     Raises:
-        OSError: The kernel does not lend the other process's sockets to this process.
+        OSError: The kernel does not let this process use the sockets of the other process.
     """
     with contextlib.ExitStack() as held:
         listeners = [*_listeners(process, held)]
@@ -146,7 +147,7 @@ def _rebind(listener: socket.socket, network: str) -> int:
         _drop_all(screen)
         screen.listen(1)
         if network != _LOOPBACK:
-            time.sleep(_HANDSHAKE_SECONDS)  # the kernel does not report unfinished handshakes
+            time.sleep(_HANDSHAKE_SECONDS)  # the kernel does not report incomplete handshakes
         if popdist_listening.queue(listener)[0]:
             return 0
         _LIBC.connect(number, _UNCONNECTED, len(_UNCONNECTED))

@@ -1,9 +1,9 @@
 """Changing the address of sockets from all addresses of this machine to a single one.
 
-MPI libraries listen on every address and do not have an option against it. A process uses this
-module for its own sockets. The module popdist_lent_sockets.py is for the sockets of other
-processes. This module does not know MPI. It is imported when a program imports MPI, so it imports
-no other module of the library.
+MPI libraries listen on every address, and no option changes this. A process uses this module for
+its own sockets. The module popdist_lent_sockets.py is for the sockets of other processes. This
+module does not know MPI. This module is imported when a program imports MPI, so it imports no other
+module of the library.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ _LOOPBACK_OF = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 # From <linux/sockios.h>, and the kernel's list of the IPv6 addresses of this network namespace.
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = "/proc/self/net/if_inet6"
-# The part of a listening socket's tcp_info with the waiting connections and their largest number.
+# The part of a listening socket's tcp_info that contains the number of connections that wait to be
+# accepted, and the largest allowed number.
 _TCP_INFO_BYTES, _TCP_INFO_QUEUE = 32, "=24xII"
 
 
@@ -109,8 +110,8 @@ def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.sock
     """Yield a new socket at ``address`` that has the same port as ``listener``."""
     with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
         for each in (listener, narrow):
-            # Both sockets have the port for a moment, and accepted connections have it too. Sockets
-            # of other users cannot take the port.
+            # The two sockets and all accepted connections use the same port for a moment, which
+            # requires both options. Sockets of other users cannot take the port.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:
@@ -148,14 +149,14 @@ def borrowed(descriptor: int) -> "Iterator[socket.socket]":
 def move_own(network: str, before: "set[int]") -> int:
     """Move this process's sockets from every address to its address on ``network``.
 
-    The port accepts connections at every moment. A second socket with the same port replaces the
-    descriptor, and also takes its place in each epoll of this process. A socket with connections to
-    accept is not moved. A connection that arrives during
+    The port accepts connections during the whole move. A second socket with the same port gets the
+    descriptor of the first socket, and replaces the first socket in each epoll of this process. A
+    socket with connections that wait to be accepted is not moved. A connection that arrives during
     the move is reset.
 
     Args:
         network: The same as for ``address_in``.
-        before: The descriptors that are not moved.
+        before: The descriptors of sockets that must not be moved.
 
     Returns:
         The number of moved sockets.

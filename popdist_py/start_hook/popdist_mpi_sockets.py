@@ -1,4 +1,4 @@
-"""Limits the sockets of MPI in an instance to the job's network, when its program starts MPI.
+"""Limits the sockets of MPI in an instance to the job's network, when the program starts MPI.
 
 Open MPI listens on every address of the machine. Python imports this module at its start, so it
 imports only popdist_import_hook and modules that Python has already loaded.
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# The libraries that may contain PMIx, which are PMIx itself and two libraries of Open MPI 4.
+# Parts of the paths of libraries that may contain PMIx. These are PMIx itself and two libraries of
+# Open MPI 4.
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Mover:
-    """Moves the sockets that the start of MPI opens.
+    """Moves the sockets that MPI opens at its start to the network of the job.
 
     Args:
         network: The network for the sockets, as an interface or a CIDR.
@@ -61,7 +62,7 @@ class _Mover:
 
 
 def _has_shared_memory() -> bool:
-    """Tell whether the instances of one host communicate without sockets."""
+    """Tell whether the instances of one host communicate through shared memory, not sockets."""
     transports = os.environ.get("OMPI_MCA_btl", "sm")  # noqa: SIM112 (Open MPI's spelling)
     return transports[:1] != "^" and bool(_SHARED_MEMORY.intersection(transports.split(",")))
 

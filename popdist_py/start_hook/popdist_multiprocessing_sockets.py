@@ -27,7 +27,7 @@ def _keep_in(folder: str, util: "ModuleType") -> None:
     default: Callable[[], str] = util.get_temp_dir
 
     def get_temp_dir() -> str:
-        # The folder may be out of reach after a change of user or of mounts.
+        # A process may lose access to the folder when it changes its user or its mounts.
         return folder if os.access(folder, os.W_OK | os.X_OK) else default()
 
     util.get_temp_dir = get_temp_dir  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 """Finds the SDK's packages (poptorch, popdist, horovod, popart) in the folder ``sdk_names``.
 
-A finder has two advantages over an entry of ``sys.path``. Installed packages take precedence
-however they are found. The choice is made for each package when the program imports it. Python
-imports this module at its start, so it imports only popdist_import_hook and modules that Python has
-already loaded.
+An import finder has two advantages over an entry of ``sys.path``. First, installed packages take
+precedence, even if other finders find them. Second, the finder decides for each package when the
+program imports the package. Python imports this module at its start, so it imports only
+popdist_import_hook and modules that Python has already loaded.
 """
 
 import os
@@ -21,14 +21,14 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SDK = dict.fromkeys(
     ("horovod", "popart", "popdist", "poptorch"), os.path.join(_LIBRARY, "sdk_names")
 )
-# The modules that our packages import. The finder finds them even if only this folder is in
-# sys.path.
+# The modules that our packages import. The finder finds these modules even if sys.path does not
+# contain the folder of the library.
 _NEEDED = dict.fromkeys(("popdist_py", "popdist_torchvision_hook"), os.path.dirname(_LIBRARY))
 _FOLDERS = {**_SDK, **_NEEDED}
 
 
 class _SdkFinder:
-    """The first finder, which asks the other finders before it returns a package of ours.
+    """An import finder that asks all other finders before it returns one of our packages.
 
     Args:
         always: Whether our packages replace installed packages. If true, only a package in the
@@ -51,14 +51,15 @@ class _SdkFinder:
             return theirs
         ours = PathFinder.find_spec(name, [_FOLDERS[name]])
         if ours is not None and theirs is not None:
-            # A package takes precedence over a folder without __init__.py, as always in Python. The
-            # folder's modules can still be imported.
+            # The other finders have found only a folder without __init__.py. As always in Python, a
+            # package takes precedence over such a folder. The modules in the folder can still be
+            # imported.
             folders = [*(theirs.submodule_search_locations or ())]
             ours.submodule_search_locations = folders + (ours.submodule_search_locations or [])
         return ours
 
     def _theirs(self, name: str) -> "ModuleSpec | None":
-        """Return the spec of another package with the same name, which replaces ours.
+        """Return the spec of another package with the same name, which is used instead of ours.
 
         A folder without __init__.py is returned only if no finder has found a package.
         """
@@ -73,7 +74,7 @@ class _SdkFinder:
 
 
 def start(default: str) -> bool:
-    """Install the finder as POPDIST_SDK_NAMES, or ``default`` without this variable, requires.
+    """Install the finder if POPDIST_SDK_NAMES, or else ``default``, requests it.
 
     Returns:
         Whether the finder was installed.
@@ -81,8 +82,8 @@ def start(default: str) -> bool:
     mode = os.environ.get("POPDIST_SDK_NAMES") or default
     if mode not in ("auto", "yes"):
         return False
-    # This finder replaces a finder that a .pth file installed. Other finders may have been added
-    # since then.
+    # The new finder replaces a finder that a .pth file installed. It is put first again, because
+    # other finders may have been added since then.
     others = [f for f in sys.meta_path if type(f).__name__ != _SdkFinder.__name__]
     sys.meta_path[:] = [_SdkFinder(always=mode == "yes"), *others]
     return True

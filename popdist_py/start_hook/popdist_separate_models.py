@@ -1,9 +1,9 @@
 """Detects programs that train a separate model in each instance, and tells the launcher.
 
-A trainer that looks for GPUs and finds none may train a model of its own in every instance. When
-the program's Python ends, this module then sets a flag in memory that it shares with the launcher's
-wrapper. In doubt, it leaves the flag unset. It imports little, because every import of
-torch.distributed imports it.
+A training library that finds no GPU may train a separate model in every instance. When the
+program's Python ends, this module then sets a flag in memory that it shares with the launcher's
+wrapper. If this module is not sure, it does not set the flag. It imports little, because it is
+imported with torch.distributed.
 """
 
 import atexit
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The flag is a word of 8 bytes that is set to 1. poprun_py/instance/progress_memory.py has the same
-# numbers.
+# The index and the size of the flag, which is an integer of 8 bytes.
+# poprun_py/instance/progress_memory.py contains the same two numbers.
 _WORD, _WORD_BYTES = 31, 8
 _SILENT = "POPDIST_SEPARATE_MODELS"
 
@@ -46,7 +46,7 @@ class _Watch:
         module._new_process_group_helper = noting
 
     def tell(self) -> None:
-        """Set the flag if this program certainly trained a model of its own."""
+        """Set the flag if this program certainly trained a separate model."""
         if os.getpid() != self._pid or not _has_trained() or _has_mpi():
             return
         if self._has_group and not _is_alone_for_accelerate():
@@ -110,7 +110,8 @@ def start(distributed: "ModuleType") -> None:
     heartbeat = os.environ.get("POPDIST_HEARTBEAT", "")
     if os.environ.get(_SILENT) or os.environ.get("WORLD_SIZE", "1") == "1":
         return
-    # Only the wrapper's own child is watched, because processes that it starts may do other work.
+    # Only the child process of the wrapper is watched, because processes that the child starts may
+    # do other work.
     if heartbeat.split("/")[1:3] != ["proc", str(os.getppid())]:
         return
     watch = _Watch(heartbeat)

@@ -2,9 +2,9 @@
 
 Python imports this module at its start, so it imports only popdist_import_hook and modules that
 Python has already loaded. If the library is installed, PyTorch registers the back end itself. This
-module is needed for a checkout, for torch before 2.5 and for TORCH_DEVICE_BACKEND_AUTOLOAD=0. It
-also makes the store of a rendezvous listen on one address only. popdist_separate_models.py reports
-programs that train without the other instances.
+module is needed for a checkout that is not installed, for torch before 2.5 and for
+TORCH_DEVICE_BACKEND_AUTOLOAD=0. The module also makes the store of a rendezvous listen on one
+address only. popdist_separate_models.py reports programs that train without the other instances.
 """
 
 import os

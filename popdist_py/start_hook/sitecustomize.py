@@ -1,11 +1,12 @@
-"""Runs when Python starts with this folder on PYTHONPATH, in a job and before programs of the SDK.
+"""Prepares a Python that starts with this folder on PYTHONPATH, such as an instance of a job.
 
-Programs of the SDK find its names, and programs of torch.distributed find the back end popdist.
-MPI's sockets are limited to the job's network. Sockets of multiprocessing are made in the job's
-folder. Waiting OpenMP threads spin for about a millisecond before they sleep.
+Programs can import emulated packages under the SDK's names, such as poptorch. Programs of
+torch.distributed can use the back end popdist. MPI's sockets are limited to the job's network.
+Sockets of multiprocessing are made in the job's folder. Waiting OpenMP threads spin for about a
+millisecond before they sleep.
 
 At the end, this module removes its folder from ``sys.path`` and runs the user's ``sitecustomize``.
-The folder stays on PYTHONPATH, so the Pythons that a program starts find the names as well.
+The folder stays on PYTHONPATH, so this module also runs in every Python that a program starts.
 """
 
 import os
@@ -13,11 +14,11 @@ import sys
 
 
 def _add_names() -> None:
-    """Make this Python find the names, and mend the import of torchvision."""
+    """Let programs import our packages under the SDK's names, and repair importing torchvision."""
     import popdist_sdk_finder  # type: ignore[import-not-found]
 
     if popdist_sdk_finder.start(default="no"):
-        # An installed library has a .pth file that imports this hook. A checkout does not.
+        # If the library is installed, a .pth file imports this hook. A checkout has no such file.
         import popdist_torchvision_hook  # noqa: F401
 
 
