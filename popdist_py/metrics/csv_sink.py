@@ -21,9 +21,9 @@ class CsvSink:
     the disk yet. For a name that appears later, the file is replaced by a file with a new column,
     which is empty in the earlier rows.
 
-    The sink appends to an existing file. Before, it removes the rows of the file from the first
-    written step on. So the file contains each step once if a training continues from a checkpoint.
-    Give each run its own file. Use one sink for several ``Metrics``.
+    The sink appends to an existing file, after it has removed the rows from the first written step
+    on. The file then contains each step once, also if a training continues from a checkpoint. Give
+    each run its own file. Use one sink for several ``Metrics``.
 
     Args:
         path: The path of the file. Its folder is made if it does not exist.

@@ -1,9 +1,8 @@
 """Detects programs that train a separate model in each instance, and tells the launcher.
 
-A training library that finds no GPU may train a separate model in every instance. When the
-program's Python ends, this module then sets a flag in memory that it shares with the launcher's
-wrapper. If this module is not sure, it does not set the flag. It imports little, because it is
-imported with torch.distributed.
+A training library that finds no GPU may train a separate model in every instance. If a program
+certainly did this, this module sets a flag at the program's exit, in memory that the launcher's
+wrapper reads. The module imports little, because it is imported with torch.distributed.
 """
 
 import atexit

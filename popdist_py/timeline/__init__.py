@@ -1,8 +1,8 @@
-"""The timeline of a job, which is one trace with the spans of time of all instances.
+"""The timeline of a job, which is one trace file with the time spans of all instances.
 
 Each process writes its spans into a file of limited size (``recorder``, ``span_file``). The files
 of all processes are merged into one trace on one clock (``merging``, ``trace_events``, ``clocks``).
 The launcher imports these modules too, so they import only the standard library. The program and
-the library create the spans (``spans``). Nothing here displays a trace, because Perfetto does.
+the library create the spans (``spans``). The program Perfetto displays a trace.
 May call: activities, atomic_file, environment, errors, heartbeat.
 """

@@ -1,8 +1,9 @@
 """Conversion of times between the clocks of different hosts, with an estimate of the error.
 
 Each host counts its own nanoseconds since it started. One host asks another host for its time. The
-other host answers between the question and the arrival of the answer, as in NTP (RFC 5905, section
-8). This module contains only the arithmetic. Its callers ask the hosts.
+time in the answer was read between sending the question and receiving the answer, as in NTP (RFC
+5905, section 8). This module contains only the arithmetic. The callers of this module ask the
+hosts.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class ClockSample:
 
     @property
     def error(self) -> int:
-        """Half of the time between question and arrival.
+        """The largest error of ``offset``, which is half of the time between question and arrival.
 
-        Either the question or the answer may have taken all of this time.
+        The error is largest if only the question or only the answer took all of this time.
         """
         return (self.received - self.sent + 1) // 2
 
@@ -53,8 +54,8 @@ class ClockLine:
         begin_offset: The nanoseconds to add at ``begin``.
         end: A later time on the other host's clock, or ``begin`` if only one offset is known.
         end_offset: The nanoseconds to add at ``end``.
-        error: The largest error of a converted time, if the other clock runs steadily between the
-            two.
+        error: The largest error of a converted time, if the other clock runs steadily between
+            ``begin`` and ``end``.
     """
 
     begin: int = 0
@@ -64,7 +65,7 @@ class ClockLine:
     error: int = 0
 
     def ours(self, moment: int) -> int:
-        """Return a time of the other host on this host's clock.
+        """Convert a time on the other host's clock to a time on this host's clock.
 
         Before ``begin``, ``begin_offset`` applies. After ``end``, ``end_offset`` applies.
         """
@@ -81,7 +82,7 @@ LOCAL = ClockLine()
 
 
 def clock_line(samples: Sequence[ClockSample]) -> ClockLine | None:
-    """Return the line through the best sample of the first half and the best of the second.
+    """Return the line through the most accurate early sample and the most accurate late sample.
 
     Args:
         samples: Samples of the start and of the end of a job, sorted by time.
@@ -91,7 +92,8 @@ def clock_line(samples: Sequence[ClockSample]) -> ClockLine | None:
     """
     if not samples:
         return None
-    # All samples of a lost job are from the job's start. They are divided in the same way.
+    # The samples are divided into early and late ones at the middle of their own time. This also
+    # works for a job that was lost, which has samples only of the job's start.
     middle = (samples[0].sent + samples[-1].received) // 2
     early = [sample for sample in samples if sample.sent <= middle]
     late = [sample for sample in samples if sample.sent > middle] or early

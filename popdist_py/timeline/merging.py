@@ -1,7 +1,7 @@
 """Merging of the files of all instances into one trace file.
 
-The files of only one process at a time are in memory. This module does not communicate with hosts.
-Its callers pass the conversions of the hosts' clocks.
+Only the file of one process is in memory at a time. This module does not communicate with hosts.
+The callers of this module pass the conversions of the hosts' clocks.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from popdist_py.timeline.trace_events import (
     span_events,
 )
 
-# Higher levels make smaller files but take many times longer.
+# Higher compression levels make smaller files but take many times longer.
 _COMPRESSION: Final = 4
-# Viewers treat a row with the number of its process as the main thread of the process.
+# The number of the first row is larger than the numbers of all processes. Viewers would treat a row
+# with the number of its process as the main thread of the process.
 _FIRST_ROW: Final = 100_000
-# The same as json.dumps, which makes a new encoder for each call.
+# This encoder replaces json.dumps, which makes a new encoder for each call.
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -57,8 +58,8 @@ class Instance:
         label: The name of the instance in the trace.
         prefix: The common beginning of the paths of the instance's files.
         clock: The conversion of the host's clock to the trace's clock, or None if it is unknown.
-        attempt: The number of the attempt at the job. Calls of different attempts are different
-            calls.
+        attempt: The number of the attempt at the job. Calls with the same name and number in
+            different attempts are different calls.
     """
 
     label: str
@@ -89,9 +90,9 @@ class Merged:
         clock_error: The largest error of the times of different hosts, in nanoseconds.
         spans_hosts: Whether the instances had different clocks.
         troubles: Sentences that describe the files which could not be read.
-        waited_for: The instance that caused more than half of all waiting time. Empty if no
-            instance did.
-        waited: The nanoseconds that other instances waited for this instance.
+        waited_for: The instance that caused more than half of all waiting time. Empty if there is
+            no such instance.
+        waited: The nanoseconds that other instances waited for the instance ``waited_for``.
     """
 
     path: Path
@@ -226,14 +227,15 @@ def _instance_events(
 
 
 def _until(span: Span, ended: int | None) -> Span:
-    """Return an open span with the time when its process ended as its end, if that is known."""
+    """Return an open span that ends when its process ended, if this time is known."""
     return span if ended is None else replace(span, end=max(span.end, ended))
 
 
 def _origin(instances: Iterable[Instance]) -> int:
     """Return the time when the trace begins.
 
-    Times in the trace are floating-point microseconds. Small numbers keep their nanoseconds.
+    Times in the trace are floating-point microseconds since this time, because only small
+    floating-point numbers can represent single nanoseconds.
     """
     return min(
         (

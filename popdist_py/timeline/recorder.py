@@ -1,8 +1,8 @@
-"""The recorder of this process, which chooses the file and counts the calls of each name.
+"""The recorder, which chooses the file for the spans of this process and numbers the calls.
 
-The program of an instance writes the first file, which has most of the instance's bytes. Processes
-that the program starts, such as workers of a data loader, write one of a few smaller files each.
-This module does not know the meaning of a span.
+The program of an instance writes the first file, which is the largest. Each process that the
+program starts, such as a worker of a data loader, writes one of a few smaller files. This module
+does not know the meaning of a span.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from popdist_py import heartbeat
 from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
 from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
 
-# The program's file has three quarters of the bytes. The other files share the rest.
+# The number of smaller files. The program's file gets three quarters of an instance's bytes, and
+# the smaller files share the rest.
 _NUM_OTHERS: Final = 8
-# A program may start threads without end, but a reader cannot use more rows than this.
+# The largest number of rows, because a program may start any number of threads, but a user cannot
+# read more rows in the trace.
 _MOST_ROWS: Final = 200
-# Larger than any process id of Linux.
+# A number that is larger than every process id of Linux.
 _PIDS_END: Final = 1 << 31
 
 
@@ -114,7 +116,8 @@ class Recorder:
             begin: The begin in nanoseconds of the monotonic clock.
             end: The end in nanoseconds of the monotonic clock.
             arguments: A JSON object, or an empty string.
-            is_call: Whether every instance makes this call. The calls of each name are counted.
+            is_call: Whether the span is a call that every instance makes. Such calls are numbered,
+                separately for each name.
             opened: The result of ``begin``.
         """
         writer = self._writer or self._open()
@@ -161,7 +164,7 @@ class Recorder:
         return found
 
     def _open(self) -> SpanWriter | None:
-        """Make and return the file of this process. At the first failure, log a warning."""
+        """Make the file of this process and return its writer. Log a warning if this fails."""
         with self._opening:
             if self._is_broken or self._writer is not None:
                 return self._writer
@@ -176,7 +179,7 @@ class Recorder:
             return self._writer
 
     def _claim(self) -> SpanWriter | None:
-        """Take the first unused file, or else the oldest file of a process that has ended.
+        """Return a writer for a new file, or else for the oldest file of a process that has ended.
 
         Raises:
             OSError: The file cannot be made.
@@ -193,7 +196,7 @@ class Recorder:
 
 
 def _process_name() -> str:
-    """Return the multiprocessing name of this process, or a text with its process id."""
+    """Return the name that multiprocessing gave this process, or a text with the process id."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     name = multiprocessing.current_process().name if multiprocessing is not None else ""
     return name if name not in ("", "MainProcess") else f"process {os.getpid()}"

@@ -1,14 +1,16 @@
 """The file of one process's spans, with its layout, a writer and a reader.
 
-A file has a fixed size, so it cannot keep all spans of a long run. It keeps the first spans (the
-head of the file) and the latest spans of all steps. To reach further back, it also keeps the latest
-spans of every 8th step, every 64th, every 512th and so on. Every instance keeps the same steps, so
-the instances can be compared.
+A file has a fixed size, so it cannot keep all spans of a long run. It keeps the first spans of the
+run, which are called the head of the file. Every later span gets the level of its training step.
+Level 1 is for every 8th step, level 2 is for every 64th step, and so on. Level 0 is for all other
+steps. The file keeps the latest spans of each level. Steps of a high level are rare, so the spans
+of a high level go back further in time. All instances keep spans of the same steps, so the
+instances can be compared.
 
-If the process is killed, the file contains the spans that were written, because the kernel owns the
-memory. Each record contains its number at the begin and at the end. If the two numbers differ, the
-record was not written completely. Open spans are in a table of their own, so a reader finds the
-span that a dying process was in.
+If the process is killed, the file still contains all spans that were written, because the process
+writes to memory that the kernel maps to the file. Each record contains its number at the begin and
+at the end. If the two numbers differ, the record was not written completely. A separate table
+contains the open spans, so a reader sees in which spans a process was killed.
 """
 
 from __future__ import annotations
@@ -27,30 +29,31 @@ MIN_FILE_BYTES: Final = 1 << 14
 NO_NUMBER: Final = -1
 
 _MAGIC: Final = b"popspan2"
-# The fields are the magic bytes, the process id, the size of the file, and one time on two clocks:
-# the time of day and the monotonic clock.
+# The fields of the header are the magic bytes, the process id, the size of the file, and one time
+# on two clocks: the time of day and the monotonic clock.
 _HEADER: Final = struct.Struct("<8sQQqq")
 _HEADER_BYTES: Final = 256
-# The fields are the record's number (from 1), begin, end, name, track, the call's number, position
-# and length of the arguments, and the record's number again.
+# The fields of a record are its number (from 1), begin, end, name and track of the span, the number
+# of the call, position and length of the arguments, and the record's number again.
 _RECORD: Final = struct.Struct("<QqqIIqQIQ")
 # The header is followed by words of 8 bytes: the used bytes of the names, the used bytes of the
 # texts, and the number of records written to each region.
 _WORDS_AT: Final = 64
 _NAMES_USED, _TEXTS_USED, _FIRST_COUNT = range(3)
-# The table of open spans follows the words. The fields are begin (0 for a free entry), the call's
-# number, name, track, and begin again.
+# The table of open spans follows these words. The fields of an entry are the begin of the span (0
+# for a free entry), the number of the call, name, track, and the begin again.
 _OPEN: Final = struct.Struct("<qqIIq")
 _NUM_OPEN: Final = 64
 _FREE: Final = bytes(8)
 _BODY_AT: Final = _HEADER_BYTES + _NUM_OPEN * _OPEN.size
-# The shares of the file in 32nds: names, texts, and the regions, which are the head and a ring
-# buffer for each level of steps.
+# The sizes of the parts of the file, in units of 1/32 of the file. The parts are the names, the
+# texts of arguments, and the regions of records. The first region is the head of the file, and each
+# other region is a ring buffer for one level of steps.
 _NAME_PARTS, _TEXT_PARTS = 2, 5
 _REGION_PARTS: Final = (3, 10, 2, 2, 2, 2, 2, 2)
 _PARTS: Final = 32
 _NUM_LEVELS: Final = len(_REGION_PARTS) - 1
-# A step of level L is divisible by 8**L.
+# The number of a step of level L is divisible by 8**L.
 _STEP_BITS: Final = 3
 _MAX_NAME_BYTES: Final = 200
 _MAX_TEXT_BYTES: Final = 2_000
@@ -69,8 +72,8 @@ class Span:
         number: The position of this call in the sequence of calls with this name, counted in every
             instance. None for a span that is not a call.
         arguments: A JSON object, or an empty string.
-        is_open: Whether the file does not contain the end of the span. Then ``end`` is the last
-            known time.
+        is_open: Whether the file does not contain the end of the span. If true, ``end`` is the last
+            known time of the process.
     """
 
     name: str
@@ -154,7 +157,7 @@ class _Layout:
 
 
 def level_of_step(step: int) -> int:
-    """Return how many times 8 divides ``step``, limited to the highest level.
+    """Return the level of a step: how many times 8 divides it, up to the highest level.
 
     The level of step 0 is 0.
     """
@@ -171,7 +174,8 @@ class SpanWriter:
         path: The path of the new file.
         size: The size of the file in bytes, which is at least ``MIN_FILE_BYTES``.
         label: The name of the process, which is empty for the program.
-        moment: A time before the first span: nanoseconds of the day, and of the monotonic clock.
+        moment: A time before the first span, in nanoseconds on two clocks: the time of day and the
+            monotonic clock.
 
     Raises:
         OSError: The file cannot be made, or the disk is full.
@@ -181,8 +185,8 @@ class SpanWriter:
         layout = _Layout(max(size, MIN_FILE_BYTES))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Allocating the file now makes a full disk an error. Without it, writing to the memory
-            # could end the process by SIGBUS.
+            # The whole file is allocated now, so that a full disk raises an error here. Otherwise,
+            # a later write to the memory could end the process by SIGBUS.
             os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, layout.size)
             self._memory = mmap.mmap(descriptor, layout.size)
@@ -286,11 +290,12 @@ class SpanWriter:
         self._words[_FIRST_COUNT + region] = count
 
     def _text(self, text: str) -> tuple[int, int]:
-        """Write arguments over the oldest arguments.
+        """Write the arguments of a span, which may overwrite the oldest arguments.
 
         Returns:
-            The position in all arguments that were ever written, and the length, in bytes.
-            Arguments that are too long are not written, and their length is 0.
+            The position of the arguments among all arguments that were ever written, and the length
+            of the arguments, both in bytes. Arguments that are too long are not written, and their
+            length is 0.
         """
         encoded = text.encode(errors="replace")
         place, size = self._layout.texts
@@ -312,7 +317,8 @@ def read_spans(data: bytes) -> Recorded | None:
     """Return the contents of a file, or None if the data are not a complete file of spans.
 
     Args:
-        data: The whole file. Its process may have been killed, or may still write.
+        data: The whole file. The process that writes it may have been killed, or may still be
+            writing.
     """
     header = _header(data)
     if header is None or header.size != len(data) or header.size < MIN_FILE_BYTES:
@@ -332,7 +338,7 @@ def read_spans(data: bytes) -> Recorded | None:
     still_open = [
         span
         for span in _open_spans(data, names, last)
-        if (span.name, span.track, span.begin) not in written  # killed before it was closed
+        if (span.name, span.track, span.begin) not in written  # killed before close()
     ]
     return Recorded(header, label, tuple(spans), tuple(still_open), dropped)
 

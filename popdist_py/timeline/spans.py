@@ -1,8 +1,8 @@
 """Spans of the job's timeline, from the public class ``span`` and from the library's activities.
 
 The launcher's option ``--timeline``, the variable ``PVTI_OPTIONS`` or the function ``record``
-starts recording. Before that, a span costs almost no time. This module does not know the layout of
-the files.
+starts recording. Without recording, a span takes almost no time. This module does not know the
+layout of the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from popdist_py import activities, environment
 from popdist_py.timeline.recorder import Opened, Recorder
 
-# The same as json.dumps, which makes a new encoder for each call.
+# This encoder replaces json.dumps, which makes a new encoder for each call.
 _to_json: Final = json.JSONEncoder(default=str).encode
 
 _Parameters = ParamSpec("_Parameters")
@@ -35,7 +35,7 @@ DEVICE: Final = "device"
 DATA_LOADER: Final = "data loader"
 _COLLECTIVES: Final = "collectives"
 _STEPS: Final = "steps"
-# The row and the name of each activity of the library.
+# The row and the name with which the timeline displays each activity of the library.
 _LIBRARY: Final = {
     activities.OTHER: (_PROGRAM, activities.NAMES[activities.OTHER]),
     activities.COMPILING: (DEVICE, "compile"),
@@ -50,7 +50,7 @@ _LIBRARY: Final = {
 }
 
 _recorder: Recorder | None = None
-# The subset of instances that makes this thread's calls. Empty for all instances.
+# The text that names the instances that make the current calls. Empty for all instances.
 _group = ""
 
 
@@ -74,7 +74,8 @@ class span:
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self._name = name
         self._arguments = arguments
-        # The begin, the recorder's open span, and the same tuple of the enclosing block.
+        # The begin of the block, the recorder's open span, and this attribute's value in an
+        # enclosing block of the same object.
         self._begun: tuple[int, Opened | None, Any] | None = None
 
     def __enter__(self) -> span:
@@ -92,7 +93,7 @@ class span:
     ) -> None:
         if _recorder is not None:
             end = time.monotonic_ns()
-            # Without a begin, the recording has begun inside the block.
+            # If there is no begin, recording was started inside the block.
             begin, opened, self._begun = self._begun or (end, None, None)
             arguments = _shown(self._arguments) if self._arguments else ""
             _recorder.record(str(self._name), self._track, begin, end, arguments, opened=opened)
@@ -167,7 +168,7 @@ def record(folder: str | Path) -> Path | None:
 
 @contextlib.contextmanager
 def among(instances: str) -> Iterator[None]:
-    """Count the calls of a subset of the instances separately, in this block.
+    """Number the calls of a subset of the instances separately during this block.
 
     Args:
         instances: A text that names the subset, or an empty string for all instances.
@@ -247,7 +248,7 @@ class _Activities:
 
 
 def _shown_activity(activity: int, name: str) -> tuple[str, str, bool]:
-    """Return the row and the name of an activity, and whether it is a call of all instances."""
+    """Return the row and the name of an activity, and whether every instance makes this call."""
     track, shown = _LIBRARY[activity]
     if not name:
         return track, shown, False

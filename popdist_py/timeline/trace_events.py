@@ -1,9 +1,9 @@
 """Conversion of spans into events of a trace, in the JSON format of Perfetto and chrome://tracing.
 
 The format is the "Trace Event Format". It has complete events ('X'), metadata ('M'), counters ('C')
-and flows ('s', 't', 'f'), with times in microseconds. Two spans of one row must be nested or apart.
-A span that partly overlaps another span is put into a second row. These functions do not read or
-write files.
+and flows ('s', 't', 'f'), with times in microseconds. Two spans of one row must be nested or
+disjoint. A span that partly overlaps another span is put into a second row. These functions do not
+read or write files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from popdist_py.timeline.span_file import Span
 
 Event = dict[str, Any]
 
-# The order of the rows of a process, from the top. Other rows follow, sorted by name.
+# The beginnings of row names, in the order in which the rows of a process are displayed. Rows with
+# other names follow, sorted by name.
 _ORDER: Final = ("program", "steps", "device", "IPU ", "collectives", "data loader", "checkpoints")
 _STEP: Final = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One instance's part of a call that every instance makes.
+    """The part of one instance in a call that every instance makes.
 
     Attributes:
         key: The identity of the call, which is equal on all instances.
@@ -82,11 +83,11 @@ def _metadata(kind: str, process: int, row: int, **arguments: Any) -> Event:
 
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Divide the spans of one row into lanes, so that any two spans of a lane are nested or apart.
+    """Divide the spans of one row into lanes, in which any two spans are nested or disjoint.
 
     Returns:
         The lanes. Each lane is sorted by begin, and for equal begins the longer span comes first.
-        Spans that are nested or apart already become one lane.
+        If any two of the given spans are nested or disjoint, there is only one lane.
     """
     found: list[list[Span]] = []
     open_ends: list[list[int]] = []  # the ends of each lane's open spans, innermost last
@@ -173,8 +174,8 @@ def _complete(span: Span, begin: int, end: int, process: int, row: int) -> Event
 def _microseconds(nanoseconds: int) -> float:
     """Return microseconds that a reader can convert back to the same nanoseconds without rounding.
 
-    Without this correction, some times would lose a nanosecond, and nested spans would overlap by
-    it.
+    Without this correction, some times would lose a nanosecond, and nested spans would partly
+    overlap.
     """
     found = nanoseconds / 1000
     return found if int(found * 1000) == nanoseconds else math.nextafter(found, math.inf)
@@ -183,8 +184,8 @@ def _microseconds(nanoseconds: int) -> float:
 def _arguments(text: str) -> Mapping[str, Any]:
     """Return the arguments of a span, or an empty mapping if the text was overwritten."""
     try:
-        # Python writes NaN and Infinity, which are not valid JSON. A viewer would refuse the whole
-        # trace.
+        # Python writes NaN and Infinity, which are not valid JSON, and a viewer would refuse the
+        # whole trace. So these constants are read as texts.
         found = json.loads(text or "{}", parse_constant=str)
     except (ValueError, RecursionError):
         return {}
@@ -192,10 +193,11 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 
 def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
-    """Yield the arrows of each call that several instances made, in the order of arrival.
+    """Yield flow events, which viewers draw as arrows, for each call of several instances.
 
-    An arrow begins at the instance that arrived first. It ends at the instance that arrived last,
-    for which all other instances waited.
+    The arrow begins at the instance that began the call first. It passes the other instances in the
+    order in which they began the call. It ends at the last instance, for which all other instances
+    waited.
     """
     for identity, members in enumerate(_by_arrival(calls), start=1):
         last = len(members) - 1
@@ -215,13 +217,14 @@ def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
 
 
 def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
-    """Return the process that caused most of the waiting time of the others, with this time.
+    """Return the process for which the others waited longest, and the waiting time.
 
-    The first call of each name is left out, because instances do not start at the same time.
+    The first call of each name is not counted, because instances do not start at the same time.
 
     Returns:
-        The process, and the nanoseconds from the first arrival to the arrival of this process,
-        added over all calls. None if no process caused more than half of all waiting time.
+        The process, and the nanoseconds from the begin of a call in the first process to its begin
+        in this process, added over all calls. None if no process caused more than half of all
+        waiting time.
     """
     waits: dict[int, int] = defaultdict(int)
     seen: set[tuple[Any, ...]] = set()
@@ -237,7 +240,7 @@ def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
 
 
 def _by_arrival(calls: Iterable[Call]) -> list[list[Call]]:
-    """Return the parts of each call, sorted by the times when the instances arrived."""
+    """Return the parts of each call, sorted by the times when the instances began the call."""
     groups: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
     for call in calls:
         groups[call.key].append(call)
