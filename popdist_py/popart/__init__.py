@@ -1,6 +1,6 @@
-"""PopART's enumerations and devices, which PopTorch programs use.
+"""The parts of PopART that PopTorch programs use: enumerations and devices.
 
-No module of this package builds graphs or runs sessions.
+No module of this package builds graphs or runs PopART sessions.
 May call: pods, pods.model, device_numbers, context, ipu.
 """
 

@@ -1,8 +1,9 @@
-"""PopART's ``DeviceManager``, which lists emulated IPUs and attaches to them.
+"""PopART's ``DeviceManager``, which lists devices of emulated IPUs and attaches to them.
 
-Under the launcher, the devices are those of the instance, and the launcher holds their IPUs. Other
-programs use the partition of the configured pod, where a device has one holder at a time. Without a
-pod, each process has 64 IPUs. The classes do not run anything on a device.
+If the launcher started the program, the program gets the devices of its instance, and the launcher
+holds their IPUs. Other programs use the partition of the configured pod, where a device has one
+holder at a time. If no pod is configured, each process has 64 IPUs of its own. The classes of this
+module do not run programs on a device.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from popdist_py.popart.enumerations import (
     SyncPattern,
 )
 
-# Most programs use the enumerations only, so the modules of devices are imported when needed.
+# Most programs use only PopART's enumerations. The modules for devices are therefore imported only
+# when needed.
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import Device
     from popdist_py.pods.program_devices import HeldDevice, ProgramPod
 
-# The number of IPUs of each process without a pod.
+# The number of IPUs of each process if no pod is configured.
 _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
-    """PopART's exception, for a device that is missing or held, and for errors of the pod."""
+    """PopART's exception: a device is missing or held by another process, or the pod failed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,10 +43,10 @@ class DeviceInfo:
     """A device that a program may attach to.
 
     Attributes:
-        id: Poplar's number of the device; -1 for a model, the CPU and an offline device.
+        id: Poplar's number of the device; -1 for an IPU model, the CPU and an offline device.
         numIpus: The number of IPUs of the device.
         type: The kind of the device.
-        connectionType: The time of the attachment to the device.
+        connectionType: Whether and when the program attaches to the device.
     """
 
     id: int
@@ -63,7 +65,7 @@ class DeviceInfo:
 
     @property
     def tilesPerIPU(self) -> int:
-        """The number of tiles of one IPU, which is an Mk2."""
+        """The number of tiles of one IPU. Emulated IPUs have as many tiles as an Mk2 IPU."""
         from popdist_py.ipu.specification import MK2
 
         return MK2.tiles
@@ -81,10 +83,10 @@ class DeviceInfo:
         self._timeout = _seconds("setOnDemandAttachTimeout", attachTimeout)
 
     def attach(self) -> bool:
-        """Attach to the device. If it is held, wait for it until the time-out.
+        """Attach to the device. If another process holds the device, wait until the time-out.
 
         Returns:
-            Whether the program is attached; False if another process still holds the device.
+            True if the program is attached; False if another process still holds the device.
 
         Raises:
             popart_exception: The connection type is Never, or the pod does not answer.
@@ -109,7 +111,8 @@ class DeviceInfo:
         """Release the device. A second call does nothing.
 
         Raises:
-            popart_exception: The pod does not answer. The pod itself releases the device later.
+            popart_exception: The pod does not answer. In this case the pod releases the device
+                later.
         """
         held, self._held, self._attached = self._held, None, False
         try:
@@ -126,7 +129,9 @@ class DeviceManager:
         self._timeout = 0.0
 
     def setOnDemandAttachTimeout(self, attachTimeout: float) -> None:
-        """Set the longest time that devices found later wait in ``attach``, in seconds.
+        """Set the longest time that ``attach`` waits for a held device, in seconds.
+
+        The time applies to devices that this object returns after this call.
 
         Raises:
             ValueError: The argument is not a finite number of 0 or more.
@@ -141,9 +146,9 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         tilesPerIPU: int = 0,
     ) -> list[DeviceInfo]:
-        """Return all devices of ``numIpus`` IPUs, free or held.
+        """Return all devices with ``numIpus`` IPUs, free or held.
 
-        ``pattern`` and ``tilesPerIPU`` are ignored.
+        The arguments ``pattern`` and ``tilesPerIPU`` are ignored.
 
         Raises:
             popart_exception: The pod does not answer.
@@ -163,7 +168,7 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         selectionCriterion: DeviceSelectionCriterion = DeviceSelectionCriterion.First,
     ) -> DeviceInfo | None:
-        """Return a device as ``acquireAvailableDevice`` does; None if no device is available."""
+        """Do the same as ``acquireAvailableDevice``, but return None if no device is available."""
         found = self.enumerateDevices(numIpus=numIpus, connectionType=connectionType)
         if selectionCriterion is DeviceSelectionCriterion.Random:
             random.shuffle(found)
@@ -183,8 +188,9 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         selectionCriterion: DeviceSelectionCriterion = DeviceSelectionCriterion.First,
     ) -> DeviceInfo:
-        """Return a device of ``numIpus`` IPUs; with the connection Always, attach to it first.
+        """Return a device with ``numIpus`` IPUs.
 
+        If the connection type is Always, the program is also attached to the device. The arguments
         ``pattern`` and ``tilesPerIPU`` are ignored.
 
         Raises:
@@ -207,7 +213,11 @@ class DeviceManager:
         pattern: SyncPattern = SyncPattern.Full,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo | None:
-        """Return a device as ``acquireDeviceById`` does; None if another process holds it."""
+        """Do the same as ``acquireDeviceById``, but return None if the device is held.
+
+        Raises:
+            popart_exception: The id is unknown, or the pod does not answer.
+        """
         pod, offered = self._offered()
         device = next((each for each in offered if each.id == id), None)
         if device is None:
@@ -225,7 +235,9 @@ class DeviceManager:
         pattern: SyncPattern = SyncPattern.Full,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo:
-        """Return the device with an id; with the connection Always, attach to it first.
+        """Return the device with the given id.
+
+        If the connection type is Always, the program is also attached to the device.
 
         Raises:
             popart_exception: The id is unknown, another process holds the device, or the pod does
@@ -243,11 +255,14 @@ class DeviceManager:
         return DeviceInfo(-1, 0, DeviceType.Cpu)
 
     def createIpuModelDevice(self, options: object = None) -> DeviceInfo:
-        """Return the software model of one IPU. ``options`` is ignored."""
+        """Return a device for PopART's software model of one IPU; ``options`` is ignored."""
         return DeviceInfo(-1, 1, DeviceType.IpuModel)
 
     def createOfflineIPUDevice(self, options: object = None) -> DeviceInfo:
-        """Return a device for compilation that cannot be attached to. ``options`` is ignored."""
+        """Return a device for compilation only; ``options`` is ignored.
+
+        Programs cannot attach to this device.
+        """
         return DeviceInfo(-1, 1, DeviceType.OfflineIpu, DeviceConnectionType.Never)
 
     def _info(
@@ -264,7 +279,10 @@ class DeviceManager:
 
     @staticmethod
     def _offered() -> tuple[ProgramPod | None, Sequence[Device]]:
-        """Return the devices of this program, and their pod if a pod is configured."""
+        """Return the devices that this program may use, and their pod.
+
+        The pod is None if no pod is configured, or if the launcher started the program.
+        """
         from popdist_py import context
         from popdist_py.pods.model.pod_parts import devices_of
         from popdist_py.pods.program_devices import pod_of_process
@@ -281,7 +299,7 @@ class DeviceManager:
 
     @staticmethod
     def _held_ids(found: Sequence[DeviceInfo]) -> frozenset[int]:
-        """Return the ids of the devices with an IPU that a process holds."""
+        """Return the ids of all devices that contain a held IPU."""
         pod = found[0]._pod if found else None
         if pod is None:
             return frozenset()
@@ -292,7 +310,7 @@ class DeviceManager:
 
 
 def _devices_of_instance() -> Iterator[Device]:
-    """Return the devices of this instance, with ids as ``popdist.getDeviceId`` returns them."""
+    """Return the devices of this instance. Their ids are the same as in ``popdist.getDeviceId``."""
     from popdist_py import context
     from popdist_py.pods.model.pod_parts import devices_of
 
@@ -306,7 +324,7 @@ def _devices_of_instance() -> Iterator[Device]:
 
 
 def _ids(devices: Sequence[Device]) -> str:
-    """Return a text with the ids by size, such as ``0 to 3 with 1 IPU, 4 to 5 with 2``."""
+    """Return the ids of the devices of each size, such as ``0 to 3 with 1 IPU, 4 to 5 with 2``."""
     by_size = [
         (size, [each.id for each in found])
         for size, found in groupby(devices, key=lambda each: len(each.ipus))

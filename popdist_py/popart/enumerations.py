@@ -1,7 +1,8 @@
-"""The enumerations and small classes of PopART that PopTorch programs name.
+"""The enumerations and small classes of PopART that PopTorch programs use.
 
-Programs write ``opts._Popart.set("syntheticDataMode", int(popart.SyntheticDataMode.Zeros))``. Names
-and numbers are PopART's. ``popdist_py.poptorch`` documents the session options that have an effect.
+An example is ``opts._Popart.set("syntheticDataMode", int(popart.SyntheticDataMode.Zeros))``. The
+names and numbers are the same as in PopART. ``popdist_py.poptorch`` documents the session options
+that have an effect.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import IntEnum
 
 
 class SyntheticDataMode(IntEnum):
-    """The synthetic data that replaces the data of the host."""
+    """The kinds of synthetic data that can replace the host's data."""
 
     Off = 0
     Zeros = 1
@@ -20,7 +21,7 @@ class SyntheticDataMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """The reduction of values from several micro-batches or replicas."""
+    """The ways to reduce the values of several micro-batches or replicas."""
 
     Sum = 0
     Mean = 1
@@ -28,7 +29,7 @@ class ReductionType(IntEnum):
 
 
 class MeanReductionStrategy(IntEnum):
-    """The time of the division for a mean over gradient accumulation and replicas."""
+    """The points in time at which a sum of gradients is divided to get the mean."""
 
     Running = 0
     Post = 1
@@ -36,7 +37,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The pattern of the synchronisation of IPUs."""
+    """The patterns in which IPUs synchronise."""
 
     Full = 0
     SinglePipeline = 1
@@ -44,7 +45,7 @@ class SyncPattern(IntEnum):
 
 
 class AnchorReturnTypeId(IntEnum):
-    """The micro-batches whose values of a tensor return to the host."""
+    """The choice of the micro-batches for which the host gets the value of a tensor."""
 
     Final = 0
     EveryN = 1
@@ -53,7 +54,7 @@ class AnchorReturnTypeId(IntEnum):
 
 
 class RecomputationType(IntEnum):
-    """The activations that are recomputed instead of stored."""
+    """The methods that choose activations for recomputation. Other activations are stored."""
 
     NoRecompute = 0
     Standard = 1
@@ -63,7 +64,7 @@ class RecomputationType(IntEnum):
 
 
 class RecomputeType(IntEnum):
-    """The choice for one operation between recomputation and storage."""
+    """Whether the result of one operation is recomputed or stored."""
 
     Undefined = 0
     Checkpoint = 1
@@ -72,7 +73,7 @@ class RecomputeType(IntEnum):
 
 
 class VirtualGraphMode(IntEnum):
-    """The method that places operations on IPUs."""
+    """The methods for the placement of operations on IPUs."""
 
     Off = 0
     Manual = 1
@@ -81,14 +82,14 @@ class VirtualGraphMode(IntEnum):
 
 
 class SubgraphCopyingStrategy(IntEnum):
-    """The time of the copies of tensors into and out of subgraphs."""
+    """The points in time at which tensors are copied into and out of subgraphs."""
 
     OnEnterAndExit = 0
     JustInTime = 1
 
 
 class MergeVarUpdateType(IntEnum):
-    """The updates of variables that are merged."""
+    """The methods that choose which updates of variables are merged."""
 
     Off = 0
     All = 1
@@ -97,14 +98,14 @@ class MergeVarUpdateType(IntEnum):
 
 
 class BatchSerializationTransformContext(IntEnum):
-    """The forward or backward pass, whose batches are serialised."""
+    """The passes (forward or backward) in which batches are serialised."""
 
     Fwd = 0
     Bwd = 1
 
 
 class BatchSerializationMethod(IntEnum):
-    """The method that serialises batches."""
+    """The methods for the serialisation of batches."""
 
     UnrollDynamic = 0
     UnrollStatic = 1
@@ -112,7 +113,7 @@ class BatchSerializationMethod(IntEnum):
 
 
 class BatchSerializationBatchSchedule(IntEnum):
-    """The order of the computation of serialised batches."""
+    """The orders in which serialised batches are computed."""
 
     Scheduler = 0
     Isomorphic = 1
@@ -121,7 +122,7 @@ class BatchSerializationBatchSchedule(IntEnum):
 
 
 class AccumulateOuterFragmentSchedule(IntEnum):
-    """The order of the weight updates after gradient accumulation."""
+    """The orders in which weights are updated after gradient accumulation."""
 
     Scheduler = 0
     Serial = 1
@@ -130,14 +131,14 @@ class AccumulateOuterFragmentSchedule(IntEnum):
 
 
 class ExecutionPhaseIOSchedule(IntEnum):
-    """The time of loading the tensors of a phase."""
+    """The points in time at which the tensors of an execution phase are loaded."""
 
     Preload = 0
     OnDemand = 1
 
 
 class ExecutionPhaseSchedule(IntEnum):
-    """The order of the steps of execution phases."""
+    """The orders of the steps in an execution phase."""
 
     Interleaving = 0
     Batch = 1
@@ -145,7 +146,7 @@ class ExecutionPhaseSchedule(IntEnum):
 
 
 class GradientTensorTrackingMethod(IntEnum):
-    """The gradients that automatic loss scaling observes."""
+    """The methods that choose gradients for automatic loss scaling to observe."""
 
     AllNonViewChangingGradientTensors = 0
     ConvAndMatmulGradients = 1
@@ -153,7 +154,7 @@ class GradientTensorTrackingMethod(IntEnum):
 
 
 class ExchangeStrategy(IntEnum):
-    """The time of the exchange of inputs and outputs with the host."""
+    """The points in time at which IPUs exchange inputs and outputs with the host."""
 
     JustInTime = 0
     OverlapInnerLoop = 1
@@ -162,14 +163,14 @@ class ExchangeStrategy(IntEnum):
 
 
 class Instrumentation(IntEnum):
-    """The loops whose cycles are counted."""
+    """The loops for which cycles are counted."""
 
     Outer = 0
     Inner = 1
 
 
 class PatternsLevel(IntEnum):
-    """The set of graph patterns that are enabled."""
+    """The predefined sets of enabled graph patterns."""
 
     NoPatterns = 0
     Minimal = 1
@@ -188,7 +189,7 @@ class DeviceType(IntEnum):
 
 
 class DeviceConnectionType(IntEnum):
-    """The time of a program's attachment to its device."""
+    """The points in time at which a program attaches to its device."""
 
     Always = 0
     OnDemand = 1
@@ -196,14 +197,14 @@ class DeviceConnectionType(IntEnum):
 
 
 class DeviceSelectionCriterion(IntEnum):
-    """The choice among several free devices."""
+    """The methods that choose one of several free devices."""
 
     First = 0
     Random = 1
 
 
 class CommGroupType(IntEnum):
-    """The division of the replicas into groups."""
+    """The ways to divide the replicas into groups."""
 
     All = 0
     Consecutive = 1
@@ -212,7 +213,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """The replicas whose values of a variable the host reads."""
+    """The choice of the replicas from which the host reads a variable."""
 
     OnePerGroup = 0
     AllReduceReplicas = 1
@@ -220,21 +221,21 @@ class VariableRetrievalMode(IntEnum):
 
 
 class TensorStorage(IntEnum):
-    """The memory that holds a tensor."""
+    """The kinds of memory that can hold a tensor."""
 
     OffChip = 0
     OnChip = 1
 
 
 class TileSet(IntEnum):
-    """The tiles that hold a tensor."""
+    """The sets of tiles that can hold a tensor."""
 
     Compute = 0
     IO = 1
 
 
 class ReplicatedTensorSharding(IntEnum):
-    """The switch for the sharding of tensors over replicas."""
+    """Whether tensors are sharded over the replicas."""
 
     Off = 0
     On = 1
@@ -242,7 +243,7 @@ class ReplicatedTensorSharding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """The memory and the tiles for tensors of one kind."""
+    """The memory and the set of tiles that hold tensors of one kind, such as weights."""
 
     storage: TensorStorage = TensorStorage.OnChip
     loadTileSet: TileSet = TileSet.Compute
@@ -252,7 +253,7 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class TensorLocationSettings:
-    """The location of tensors of one kind, and the smallest sizes of tensors that it applies to."""
+    """The location of tensors of one kind. It applies only to tensors of at least a given size."""
 
     location: TensorLocation = field(default_factory=TensorLocation)
     minElementsForOffChip: int = 2

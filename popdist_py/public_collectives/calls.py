@@ -1,7 +1,7 @@
 """The public collectives of arrays, tensors, numbers, other objects and containers of them.
 
-Every function checks its arguments. Then the function calls ``value_calls`` or the communicator,
-either at once or in the background.
+Every function of this module checks its arguments. It then calls a function of ``value_calls`` or a
+method of the communicator, either at once or in the background.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from popdist_py.collectives.background import Handle
 
 _OPERATIONS = frozenset(get_args(ReduceOp))
-# The result has the type of the argument. For a container this is an approximation: the mean of its
-# integers is a float.
+# For type checkers, the result of a collective has the type of its argument. This is not exact for
+# containers, because the mean of an integer in a container is a float.
 X = TypeVar("X")
 _NotMean = Literal["sum", "max", "min", "prod"]
 
@@ -57,20 +57,20 @@ def all_reduce(
 ) -> Any:
     """Reduce ``x`` element by element over all instances and return the result.
 
-    float16 and bfloat16 are added in float32. For boolean arrays, ``sum`` and ``max`` mean "any",
-    and ``prod`` and ``min`` mean "all". Python's True and False count as 1 and 0. The mean of
-    integer numbers is a float. Integer arrays and tensors do not have a mean, because the result is
-    written into them.
+    float16 and bfloat16 values are added in float32. For boolean arrays, ``sum`` and ``max`` mean
+    "any", and ``prod`` and ``min`` mean "all". Python's True and False count as 1 and 0. The mean
+    of Python integers is a float. ``mean`` does not accept arrays and tensors of integers, because
+    they cannot store the result.
 
     Args:
         x: A NumPy array or torch tensor, which is reduced in place; a number; or a nested dict,
-            list, tuple or dataclass of these. For a container, a new container is returned. An
-            array that is in a container twice is reduced once. Python integers become 64-bit
-            integers, which wrap around on overflow.
+            list, tuple or dataclass of these. For a container, a new container is returned. If a
+            container contains the same array twice, this array is reduced once. Python integers
+            become 64-bit integers, which wrap around on overflow.
         op: The operation ``sum``, ``mean``, ``max``, ``min`` or ``prod``.
         name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the result. The
-            program must not use ``x`` before that.
+            program must not use ``x`` until ``Handle.wait`` has returned.
 
     Raises:
         ValueError: The ``op`` is unknown, or an array cannot receive the result.
@@ -80,7 +80,8 @@ def all_reduce(
         InstanceLostError: Another instance has ended or did not make the call in time.
     """
     if not async_op:
-        # Most calls take this path, which is short because the other instances wait for this one.
+        # This is the fast path of most calls. It is short, because the other instances wait for
+        # this instance.
         array = value_calls.leaf_arrays().own_memory(x, op)
         if array is not None:
             communicator = context.communicator()
@@ -104,7 +105,9 @@ def broadcast(
 @overload
 def broadcast(x: X, root: int = 0, name: str | None = None, *, async_op: bool) -> X | Handle[X]: ...
 def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
-    """Return the ``x`` of instance ``root`` on all instances; arrays and tensors in place.
+    """Send the ``x`` of instance ``root`` to all instances and return it.
+
+    On the other instances, arrays and tensors are overwritten with the values from ``root``.
 
     Args:
         x: An array, a tensor, any other object that can be pickled, or a dict, list, tuple or
@@ -137,11 +140,11 @@ def broadcast_object(
 def broadcast_object(
     obj: Any, root: int = 0, name: str | None = None, *, async_op: bool = False
 ) -> Any:
-    """Return the ``obj`` of instance ``root`` on all instances, whatever the others pass.
+    """Send the ``obj`` of instance ``root`` to all instances and return it.
 
-    The object is pickled. Unpickling runs code that the sender chooses. Unpickling is safe here
-    because all instances of a job run the program of one user, and other processes cannot send to
-    them.
+    The ``obj`` arguments of the other instances are ignored. The object is sent as a pickle. A
+    pickle can contain code that runs when it is read. This is safe here, because all instances of a
+    job run programs of the same user, and other processes cannot send data to them.
 
     Args:
         obj: An object of any size that can be pickled. If the job has a single instance, the same
@@ -198,8 +201,8 @@ def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = Fal
     """Return the ``obj`` of every instance as a list, in instance order.
 
     Args:
-        obj: An object that can be pickled, as for ``broadcast_object``. Arrays and tensors may have
-            different shapes on the instances.
+        obj: An object that can be pickled. Arrays and tensors in it may have different shapes on
+            different instances.
         name: The same as for ``all_gather``.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list.
 
@@ -263,8 +266,8 @@ def gather_object(
 
     Raises:
         ValueError: ``root`` is not the index of an instance.
-        TypeError: The object of an instance cannot be pickled. This instance and ``root`` raise the
-            error.
+        TypeError: The object of an instance cannot be pickled. This instance and instance ``root``
+            raise the error.
     """
     _check_root("gather_object", root)
     return _run("gather_object", lambda comm: comm.gather_object(obj, root, name or ""), async_op)
@@ -288,15 +291,15 @@ def reduce_scatter(
     """Reduce ``x`` over all instances and return this instance's block of the first dimension.
 
     Args:
-        x: An array or tensor, which is not changed. The size of its first dimension must be a
+        x: An array or tensor, which remains unchanged. The size of its first dimension must be a
             multiple of the number of instances.
         op: The same as for ``all_reduce``.
         name: The same as for ``all_reduce``.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the block.
 
     Raises:
-        ValueError: The ``op`` is unknown, or the first dimension cannot be divided by the number of
-            instances.
+        ValueError: The ``op`` is unknown, or the size of the first dimension is not a multiple of
+            the number of instances.
     """
     _check_op("reduce_scatter", op)
     communicator = context.communicator()
@@ -308,13 +311,13 @@ def reduce_scatter(
             f"{num_instances}, the number of instances; got "
             + (f"shape {tuple(shape)}" if hasattr(x, "shape") else type(x).__name__)
         )
-    if async_op:  # the caller may change x before the call runs
+    if async_op:  # the program may change x before the background call reads it
         x = value_calls.copy_of(x)
     return _run("reduce_scatter", partial(value_calls.reduce_scatter, x, op, name or ""), async_op)
 
 
 def barrier() -> None:
-    """Return when every instance has called this function."""
+    """Wait until every instance has called this function."""
     communicator = context.communicator()
     with activities.doing(activities.REDUCING, "barrier"):
         communicator.barrier()

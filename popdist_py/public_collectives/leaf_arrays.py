@@ -1,7 +1,7 @@
-"""Conversion of arrays, tensors and numbers into NumPy arrays that are sent, and of results back.
+"""Conversion of arrays, tensors and numbers into NumPy arrays to send, and of results back.
 
-A torch tensor becomes an array that shares the tensor's memory. This module does not import torch
-and does not communicate.
+A torch tensor is converted into an array that shares the tensor's memory. This module does not
+import torch, and it does not communicate.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _OVERLAPPING = "whose elements share memory, as after expand() or as_strided(): 
 _MOVABLE_TENSORS = "expected a dense one of booleans, integers, or floats of 16 bits or more"
 
 
-# The pairs of operation and dtype that ``check_dtype`` has already accepted.
+# Pairs of an operation and a dtype that ``check_dtype`` has already accepted.
 _REDUCED_BEFORE: set[tuple[ReduceOp, np.dtype[Any]]] = set()
 
 
 class Leaf(NamedTuple):
-    """One array, tensor or number of a collective call.
+    """One array, tensor or number in a collective call.
 
     Attributes:
-        array: A C-contiguous array, which the call changes in place. Without an array, ``refusal``
-            contains the reason.
-        result: A function that returns the result for the caller, after ``array`` was changed.
-        refusal: The error of a value that cannot be used, such as "a str, 'abc': expected a
+        array: A C-contiguous array, which the call changes in place. If the value cannot be used in
+            the call, ``array`` is None and ``refusal`` contains the reason.
+        result: A function that returns the result for the program, after the call has changed
+            ``array``.
+        refusal: The error for a value that cannot be used, such as "a str, 'abc': expected a
             number".
         is_number: Whether the value is a number instead of an array.
         same_as: The path of an earlier leaf of the container that has the same memory, such as a
@@ -48,7 +49,7 @@ class Leaf(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """A description of the value, which the instances compare."""
+        """A description of the value. The instances compare their descriptions."""
         if self.array is None:
             return str(self.refusal)
         if self.same_as is not None:
@@ -58,15 +59,15 @@ class Leaf(NamedTuple):
 
 
 def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
-    """Return the memory of an array or tensor as a C-contiguous, writable array.
+    """Return the memory of an array or tensor as a C-contiguous, writable array, or None.
 
-    This is the fast path of most calls, because other instances wait for the call meanwhile. If the
-    result is None, the caller must use ``movable`` or ``reducible``, which handle all values.
+    This function is the fast path of most calls, which other instances wait for. If it returns
+    None, the caller must use ``movable`` or ``reducible``, which accept all values.
 
     Args:
         x: Any value.
-        op: The operation, if ``x`` is to be reduced. At the first use of an operation with a dtype,
-            None is returned.
+        op: The operation of a reduction; None for other calls. If ``reducible`` has not accepted
+            this operation with the dtype of ``x`` yet, the result is None.
     """
     if type(x) is np.ndarray:
         array: Array = x
@@ -86,7 +87,10 @@ def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
 
 
 def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
-    """Return ``x`` as a leaf to reduce: arrays and tensors in place, and numbers as new arrays."""
+    """Return ``x`` as a leaf that can be reduced.
+
+    The array of the leaf shares the memory of an array or tensor. For a number, it is a new array.
+    """
     if isinstance(x, np.ndarray):
         leaf = _of_array(x, needs_writing=needs_writing)
     elif is_tensor(x):
@@ -103,11 +107,13 @@ def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
 
 
 def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
-    """Return paths and leaves, with ``same_as`` set on every repeated leaf.
+    """Return the paths and leaves, with ``same_as`` set in each repeated leaf.
 
-    A leaf that overlaps another leaf in part is refused, because the common part would be reduced
-    twice. Leaves that are copies do not overlap, because all copies are made before the first
-    reduction.
+    A leaf is repeated if an earlier leaf has the same memory.
+
+    If only a part of a leaf overlaps another leaf, the leaf is refused, because the common part
+    would be reduced twice. Leaves that are copies do not overlap, because all copies are made
+    before the first reduction.
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
@@ -141,26 +147,26 @@ def _overlap(path: str) -> ValueError:
 
 
 def movable(x: Any, *, needs_writing: bool) -> Leaf | None:
-    """Return ``x`` as a leaf whose bytes are sent, or None if it is not an array or a tensor."""
+    """Return ``x`` as a leaf to send; return None if ``x`` is neither an array nor a tensor."""
     if isinstance(x, np.ndarray):
         return _of_array(x, needs_writing=needs_writing)
     return _of_tensor(x, needs_writing=needs_writing) if is_tensor(x) else None
 
 
 def is_tensor(x: Any) -> bool:
-    """Tell whether ``x`` is a torch tensor, without importing torch."""
+    """Tell whether ``x`` is a torch tensor. This function does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 def mark_changed(x: Any) -> None:
-    """Tell autograd that a tensor has new values, because it cannot detect writes by NumPy."""
+    """Inform autograd of a tensor's new values, because autograd cannot detect writes by NumPy."""
     if not x.is_inference():
         sys.modules["torch"].autograd.graph.increment_version(x)
 
 
 def divide_rounding_to_zero(x: Any, divisor: int) -> None:
-    """Divide a tensor of integers in place; the quotients are rounded towards zero."""
+    """Divide a tensor of integers in place, and round the quotients towards zero."""
     torch = sys.modules["torch"]
     if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot divide these
         quotients = x.clone()
@@ -185,7 +191,7 @@ def tensor_like(x: Any, array: Array) -> Any:
 
 
 def bytes_of(tensor: Any) -> Array:
-    """Return the bytes of a contiguous CPU tensor as an array that shares its memory: [bytes]."""
+    """Return an array with the bytes of a contiguous CPU tensor, which shares the memory: [bytes]."""
     return np.asarray(_Memory(tensor, "|u1", (tensor.nbytes,)))
 
 
@@ -260,9 +266,9 @@ def _array_of(tensor: Any) -> Array:
 def _memory_of(tensor: Any) -> Array:
     """Return an array that shares the memory of a tensor.
 
-    After ``tensor.numpy()``, the storage of a tensor cannot be resized, but FSDP must resize it. So
-    ``numpy()`` is used only for subclasses of Tensor, which may not have memory of their own, and
-    for tensors that are not plain, contiguous CPU tensors.
+    After a call of ``tensor.numpy()``, the storage of the tensor cannot be resized, but FSDP must
+    resize it. ``numpy()`` is therefore used only for subclasses of Tensor, which may not have
+    memory of their own, and for special tensors, such as tensors that are not contiguous.
 
     Raises:
         RuntimeError, TypeError: NumPy cannot use the memory of the tensor.
@@ -293,9 +299,10 @@ def _type_text(dtype: Any) -> str:
 
 
 class _Memory:
-    """The memory of a contiguous tensor, with the interface that NumPy needs to make an array.
+    """The memory of a contiguous tensor, with the array interface of NumPy.
 
-    The array holds a reference to this object, which holds a reference to the tensor.
+    A NumPy array that is made from this object holds a reference to it. The object holds a
+    reference to the tensor.
 
     Args:
         tensor: A contiguous tensor in the memory of this process.

@@ -1,7 +1,7 @@
-"""Collectives of one value, which is an array, a number, an object or a container of them.
+"""Collectives of one value, which is an array, a number, an object or a container of these.
 
-NumPy is imported at the first call, because a program may import the public collectives and never
-call them. ``popdist_py.collectives`` moves the data between the instances.
+NumPy is imported at the first call, because many programs import the public collectives and never
+call them. The functions of ``popdist_py.collectives`` send the data between the instances.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def leaf_arrays() -> ModuleType:
 
 
 def all_reduce(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> Any:
-    """Reduce a value over all instances, and the leaves of a container one after another."""
+    """Reduce a value over all instances. The leaves of a container are reduced one by one."""
     arrays = leaf_arrays()
     reducible = arrays.reducible
     if not is_container(x):
@@ -68,7 +68,11 @@ def reduce_scatter(x: Any, op: ReduceOp, name: str, communicator: Communicator) 
 
 
 def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
-    """Send arrays and tensors one by one, and all other leaves in one pickle."""
+    """Send a value from ``root`` to all instances.
+
+    The arrays and tensors of a container are sent one by one. All other leaves are sent in one
+    pickle.
+    """
     arrays = leaf_arrays()
     is_root = communicator.instances[communicator.instance_index] == root
     array = arrays.own_memory(x)
@@ -93,8 +97,8 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
     with _as_one_call(communicator, "broadcast"):
         _agree(communicator, call, x, given)
         if any(leaf is None for _, leaf in given):
-            # The pickle contains the containers without the arrays, so that error messages name
-            # keys.
+            # The pickle contains whole containers, with None in place of the arrays. Error messages
+            # can then name the keys of objects that cannot be pickled.
             hollow = rebuilt(
                 x,
                 (
@@ -112,9 +116,10 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
 
 @contextmanager
 def _as_one_call(communicator: Communicator, call: str) -> Iterator[None]:
-    """Treat an interrupt between the communicator's calls for two leaves like one within a call.
+    """Handle an interrupt between two leaves of a container like an interrupt within a call.
 
-    Otherwise the other instances might take the next call of this instance for the next leaf.
+    Otherwise the other instances could mistake the next call of this instance for the call with the
+    next leaf.
     """
     try:
         yield
@@ -141,7 +146,7 @@ def _agree(
     x: Any,
     given: Sequence[tuple[str, Leaf | None]],
 ) -> None:
-    """Return when all instances have containers with equal keys, shapes and dtypes.
+    """Check that all instances have containers with equal keys, shapes and dtypes.
 
     Without this check, an instance could wait forever for a leaf that another instance does not
     send.
@@ -150,12 +155,12 @@ def _agree(
         communicator: The communicator of the instances.
         call: The call that all instances make.
         x: The container of this instance.
-        given: The path and the array of each leaf, and None instead of the array for a pickled
-            leaf.
+        given: The path and the ``Leaf`` of each value in the container. A value that is sent as a
+            pickle has None instead of a ``Leaf``.
 
     Raises:
-        TypeError, ValueError: All instances have a leaf that cannot be sent or reduced.
-        CollectiveMismatchError: The leaves differ.
+        TypeError, ValueError: A leaf cannot be sent or reduced, and is the same on all instances.
+        CollectiveMismatchError: The leaves of the instances differ.
     """
     variable = call.name or "x"
     kinds = ((variable + path, leaf.kind if leaf else "a pickled object") for path, leaf in given)
@@ -167,10 +172,12 @@ def _agree(
 
 
 def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Exception:
-    """Return the error for a value that cannot be sent or reduced, after all instances know it.
+    """Return the error for a value that cannot be sent or reduced.
+
+    The instances first compare their values, so that all of them raise an error.
 
     Raises:
-        CollectiveMismatchError: Other instances have another value.
+        CollectiveMismatchError: Other instances have another kind of value.
     """
     assert leaf.refusal is not None
     communicator.agree(replace(call, detail=f"{call.detail}, of {leaf.refusal}"))
@@ -178,7 +185,10 @@ def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Excepti
 
 
 def gather(x: Any, root: int | None, name: str, communicator: Communicator) -> list[Any] | None:
-    """Return the values of all instances at ``root``, or at every instance without a ``root``."""
+    """Return the values of all instances at instance ``root``.
+
+    If ``root`` is None, every instance gets the values.
+    """
     arrays = leaf_arrays()
     array = arrays.own_memory(x)
     if array is None:
@@ -195,7 +205,7 @@ def gather(x: Any, root: int | None, name: str, communicator: Communicator) -> l
     )
     if rows is None:
         return None
-    # Indexing a vector would return numbers instead of arrays.
+    # Indexing a one-dimensional array would return numbers instead of arrays.
     gathered = list(rows) if array.ndim else [row.reshape(()) for row in rows[:, None]]
     return [arrays.tensor_like(x, row) for row in gathered] if arrays.is_tensor(x) else gathered
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-# Programs compare this version. The package implements the API of this version of Horovod.
+# The package implements the API of this version of Horovod. Some programs check the version.
 __version__ = "0.28.1"
 
 if not TYPE_CHECKING:

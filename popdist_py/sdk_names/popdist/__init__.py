@@ -1,6 +1,6 @@
 """PopDist under its own name, re-exported from popdist_py.
 
-As there, a name is imported at its first use: importing this imports neither torch nor NumPy.
+A name is imported at its first use. Importing this package imports neither torch nor NumPy.
 """
 
 from importlib import import_module
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import popdist_py as _ours
 
 if TYPE_CHECKING:
-    # First the modules of this package, which are not those of the same name in popdist_py.
+    # ``popdist_core`` and ``poptorch`` are modules of this package. They are imported first,
+    # because popdist_py has a ``poptorch`` too.
     # isort: off
     from . import popdist_core as popdist_core
     from . import poptorch as poptorch

@@ -1,4 +1,4 @@
-"""Refuses PopDist's part for PopART's graph builder, which is not emulated."""
+"""Raises ModuleNotFoundError, because PopDist's functions for PopART sessions are not available."""
 
 raise ModuleNotFoundError(
     f"{__name__} is for sessions of PopART, which are not emulated: write the model in PyTorch and "

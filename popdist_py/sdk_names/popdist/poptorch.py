@@ -1,4 +1,4 @@
-"""The options of an instance, as PopDist spells them."""
+"""PopDist's class ``Options``, the PopTorch options of an instance of a job."""
 
 from popdist_py.poptorch import DistributedOptions as Options
 

@@ -1,4 +1,4 @@
-"""Refuses PopDist's part for TensorFlow, which is not emulated."""
+"""Raises ModuleNotFoundError, because PopDist's functions for TensorFlow are not available."""
 
 raise ModuleNotFoundError(
     f"{__name__} is for TensorFlow on IPUs, which is not emulated: write the model in PyTorch and "

@@ -8,7 +8,8 @@ from popdist_py import poptorch as _ours
 from popdist_py.poptorch import *
 from popdist_py.poptorch import __all__, __version__
 
-# Each becomes an attribute in place of the module of ours, as it would if it were imported later.
+# Importing these modules makes them attributes of this package, in place of the modules of the same
+# names in popdist_py.poptorch.
 for _name in (
     "autocasting",
     "enums",
@@ -24,7 +25,8 @@ for _name in (
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        # What is no part of the documented API, such as earlier spellings; but none of our rooms.
+        # This function returns undocumented names, such as earlier spellings, but no modules of
+        # popdist_py.poptorch.
         try:
             value = getattr(_ours, name)
         except AttributeError as error:
