@@ -110,7 +110,7 @@ class PeerMemory:
         self.write_bytes(pid, address, data.ctypes.data, data.nbytes)
 
     def read_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes from a peer to ``own_address``. This raises the errors of ``read``."""
+        """Copy ``size`` bytes of a peer to ``own_address``. This raises the errors of ``read``."""
         self._copy(self._read, pid, address, own_address, size)
 
     def write_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
