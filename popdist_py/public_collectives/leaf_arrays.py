@@ -109,11 +109,9 @@ def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
 def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
     """Return the paths and leaves, with ``same_as`` set in each repeated leaf.
 
-    A leaf is repeated if an earlier leaf has the same memory.
-
-    If only a part of a leaf overlaps another leaf, the leaf is refused, because the common part
-    would be reduced twice. Leaves that are copies do not overlap, because all copies are made
-    before the first reduction.
+    A leaf is repeated if an earlier leaf has the same memory. If only a part of a leaf overlaps
+    another leaf, the leaf is refused, because the common part would be reduced twice. Leaves that
+    are copies do not overlap, because all copies are made before the first reduction.
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
@@ -191,7 +189,7 @@ def tensor_like(x: Any, array: Array) -> Any:
 
 
 def bytes_of(tensor: Any) -> Array:
-    """Return an array with the bytes of a contiguous CPU tensor, which shares the memory: [bytes]."""
+    """Return the bytes of a contiguous CPU tensor as an array of shape [bytes] on its memory."""
     return np.asarray(_Memory(tensor, "|u1", (tensor.nbytes,)))
 
 
