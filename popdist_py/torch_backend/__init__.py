@@ -1,25 +1,25 @@
 """The back end ``popdist`` of torch.distributed: the collectives of this library.
 
-``import popdist_py.torch_backend`` registers the back end. PyTorch imports this package by itself
-where it is installed, and so does every Python process of a job. The import never fails.
+``import popdist_py.torch_backend`` registers the back end. If this package is installed, PyTorch
+imports it automatically, and every Python process of a job imports it too. The import never fails.
 
 process_group    the class that torch.distributed calls
 arguments        checks of a call's arguments, before data is sent
-overloads        the second signature of each of torch's methods
+overloads        the second signature of the methods of a process group
 operations       the reductions, by the names that torch gives them
 tensors          tensors converted to NumPy arrays, and back
 sparse_tensors   the sum of the ranks' sparse tensors
-buckets          the buckets of DistributedDataParallel, moved to shared memory
+buckets          moves the buckets of DistributedDataParallel to shared memory
 work             the work object that a call returns, and the thread for asynchronous calls
 torch_functions  replacements for functions of torch.distributed that reject popdist groups
 compilation      the exclusion of this back end's methods from torch.compile
-substitution     replaces the back end that a program names by another one
+substitution     replaces the back end that a program names
 membership/      the membership of this process in a group, with its time-outs and errors
 messages/        send and recv
 
 This module contains only the registration. It imports torch.distributed and no other package,
-because every program that imports torch runs it. No module of this folder opens a connection,
-except in messages/.
+because every program that imports torch runs this module. No module of this folder opens a
+connection, except in messages/.
 May call: collectives, communicators, within_host, activities, environment, errors,
 public_collectives, membership, messages.
 """
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
-# Before version 2.7, torch's C++ code drops the Python object of a call that it holds, and then
-# waits for ever. With 2.7, 2.9 and 2.12, tests of this back end failed for unknown reasons
-# (docs/compatibility.md).
+# The oldest version that works. Before version 2.7, torch's C++ code releases the Python object of
+# a call too early, and then waits for ever. With 2.7, 2.9 and 2.12, tests of this back end failed
+# for unknown reasons, as docs/compatibility.md explains.
 _OLDEST_TORCH = "2.13"
-# Equal to environment.TORCH_BACKEND, whose import would cost more than the registration.
+# The value of environment.TORCH_BACKEND. Importing that module takes longer than the registration.
 _WANTED = "POPDIST_TORCH_BACKEND"
 
 
 def register() -> None:
     """Make ``popdist`` a back end of torch.distributed for CPU tensors.
 
-    A second call does nothing. If POPDIST_TORCH_BACKEND is set, a program gets that back end
-    in place of the one that it names.
+    A second call does nothing. If the variable POPDIST_TORCH_BACKEND is set, its value replaces the
+    back end that a program names.
     """
     import torch.distributed as dist
 
@@ -59,8 +59,8 @@ def register() -> None:
 
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     offer(NAME)
-    # From version 2.15 on, torch records the calls of a group by a C++ name, which a back end
-    # written in Python lacks. torch does not record the back ends in this set.
+    # From version 2.15 on, torch records the calls of each group under a C++ name. A back end that
+    # is written in Python has no such name. torch does not record the back ends in this set.
     recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(NAME)
     wanted = os.environ.get(_WANTED) or "auto"
@@ -71,9 +71,9 @@ def register() -> None:
 
 
 def _autoload() -> None:
-    """Register the back end while torch is imported (entry point ``torch.backends``).
+    """Register the back end while torch is imported, through the entry point ``torch.backends``.
 
-    An error is written to standard error, because it must not make ``import torch`` fail.
+    Errors are written to standard error, because they must not make ``import torch`` fail.
     """
     try:
         register()

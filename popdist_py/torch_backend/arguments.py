@@ -1,6 +1,6 @@
 """Checks of the arguments of a torch.distributed call, made before data is sent.
 
-A message that programs may know from the other back ends has the same words in this back end.
+Some error messages use the words of the other back ends, because programs may search for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """A call got an invalid argument. It is a RuntimeError too, as the other back ends raise."""
+    """A call got an invalid argument. This is also a RuntimeError, as in the other back ends."""
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -81,7 +81,7 @@ def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_single(call: str, what: str, values: Sequence[object]) -> None:
-    """Require exactly one value, because each process passes one tensor or one list.
+    """Require exactly one value, because each rank has one tensor or one list to pass.
 
     Raises:
         ArgumentError: The list is empty or has several values.
@@ -106,10 +106,10 @@ def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> No
 def check_like(
     call: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, *, any_size: bool = False
 ) -> None:
-    """Require tensors of the same dtype and number of elements as another tensor.
+    """Require tensors that have the dtype of ``like``, and its size unless ``any_size``.
 
     Raises:
-        ArgumentError: A tensor has another dtype or number of elements.
+        ArgumentError: A tensor has a different dtype or number of elements.
     """
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
@@ -125,10 +125,10 @@ def check_like(
 
 
 def check_multiple(call: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
-    """Require a tensor that holds one part for each rank.
+    """Require a tensor ``whole`` that holds one tensor like ``part`` for each rank.
 
     Raises:
-        ArgumentError: The tensor has another size or dtype.
+        ArgumentError: ``whole`` has a wrong number of elements or another dtype.
     """
     check_like(call, [whole], part, any_size=True)
     if whole.numel() != size * part.numel():
@@ -140,7 +140,7 @@ def check_multiple(call: str, whole: torch.Tensor, part: torch.Tensor, size: int
 
 
 def check_root(call: str, root: int, size: int) -> None:
-    """Require a rank of the group.
+    """Require that ``root`` is a rank of the group.
 
     Raises:
         ArgumentError: The rank is out of range.
@@ -157,12 +157,12 @@ def row_of_root(
     Args:
         call: Name of the call, for messages.
         what: Name of the list in messages, ``input`` or ``output``.
-        rows: The argument of this rank: one list, or an empty one.
+        rows: The argument of this rank, which contains one list of tensors or nothing.
         like: A tensor with the expected dtype and number of elements.
         size: Expected number of tensors; 0 if this rank is not the root.
 
     Raises:
-        ArgumentError: The root passes other tensors, or another rank passes tensors.
+        ArgumentError: The root passes unexpected tensors, or another rank passes any tensors.
     """
     if size == 0:
         if rows and rows[0]:
@@ -176,7 +176,7 @@ def row_of_root(
 
 
 def blocks(call: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
-    """Cut the first dimension into ``count`` blocks, of equal size if no sizes are given.
+    """Divide the first dimension into ``count`` blocks; without ``sizes``, all have equal size.
 
     Raises:
         ArgumentError: The sizes do not match the tensor.

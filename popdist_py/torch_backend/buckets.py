@@ -1,15 +1,15 @@
 """Moves buckets of DistributedDataParallel to memory that the ranks of a host share.
 
 The reducer of DistributedDataParallel allocates its buckets in C++ and passes them to ``allreduce``
-during the backward pass. The first such call replaces the memory of the bucket's storage. All views
-of the storage remain valid, and later calls reduce the bucket in place.
+during the backward pass. The first ``allreduce`` of a bucket replaces the memory of the bucket's
+storage. All views of the storage remain valid, and later calls reduce the bucket in place.
 
-A program with such buckets allocates equally large gradients in every step. Therefore the first
-bucket makes the process keep freed memory for the next step.
+A program that uses DistributedDataParallel allocates equally large gradients in every step.
+Therefore the first bucket makes the process keep freed memory for the next step.
 
-The communicator decides whether a bucket is moved, because all ranks must agree. A tensor that the
-program passes itself is never moved. A tensor that shares its memory with a NumPy array is not
-moved either, because the array would keep the old memory.
+The communicator decides whether a bucket is moved, because all ranks must make the same decision. A
+tensor that the program itself passes to ``allreduce`` is never moved. A tensor that shares its
+memory with a NumPy array is not moved either, because the array would keep the old memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from popdist_py.collectives.freed_memory import keep_freed_memory
 
 __all__ = ["mover_of"]
 
-# The setting is made only once, because the program may change it afterwards.
+# This function has an effect only once, because the program may change the setting afterwards.
 _keep_freed_memory = functools.cache(keep_freed_memory)
-# The Python function that runs while C++ runs the backward pass. When the program itself makes a
-# call, even in a hook, the caller is a function of torch.distributed instead.
+# The Python function that is on the stack while C++ runs the backward pass. It is the caller of
+# this back end if the reducer makes a call. If the program itself makes a call, even in a hook, the
+# caller is a function of torch.distributed.
 _BACKWARD = "_engine_run_backward"
 _OWN = __name__.rpartition(".")[0]
 
@@ -36,12 +37,12 @@ _OWN = __name__.rpartition(".")[0]
 def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     """Return a function that moves a bucket of DistributedDataParallel to other memory.
 
-    Call this function while torch.distributed calls a method of the process group.
+    This function must be called by the method of the process group that torch.distributed calls.
 
     Returns:
         None if the tensors are not a bucket. Otherwise a function that gets memory of the bucket's
-        size, copies the bucket there, and makes the memory the bucket's own. Arrays that were made
-        from the bucket before the move are then invalid.
+        size, copies the bucket to this memory, and makes it the memory of the bucket's storage.
+        NumPy arrays that were made from the bucket before are then invalid.
     """
     if len(tensors) != 1 or _caller() != _BACKWARD:
         return None
@@ -49,7 +50,8 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     (bucket,) = tensors
     storage = bucket.untyped_storage()
     is_whole = bucket.is_contiguous() and bucket.nbytes == storage.nbytes()
-    # ``numpy()`` of a gradient, which may be a view of the bucket, makes the storage not resizable.
+    # A gradient may be a view of the bucket. If the program calls ``numpy()`` on such a gradient,
+    # torch makes the storage not resizable.
     is_ours_alone = storage.resizable()
     # Older versions of PyTorch lack ``_swap_data_ptr_``.
     if not (is_whole and is_ours_alone and hasattr(storage, "_swap_data_ptr_")):
@@ -64,7 +66,7 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
 
 
 def _caller() -> str:
-    """Return the name of the function that called this back end; "" in a thread of C++."""
+    """Return the name of the Python function that called this back end; "" in a C++ thread."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
         frame = frame.f_back  # type: ignore[assignment]

@@ -1,8 +1,8 @@
 """Excludes methods of this back end from torch.compile.
 
-The compiler compiles every Python function that a compiled function calls. It cannot handle the
-threads, sockets and memory that a method of a process group uses. Back ends written in C++ need no
-exclusion, because the compiler does not see their methods.
+torch.compile compiles every Python function that a compiled function calls. It cannot handle the
+threads, sockets and memory that a method of a process group uses. Other back ends are written in
+C++, which torch.compile does not read, so they do not need this exclusion.
 
 This module does not import the compiler, because that import takes a second.
 """
@@ -18,7 +18,7 @@ from torch._C._dynamo import eval_frame
 __all__ = ["never_compiled"]
 
 _Class = TypeVar("_Class", bound=type)
-# Typed as Any because the names in this module differ between versions of torch.
+# Typed as Any because the names in ``eval_frame`` differ between versions of torch.
 _compiler: Any = eval_frame
 
 

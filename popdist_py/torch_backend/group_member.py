@@ -1,4 +1,4 @@
-"""The base class of the process group, with all methods but the collectives."""
+"""The base class of the process group, with all methods except the collectives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ __all__ = ["GroupMember"]
 
 # torch stores a negative time-out for "not given".
 _NO_TIME = timedelta(0)
-# A waiting thread notices within a tenth of a second that the group was aborted.
+# The time limit for leaving a group when the interpreter ends. It is sufficient because a waiting
+# thread notices within a tenth of a second that the group was aborted.
 _SECONDS_AT_EXIT = 2.0
 # Typed as Any because the signatures in torch's stubs differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -66,7 +67,8 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
-    # Other groups contain one back end for each device type. This group is its own only back end.
+    # torch's own groups contain one back end for each device type. This group has no separate back
+    # end: the group itself is the back end for CPU tensors.
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -83,10 +85,10 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self._sequence_number = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return the number of calls that this rank has made; torch compares it between ranks."""
+        """Return the number of calls that this rank has made. torch compares it between ranks."""
         return self._sequence_number
 
-    # torch queries these before it uses features that only some back ends have.
+    # torch reads these attributes before it uses features that only some back ends have.
     supports_splitting = supports_coalescing = False
 
     def _has_hooks(self) -> bool:
@@ -108,7 +110,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         """The purpose of the group, as the program describes it."""
         return self._group_desc
 
-    # --- How calls run ------------------------------------------------------------------------
+    # --- Running calls ------------------------------------------------------------------------
 
     def _run(
         self,
@@ -117,20 +119,21 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         results: Sequence[Any],
         opts: Any,
     ) -> Any:
-        """Make a call at once, or in the thread of the group if it is asynchronous.
+        """Make a call at once, or in the queue's thread if the call is asynchronous.
 
         Args:
             name: The name of the call, for messages and displays.
             call: A function that makes the call.
             results: The tensors that the call fills.
-            opts: The options from torch. In versions without ``asyncOp``, every call is taken as
-                asynchronous, because torch itself waits for its work.
+            opts: The options from torch. In versions without ``asyncOp``, every call is treated as
+                asynchronous, because torch itself waits for the returned work.
         """
         timeout = getattr(opts, "timeout", None)
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
-        membership.check_process()  # after a fork, a lock may stay locked for ever
+        # In a forked process a lock of the queue may stay locked for ever, so check this first.
+        membership.check_process()
         self._sequence_number += 1
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
@@ -158,14 +161,14 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         check_written("recv", tensors[:1])
         return self._messages.receive(tensors[0], None, tag)
 
-    # --- The life of the group ----------------------------------------------------------------
+    # --- Time-outs and leaving ----------------------------------------------------------------
 
     def monitored_barrier(
         self,
         timeout: timedelta | float | None = None,
         wait_all_ranks: bool = False,
     ) -> None:
-        """Wait for all ranks; the error names the ranks that are missing."""
+        """Wait for all ranks; if ranks are missing, raise an error that names them."""
         self._membership.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -182,16 +185,19 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group after all calls have run; each call takes its time-out at most."""
+        """Leave the group after all calls have run. Each call runs at most for its time-out."""
         self._leave()
 
     def leave_at_exit(self) -> None:
-        """Leave the group within seconds, because no thread may run while the interpreter ends."""
+        """Leave the group within a few seconds, when the interpreter ends.
+
+        Threads of the group must end first, because no thread may run while the interpreter ends.
+        """
         self._membership.abort("this process ends")
         self._leave(_SECONDS_AT_EXIT)
 
     def _leave(self, seconds: float = -1) -> None:
-        """Leave the group once no call runs, or after ``seconds``."""
+        """Leave the group once no call is running, or after ``seconds``; -1 means no limit."""
         if self._queue.is_inside:
             # A signal handler has interrupted a call. The call fails when the handler returns.
             self._membership.abort("this process group was destroyed")

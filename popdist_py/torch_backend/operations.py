@@ -22,9 +22,10 @@ class Operation:
     Attributes:
         name: Name of the reduction in ``popdist_py.collectives.arithmetic``.
         torch_name: Name of the ``ReduceOp``, for messages.
-        factor: Multiplies each rank's values before the reduction; a number, a tensor or None.
-        truncates: Whether the sum of integers is divided by the number of ranks afterwards, rounded
-            toward zero.
+        factor: A number or a tensor by which each rank multiplies its values before the reduction;
+            None for no factor.
+        truncates: Whether the sum is divided by the number of ranks and rounded toward zero, as for
+            the mean of integers.
     """
 
     name: Any  # a ReduceOp of this library or a bitwise operation
@@ -37,7 +38,7 @@ class Operation:
         return tensor if self.factor is None else tensor.detach() * self.factor
 
     def finish(self, tensor: torch.Tensor, count: int) -> None:
-        """Divide a tensor that ``count`` ranks have reduced, if the operation requires it."""
+        """Divide the sum of ``count`` ranks in place, if the operation is a mean of integers."""
         if self.truncates:
             leaf_arrays.divide_rounding_to_zero(tensor.detach(), count)
 
@@ -56,7 +57,7 @@ _OPERATIONS = (
     Operation("bxor", "BXOR"),
 )
 _INTEGER_AVG = Operation("sum", "AVG", truncates=True)
-# The keys are numbers because torch's enumeration takes longer to hash.
+# The keys are numbers because hashing a member of torch's enumeration takes longer.
 _BY_NUMBER = {getattr(_RedOp, each.torch_name).value: each for each in _OPERATIONS}
 _OF_BITS = frozenset({"band", "bor", "bxor"})
 _ORDERED = frozenset({"min", "max"})
@@ -89,7 +90,7 @@ def _has_fraction(dtype: torch.dtype) -> bool:
 
 
 def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
-    """Return the operation PREMUL_SUM, the only one with a factor.
+    """Return the operation PREMUL_SUM, which is the only operation with a factor.
 
     Raises:
         ArgumentError: The operation is not PREMUL_SUM, or lacks a factor.
@@ -100,12 +101,12 @@ def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
             f"{call}: Cannot use ReduceOp.{kind.name}: expected one of {accepted}, "
             "or PREMUL_SUM with a factor"
         )
-    # Python finds the factor only in the pickled state of a ReduceOp.
+    # torch does not offer the factor to Python, except in the pickled state of a ReduceOp.
     return Operation("sum", "PREMUL_SUM", reduce_op.__getstate__()[1])
 
 
 def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
-    """Require an operation that is defined for a dtype.
+    """Raise an error unless the operation is defined for the dtype.
 
     Raises:
         TypeError: The operation is not defined for the dtype.

@@ -1,7 +1,7 @@
-"""The second signature of a process group's methods, which takes options as arguments.
+"""The second signature of a process group's methods, which takes each option as an argument.
 
-``group.broadcast(tensor, root=1)`` means the same as ``group.broadcast([tensor], options)``.
-Programs that call the methods of a group directly use both signatures.
+For example, ``group.broadcast(tensor, root=1)`` and ``group.broadcast([tensor], options)`` mean the
+same. Programs that call the methods of a group directly use both signatures.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def also_with_arguments(
     """Return a decorator that adds the second signature to a method.
 
     Args:
-        options: Class of the options, the last argument of the method.
+        options: Class of the options, which are the last argument of the method.
         names: Names of the arguments that replace the options, in order.
-        tensors: Number of arguments before the options.
+        tensors: Number of the method's arguments before the options.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:

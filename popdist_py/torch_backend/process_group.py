@@ -1,8 +1,8 @@
 """The process group ``popdist``: translates calls of torch.distributed to this library's calls.
 
-The arguments of a call are checked when the call is made. Its tensors are read when it runs,
-because an earlier call may still write to them. Arrays are sent flat, so ranks may pass tensors of
-different shapes if the numbers of elements are equal.
+The arguments of a call are checked when the program makes the call. The tensors are read only when
+the call runs in the queue, because an earlier call may still write to them. Arrays are sent flat,
+so ranks may pass tensors of different shapes if the numbers of elements are equal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KEPT_WORKS = 8
 class PopdistProcessGroup(GroupMember):
     """The processes of one group of torch.distributed.
 
-    It has the methods of ``dist.ProcessGroup``. Torch's defaults apply for ``opts=None``.
+    It has the methods of ``dist.ProcessGroup``. ``opts=None`` stands for torch's default options.
 
     Args:
         store: The store that torch made for this group.
@@ -124,7 +124,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Any:
-        """Fill the output of rank i with the reduction of tensor i of all ranks."""
+        """Reduce tensor i of every rank, and store the result in the output of rank i."""
         check_tensors("reduce_scatter", outputs)
         check_single("reduce_scatter", "output", outputs)
         check_written("reduce_scatter", outputs)
@@ -156,7 +156,7 @@ class PopdistProcessGroup(GroupMember):
     def _reduce_scatter_base(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> Any:
-        """Fill the output of rank i with the reduction of block i of all ranks."""
+        """Reduce block i of every rank's tensor, and store the result in the output of rank i."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     reduce_scatter_single = _reduce_scatter_base
@@ -185,7 +185,7 @@ class PopdistProcessGroup(GroupMember):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    # --- Calls that move values ---------------------------------------------------------------
+    # --- Calls without a reduction ------------------------------------------------------------
 
     @also_with_arguments(dist.BroadcastOptions, "root", "timeout")
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
@@ -216,7 +216,7 @@ class PopdistProcessGroup(GroupMember):
     def allgather_coalesced(
         self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None
     ) -> Any:
-        """Fill ``outputs[rank][i]`` with tensor i of each rank."""
+        """Fill ``outputs[rank][i]`` with tensor i of that rank."""
         check_tensors("all_gather", tensors)
         check_list("all_gather", "output", outputs, self.size())
         for row in outputs:
@@ -225,7 +225,7 @@ class PopdistProcessGroup(GroupMember):
         return self._all_gather_lists(columns, tensors, opts)
 
     def _all_gather_lists(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any) -> Any:
-        """Fill ``outputs[i][rank]`` with tensor i of each rank."""
+        """Fill ``outputs[i][rank]`` with tensor i of that rank."""
         for row, tensor in zip(outputs, tensors, strict=True):
             check_list("all_gather", "output", row, self.size())
             check_tensors("all_gather", row)
@@ -249,7 +249,7 @@ class PopdistProcessGroup(GroupMember):
         return self._run("all_gather", call, outputs, opts)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
-        """Fill the blocks of one output with the tensors of all ranks."""
+        """Fill block i of the output with the tensor of rank i."""
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     all_gather_single = _allgather_base
@@ -339,7 +339,7 @@ class PopdistProcessGroup(GroupMember):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> Any:
-        """Fill the blocks of one output with the blocks that the ranks send to this rank."""
+        """Fill block i of the output with the block that rank i sends to this rank."""
         return self.alltoall(
             blocks("all_to_all_single", output, output_sizes, self.size()),
             blocks("all_to_all_single", tensor, input_sizes, self.size()),
@@ -355,14 +355,14 @@ class PopdistProcessGroup(GroupMember):
 
 
 def _root_of(call: str, opts: Any, size: int) -> int:
-    """Return the root that the options name."""
+    """Return the root rank from the options."""
     root: int = opts.rootRank if opts is not None else 0
     check_root(call, root, size)
     return root
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:
-    """Return the reduction that the options name."""
+    """Return the reduction from the options."""
     return operation_of(call, dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensors)
 
 

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors over all ranks, each with elements at other indices."""
+"""The sum of sparse tensors over all ranks, whose elements may have different indices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["add_up"]
 
 
 def add_up(comm: GroupCommunicator, tensor: torch.Tensor) -> None:
-    """Overwrite a sparse tensor with the sum over all ranks, which all call this function."""
+    """Overwrite a sparse tensor with the sum over all ranks. All ranks must call this function."""
     own = tensor.detach().coalesce()
     name = f"sparse {tuple(own.shape)}"
     counts = comm.all_gather(np.array([len(own.values())]), name)[:, 0].tolist()

@@ -1,9 +1,9 @@
-"""Replacement of the back end that a program names, as popdist for gloo or gloo for popdist.
+"""Replacement of the back end that a program names: popdist instead of gloo, or the reverse.
 
-One function of torch.distributed makes every group and reads the names of back ends. The names may
-come from ``init_process_group``, from ``new_group``, from a mesh, or from a list of devices such as
-"cpu:gloo,cuda:nccl". Names are replaced only while that function runs, so ``Backend("gloo")`` stays
-"gloo" for a program that compares names.
+A single function of torch.distributed makes every group and reads the names of back ends. The names
+may come from ``init_process_group``, from ``new_group``, from a mesh, or from a list of devices
+such as "cpu:gloo,cuda:nccl". Names are replaced only while this function runs. So a program that
+compares names still finds that ``Backend("gloo")`` is "gloo".
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from popdist_py.errors import WireError
 
 __all__ = ["substitute"]
 
-# The name that torch uses if the program names no back end, as in ``init_process_group()``.
+# The name that torch uses if the program does not name a back end, as in ``init_process_group()``.
 _NOTHING = dist.Backend.UNDEFINED
-# A warning skips the frames of these modules, and names the program's own line.
+# A warning skips the stack frames of these modules, so that it names a line of the program.
 _INNER = (__name__, "torch.distributed")
 _REPLACED: dict[str, dict[str, str]] = {
     "popdist": {"gloo": "popdist", _NOTHING: "popdist"},
@@ -34,17 +34,17 @@ _REPLACED: dict[str, dict[str, str]] = {
 
 
 def substitute(wanted: str) -> None:
-    """Give programs the back end ``wanted`` if they name gloo, popdist or no back end.
+    """Use the back end ``wanted`` in programs that name gloo, popdist or no back end.
 
-    Unlike popdist, gloo and torch's default back end support the tensors of accelerators.
-    Therefore popdist replaces neither of them if torch sees an accelerator. A warning tells the
-    user.
+    Popdist supports CPU tensors only, while gloo and torch's default back end also support tensors
+    of accelerators. Therefore popdist does not replace another back end if torch sees an
+    accelerator. In this case a warning tells the user.
 
     Args:
-        wanted: "gloo", "popdist", or "auto" to keep the name that the program gives.
+        wanted: "gloo", "popdist", or "auto" to keep the back end that the program names.
 
     Raises:
-        WireError: The value is not one of these three.
+        WireError: ``wanted`` is not one of these three values.
     """
     if wanted not in TORCH_BACKENDS:
         accepted = ", ".join(TORCH_BACKENDS[:-1])
@@ -83,8 +83,8 @@ def substitute(wanted: str) -> None:
 
 @functools.cache
 def _accelerator_stays() -> bool:
-    """Tell whether torch sees an accelerator; the first call also warns if it does."""
-    # Before version 2.6, torch can only be asked for CUDA.
+    """Return whether torch sees an accelerator; if so, the first call also warns the user."""
+    # Versions of torch before 2.6 lack ``torch.accelerator``, so only CUDA is checked.
     accelerators = getattr(torch, "accelerator", torch.cuda)
     if not accelerators.is_available():
         return False
@@ -97,7 +97,7 @@ def _accelerator_stays() -> bool:
 
 
 def _frames_of_torch() -> int:
-    """Return the number of frames between the program's call and the caller of this function."""
+    """Return the number of stack frames from the caller of this function to the program's code."""
     frame, count = sys._getframe(1).f_back, 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame, count = frame.f_back, count + 1

@@ -1,7 +1,7 @@
 """Conversion of tensors to the NumPy arrays that are sent, and back.
 
-Arrays are flat. An array shares the tensor's memory if that memory is contiguous. Values of a dtype
-that NumPy lacks are sent as their bits.
+Arrays are flat. An array shares the memory of its tensor if the tensor is contiguous. If NumPy
+lacks the dtype of a tensor, the array contains the bits of the values.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NAMES = (
     "float8_e8m0fnu",
     "complex32",
 )
-# Older versions of torch lack some of these. The NumPy dtypes have a named field, so that their
-# values are not mistaken for integers.
+# The NumPy dtype for each torch dtype that NumPy lacks. Each has a named field, so that its values
+# are not mistaken for integers. Older versions of torch lack some of these dtypes.
 _WITHOUT_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype([(name, _BITS[dtype.itemsize][1])])
     for name in _NAMES
@@ -60,7 +60,7 @@ def shares_memory(tensor: torch.Tensor) -> bool:
 
 
 def has_overlap(tensor: torch.Tensor) -> bool:
-    """Tell whether elements of a dense tensor share memory, as after ``expand()``."""
+    """Tell whether two elements of a dense tensor share memory, as after ``expand()``."""
     return not tensor.is_contiguous() and elements_overlap(tensor.shape, tensor.stride())
 
 

@@ -1,8 +1,9 @@
 """Replacements for two functions of torch.distributed that support only some back ends.
 
-``monitored_barrier`` rejects every group that does not use gloo. ``_set_pg_timeout`` does not
-change the time-out of a popdist group. ``offer`` replaces both functions. The replacements call a
-method of the group if it is a popdist group, and the original function otherwise.
+torch's ``monitored_barrier`` rejects every group that does not use gloo. torch's
+``_set_pg_timeout`` does not change the time-out of a popdist group. ``offer`` replaces both
+functions. For a popdist group the replacement calls a method of the group. For other groups it
+calls the original function.
 
 This module imports only torch.distributed, because every program that imports torch imports it.
 """

@@ -1,8 +1,8 @@
 """The work object that a call of torch.distributed returns, and the queue that runs the calls.
 
-The calls of a group run in the order of the program, because the other ranks expect that order. A
-thread that waits for a call which has not begun runs that call itself, after the calls before it.
-Passing a small call to the queue's thread and back would take longer than the call.
+The calls of a group run in the order in which the program makes them, because the other ranks
+expect this order. If a thread waits for a call that has not started, it runs the earlier calls and
+then this call itself. For a small call, this is faster than waiting for the thread of the queue.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ class NestedCallError(PopdistError, RuntimeError):
 
 @never_compiled
 class PopdistWork(dist.Work):
-    """A call in the queue, running or complete.
+    """A call that waits in the queue, is running, or is complete.
 
     Args:
         name: The name of the call, for messages and displays.
-        function: Makes the call. The work keeps the function, and so its tensors, until then.
+        function: A function that makes the call. The work keeps this function, and so the tensors
+            that the function uses, until the call is complete.
         tensors: The result of the work.
 
     Attributes:
         name: The name of the call.
-        source: The rank that sent the message which the call received; -1 for other calls.
-        may_call_back: Whether the program has the future, and so perhaps a callback that waits.
+        source: For a receive, the rank that sent the message; -1 for other calls.
+        may_call_back: Whether the program may have added a callback, which may wait for calls.
     """
 
     def __init__(self, name: str, function: Callable[[], Any], tensors: Sequence[Any] = ()) -> None:
@@ -62,13 +63,13 @@ class PopdistWork(dist.Work):
         self._pending = threading.Lock()
         self._pending.acquire()
         self._error: BaseException | None = None
-        # ``tell`` completes the first future, which then completes the second. Callers get the
-        # second.
+        # Two futures. ``tell`` completes the first one, which then completes the second one with
+        # the result or the error. ``get_future`` returns the second one.
         self._futures: tuple[torch.futures.Future[Any], torch.futures.Future[Any]] | None = None
         self._are_futures_done = False
 
     def run(self) -> None:
-        """Make the call, and keep its error for ``wait``."""
+        """Make the call, and store its error for ``wait``."""
         assert self._function is not None
         try:
             try:
@@ -135,7 +136,7 @@ class PopdistWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether ``wait`` would return at once."""
+        """Tell whether the call is complete, so that ``wait`` returns at once."""
         return self._is_done
 
     def is_success(self) -> bool:
@@ -151,16 +152,16 @@ class PopdistWork(dist.Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Return the rank that sent the message which the call received; -1 for other calls."""
+        """For a receive, return the rank that sent the message; for other calls, return -1."""
         return self.source
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the call's tensors.
+        """Return a future for the tensors of the call.
 
-        ``then`` converts an error of the call to a C++ error, which DistributedDataParallel's
-        reducer raises.
+        The returned future was made by ``then``, which converts an error of the call to a C++
+        error. The reducer of DistributedDataParallel can raise only C++ errors.
         """
         caller = sys._getframe().f_back  # None in a thread of C++
         self.may_call_back |= caller is None or caller.f_code.co_name != _BACKWARD
@@ -178,15 +179,16 @@ class PopdistWork(dist.Work):
         return self._tensors
 
 
-# The Python function that runs while C++ runs the backward pass. If the reducer, in C++, gets the
-# future, its callbacks do not wait for other calls.
+# The Python function that is on the stack while C++ runs the backward pass. If this function is the
+# caller of ``get_future``, the reducer gets the future, and its callbacks do not wait for calls.
 _BACKWARD = "_engine_run_backward"
-# All works share this lock. It is held only for short times, and most calls never use it.
+# One lock for the futures of all works. It is held only for short times, and most calls do not use
+# it.
 _futures_lock = threading.Lock()
 
 
 class CallQueue:
-    """Runs the calls of one group in order, and the asynchronous calls in one thread.
+    """Runs the calls of one group in order. Asynchronous calls run in a thread of the queue.
 
     After a call has failed with an InstanceLostError, all later calls fail with the same error.
 
@@ -199,18 +201,18 @@ class CallQueue:
         self._calls: deque[PopdistWork] = deque()
         # The thread that runs a call holds this lock.
         self._turn = threading.Lock()
-        # The thread that is in a call; 0 if no thread is.
+        # The id of the thread that is running a call; 0 if no call is running.
         self._inside = 0
-        # True for each call that was submitted; False makes the thread end.
+        # Messages to the thread: True for each submitted call, False to end the thread.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Held while the thread is started or replaced, because a thread that has not started cannot
-        # be joined.
+        # The lock for starting and replacing the thread. It is needed because a thread that has not
+        # started cannot be joined.
         self._changing = threading.Lock()
         self._lost: InstanceLostError | None = None
 
     def submit(self, work: PopdistWork) -> None:
-        """Let the thread run a call after all calls that were submitted before."""
+        """Let the queue's thread run a call, after all calls that were submitted before."""
         if self._thread is None:
             self._replace_thread(None)
         work._queue = self
@@ -236,7 +238,7 @@ class CallQueue:
         work.wait()
 
     def help(self, work: PopdistWork) -> None:
-        """Run the calls up to this one, unless another thread runs calls.
+        """Run the calls up to ``work`` in this thread, unless another thread is running a call.
 
         Raises:
             NestedCallError: This thread is in another call.
@@ -250,7 +252,7 @@ class CallQueue:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in a call, which a signal handler has then interrupted."""
+        """Whether this thread is running a call, so that its current code is a signal handler."""
         return self._inside == threading.get_ident()
 
     def _check_outside(self, work: PopdistWork) -> None:
@@ -264,9 +266,10 @@ class CallQueue:
         """Return once all calls have run and the thread has ended.
 
         Args:
-            last: A function to run once no call runs, if that happens in time.
-            seconds: The longest time to wait for each thread and for the last call; -1 for no
-                limit.
+            last: A function to run once no call is running. It does not run if a call is still
+                running after the time limit.
+            seconds: The time limit for the end of each thread, and for the end of the last call; -1
+                for no limit.
         """
         if self._thread is not None:
             self._wake.put(False)
@@ -290,7 +293,7 @@ class CallQueue:
             return self._thread
 
     def _replace_thread(self, old: threading.Thread | None) -> None:
-        """Start a thread in place of ``old``, unless another thread has replaced it already."""
+        """Start a new thread to replace ``old``, unless ``old`` has been replaced already."""
         with self._changing:
             if self._thread is old:
                 self._thread = threading.Thread(
@@ -308,7 +311,8 @@ class CallQueue:
         work = None
         try:
             if self._calls:
-                # A KeyboardInterrupt right after popleft() would lose the work that it returned.
+                # popleft() is not used, because a KeyboardInterrupt right after it would lose the
+                # work that it returned.
                 work = self._calls[0]
                 del self._calls[0]
                 self._run(work)
@@ -321,7 +325,7 @@ class CallQueue:
                 self._tell(work)
         error = work.exception() if work is not None else None
         if error is not None and not isinstance(error, Exception):
-            raise error  # a KeyboardInterrupt belongs to the thread that got it
+            raise error  # a KeyboardInterrupt is raised in the thread in which it came
 
     def _tell(self, work: PopdistWork) -> None:
         this = threading.current_thread()
@@ -336,7 +340,7 @@ class CallQueue:
         self._inside = threading.get_ident()
         try:
             work.run()
-        finally:  # a KeyboardInterrupt may come after run() has returned
+        finally:  # needed because a KeyboardInterrupt may come after run() has returned
             self._inside = 0
         error = work.exception()
         if isinstance(error, InstanceLostError):

@@ -1,8 +1,8 @@
 """Broadcast, gather and all-gather between all instances of several hosts.
 
-The instances of a host copy their bytes to the first instance of the host. The first instances
-exchange the bytes between the hosts, and copy the bytes of other hosts to the instances of their
-host. So no data are sent between two hosts twice.
+The instances of a host copy their bytes to the first instance of the host. The first instances of
+all hosts exchange these bytes. Then each first instance copies the received bytes to the other
+instances of its host. So no data are sent between two hosts twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class AllHosts:
-    """All instances of several hosts. Every call is collective; ``call`` is its name in messages.
+    """All instances of several hosts. All of them must make every call, also the constructor.
+
+    The argument ``call`` of the methods is the collective call, as messages name it.
 
     Args:
-        host: The instances of this host; collective.
-        hosts: Indices of the instances of every host.
+        host: The instances of this host.
+        hosts: For every host, the indices of its instances.
         first: The group of the first instances of all hosts; None on the other instances.
 
     Attributes:
-        lost_error: The error of the wait that failed.
+        lost_error: The error of the first wait that failed; None before.
         lost_instance: Index of the instance that ``lost_error`` names.
     """
 
@@ -50,7 +52,7 @@ class AllHosts:
         self._first = first
         self._own_host = [tuple(each) for each in hosts].index(tuple(host.instances))
         order = [instance for each in hosts for instance in each]
-        # The range of each host in a list of all instances that is ordered by host.
+        # The positions of each host's instances in the list ``order``.
         ends = np.cumsum([len(each) for each in hosts]).tolist()
         self._hosts = [slice(end - len(each), end) for each, end in zip(hosts, ends, strict=True)]
         self._places = np.argsort(order)
@@ -59,8 +61,8 @@ class AllHosts:
         self.size = len(order)
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
-        # 1 + the index of the instance that the first instance of this host found lost on another
-        # host.
+        # A number in shared memory. The first instance of this host sets it to 1 + the index of a
+        # lost instance of another host. It is 0 if no lost instance is known.
         self._missed = Window(host.local, 8).parts[0][:8].view(np.int64)
 
     # --- Between the hosts --------------------------------------------------------------------
@@ -69,8 +71,8 @@ class AllHosts:
         """Run ``exchange`` on the first instance of the host; the others wait for it.
 
         Raises:
-            InstanceLostError: An instance of any host was lost. All instances of this host name the
-                same lost instance.
+            InstanceLostError: An instance of some host was lost. All instances of this host name
+                the same lost instance.
         """
         barrier = self._host.barrier
         if self._first is not None:
@@ -96,7 +98,9 @@ class AllHosts:
         self.lost_instance = self._host.barrier.lost_instance = instance
 
     def _collect(self, data: Array, sizes: Sequence[int], call: object, root: int | None) -> Array:
-        """Return the bytes of all instances, ordered by host; only at ``root`` if it is given.
+        """Return the bytes of all instances, ordered by host.
+
+        If ``root`` is given, the result is valid on the instance ``root`` only.
 
         Args:
             data: The data of this instance.
@@ -148,7 +152,7 @@ class AllHosts:
             host.broadcast(data, 0, plan)
 
     def all_gather(self, array: Array, call: object) -> Array:
-        """Return the arrays of all instances, which have one size, stacked."""
+        """Return the arrays of all instances, which have the same size, stacked."""
         return self._stacked(self._collected(array, call, None), array)
 
     def gather(self, array: Array, root: int, call: object) -> Array | None:
@@ -161,7 +165,7 @@ class AllHosts:
         return self._collect(data, [data.size] * self.size, call, root)
 
     def _stacked(self, everything: Array, array: Array) -> Array:
-        """Return the bytes of all instances as arrays like ``array``, in their order."""
+        """Return the bytes of all instances as arrays like ``array``, in order of instance."""
         gathered = everything.view(array.dtype).reshape(self.size, *array.shape)
         return gathered if self._is_in_order else gathered[self._places]
 

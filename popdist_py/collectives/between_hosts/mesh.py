@@ -1,10 +1,10 @@
 """The mesh, which exchanges arrays between the ranks of several hosts without blocking.
 
 A mesh connects each rank with each other rank, and runs several requests at once. All ranks start
-the same requests in the same order, so messages need no headers. In an all-reduce, two ranks send
-each other whole arrays. With more ranks, each reduces one segment of the array (reduce-scatter) and
-sends the result to the others (all-gather). The two implementations, ``TcpMesh`` and ``MpiMesh``,
-move the bytes.
+the same requests in the same order, so messages need no headers. If the mesh has two ranks, they
+send each other whole arrays in an all-reduce. If it has more, each rank reduces one segment of the
+array (reduce-scatter) and sends the result to the others (all-gather). The subclasses ``TcpMesh``
+and ``MpiMesh`` transfer the bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from popdist_py.collectives.compression_rounds import Round, exact_round
 
 __all__ = ["SUMS", "VALUES", "ConnectionLostError", "Mesh", "Request"]
 
-# Values and sums interleave differently from run to run. So each kind has its own channel, which
-# keeps the order of its messages.
+# The channels of a mesh: VALUES is for the values of the ranks, and SUMS is for segments of
+# results. Values and sums interleave differently from run to run, so only messages of the same
+# channel keep their order.
 VALUES, SUMS = 0, 1
-# New memory costs a page fault for every page, so a few receive buffers are kept.
+# The mesh keeps receive buffers up to this size and reuses them, because new memory costs a page
+# fault for every page.
 _MAX_FREE_BYTES = 64 * 1024 * 1024
 
 
@@ -44,9 +46,9 @@ class Request:
     """An all-reduce, a round or an exchange that has started.
 
     Attributes:
-        missing_values: Ranks whose own values have not all arrived.
-        missing_sums: Ranks whose segments of the result have not all arrived.
-        unsent: Channel and rank of the arrays that have not all been sent.
+        missing_values: The ranks from which values are still to arrive.
+        missing_sums: The ranks from which segments of the result are still to arrive.
+        unsent: Channel and rank of each array that is not completely sent yet.
     """
 
     __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
@@ -56,11 +58,12 @@ class Request:
         self.missing_sums: set[int] = set()
         self.unsent: set[tuple[int, int]] = set()
         self._combine: Callable[[Request], None] | None = combine
-        # The result overwrites the sent values, so ``combine`` must run after they are sent.
+        # If this is true, ``combine`` must wait until all values are sent, because the result
+        # overwrites them.
         self._waits_for_sends = waits_for_sends
 
     def combine(self) -> bool:
-        """Combine the values if all of them have arrived; tell whether they are combined."""
+        """Combine the values if all of them have arrived; return whether they are combined."""
         if self.missing_values or (self._waits_for_sends and self.unsent):
             return self._combine is None
         if self._combine is not None:
@@ -75,7 +78,7 @@ class Request:
 
 
 class Mesh(ABC):
-    """The requests of one rank.
+    """The connections of one rank to all other ranks, and the requests that use them.
 
     Args:
         rank: Rank of this instance.
@@ -90,25 +93,25 @@ class Mesh(ABC):
         self._free_buffers: dict[int, list[Array]] = {}
         self._free_bytes = 0
 
-    # --- Moving bytes -------------------------------------------------------------------------
+    # --- Sending and receiving ----------------------------------------------------------------
 
     @abstractmethod
     def _send(self, channel: int, rank: int, array: Array, request: Request) -> None:
         """Start to send a flat array that is not empty.
 
-        Once it is sent, remove its channel and rank from ``request.unsent``.
+        Once the array is sent, the mesh removes the channel and rank from ``request.unsent``.
         """
 
     @abstractmethod
     def _receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:
-        """Start to fill a flat array that is not empty.
+        """Start to receive into a flat array that is not empty.
 
-        Once it is full, remove ``rank`` from ``missing``.
+        Once the array is full, the mesh removes ``rank`` from ``missing``.
         """
 
     @abstractmethod
     def progress(self, seconds: float) -> bool:
-        """Send and receive the bytes that are ready, after waiting at most ``seconds`` for some.
+        """Wait at most ``seconds`` until bytes can be sent or received; then transfer them.
 
         Returns:
             Whether any bytes could be sent or received.
@@ -119,7 +122,10 @@ class Mesh(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Tell the other ranks that this one has left; another thread may be in ``progress``."""
+        """Tell the other ranks that this rank has left.
+
+        Another thread may be in ``progress`` during this call.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -170,8 +176,8 @@ class Mesh(ABC):
 
         Args:
             outgoing: The flat array for each rank. The entry of this rank is not used.
-            incoming: For each rank, the flat array to receive into. It is as large as the array
-                that the rank sends.
+            incoming: For each rank, the flat array to receive into. Its size is the size of the
+                array that the rank sends.
 
         Raises:
             ConnectionLostError: Another rank has closed its connection.
@@ -199,7 +205,8 @@ class Mesh(ABC):
         return request
 
     def _advance(self) -> None:
-        """Combine the arrived values of requests in order, because sums are sent in this order."""
+        """Combine the values of requests in their order, because sums must be sent in this order.
+        """
         for request in self._running:
             if not request.combine():
                 break
@@ -216,7 +223,7 @@ class Mesh(ABC):
     def _keep_buffer(self, buffer: Array) -> None:
         """Keep a buffer for later requests of this size, unless enough are kept."""
         if self._free_bytes + buffer.nbytes > _MAX_FREE_BYTES:
-            self._free_buffers.clear()  # some sizes may no longer be used
+            self._free_buffers.clear()  # drop all, because some sizes may no longer be used
             self._free_bytes = 0
         if buffer.nbytes <= _MAX_FREE_BYTES:
             self._free_buffers.setdefault(buffer.nbytes, []).append(buffer)

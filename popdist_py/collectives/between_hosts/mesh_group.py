@@ -1,4 +1,4 @@
-"""Collective calls of one instance of each host, with a time limit, over any mesh."""
+"""Collective calls over a mesh, which connects one instance of each host, with a time limit."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["MeshGroup", "Started"]
 
-# The longest single wait of the mesh, in seconds. The limits are checked between these waits.
+# The longest time, in seconds, to wait for the mesh before the time limit is checked again.
 _POLL_SECONDS = 0.1
 _NOTHING = np.empty(0, np.uint8)
 
-# If a request fails to start, ``wait`` raises the error, because it knows the name of the call.
+# A request that has started, or the error if it could not start. ``wait`` raises this error,
+# because only ``wait`` gets the name of the call.
 Started: TypeAlias = Request | ConnectionLostError
 
 
 class MeshGroup:
-    """The ranks of a mesh. Every call is collective; ``call`` is its name in messages.
+    """The ranks of a mesh. All of them must make every call.
+
+    The argument ``call`` of the methods is the collective call, as messages name it.
 
     Args:
-        mesh: The connections between the ranks; closed with the group.
+        mesh: The connections between the ranks. ``close`` closes them.
         instances: Index of each rank among the instances of the communicator.
-        limits: Limits of the waits. The time of a wait starts again whenever bytes were moved.
+        limits: Limits of the waits. The time of a wait starts again whenever bytes were sent or
+            received.
 
     Attributes:
-        lost_error: The error of the wait that failed; later calls raise it at once.
+        lost_error: The error of the wait that failed; later calls raise this error at once.
         lost_instance: Index of the instance that ``lost_error`` names; -1 if it does not name an
             instance.
     """
@@ -79,7 +83,8 @@ class MeshGroup:
                 raise request
             self._wait(request, call)
         except ConnectionLostError as error:
-            self._limits.check_abort(call)  # this instance has left itself
+            # If this instance itself has left, the connections are closed for that reason.
+            self._limits.check_abort(call)
             time.sleep(self._limits.launcher_grace)
             self.lost_instance = self._instances[error.rank]
             lost = self._limits.names.of(self.lost_instance)
@@ -102,8 +107,8 @@ class MeshGroup:
             if has_moved:
                 waited = WaitTime()
             elif waited.seconds() > self._limits.seconds(Span.BETWEEN_HOSTS):
-                # A rank that waits for a third rank has sent its values, but not its segment of the
-                # result. So ranks with missing values are named first.
+                # Name the ranks whose values are missing. A rank that only waits for another rank
+                # has sent its values, but cannot send its segment of the result.
                 unsent = {rank for _, rank in request.unsent}
                 missing = request.missing_values or request.missing_sums or unsent
                 instances = sorted(self._instances[rank] for rank in missing)
@@ -113,9 +118,13 @@ class MeshGroup:
     # --- Calls --------------------------------------------------------------------------------
 
     def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
-        """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
+        """Return whether all ranks pass the same ``code``, and the largest ``number``.
+
+        Codes have 63 bits.
+        """
         extremes = np.array([code, -code, number], np.int64)
-        # Three numbers are sent quickly, so the time of a long call is waiting for late ranks.
+        # Count this call as waiting: sending three numbers takes little time, so a long call has
+        # waited for late ranks.
         with activities.doing(activities.WAITING):
             self.wait(self.start_all_reduce(extremes, "max"), call)
         return bool(extremes[0] == -extremes[1]), int(extremes[2])
@@ -129,12 +138,12 @@ class MeshGroup:
             self._exchange([_NOTHING] * self.size, incoming, call)
 
     def gather_into(self, rows: Sequence[Array], call: object, root: int | None = None) -> None:
-        """Fill the row of every other rank with that rank's array, on ``root`` or on all ranks.
+        """Fill the row of every other rank with the array of that rank.
 
         Args:
             rows: One flat array for each rank; they may differ in length.
             call: The collective call, as messages name it.
-            root: The rank that receives; None for all.
+            root: The only rank that receives; None if all ranks receive.
         """
         targets = range(self.size) if root is None else (root,)
         outgoing = [rows[self.rank] if rank in targets else _NOTHING for rank in range(self.size)]
@@ -151,7 +160,7 @@ class MeshGroup:
         """Return the nodes of all ranks, in order of rank.
 
         Args:
-            values: The sums at the nodes of this rank, all of one size.
+            values: The sums at the nodes of this rank, which all have the same size.
             nodes: The nodes of every rank.
             call: The collective call, as messages name it.
         """
@@ -166,7 +175,7 @@ class MeshGroup:
         }
 
     def leave(self, error: InstanceLostError) -> None:
-        """Tell the other ranks that this one has left; later calls raise ``error``."""
+        """Tell the other ranks that this rank has left; later calls raise ``error``."""
         self.lost_error = error
         self.mesh.leave()
 

@@ -1,5 +1,6 @@
-"""MPI as the first meeting of the instances, and as a mesh if TCP is not available or not wanted.
+"""A meeting and a mesh of instances over MPI.
 
+The instances of a job first meet over MPI. The mesh is used if TCP is not available or not wanted.
 Importing this module initialises MPI.
 """
 
@@ -24,16 +25,16 @@ from popdist_py.collectives.between_hosts.mesh import (
 
 __all__ = ["MpiMeeting", "MpiMesh"]
 
-# MPI counts the bytes of a message in 31 bits.
+# Larger arrays are sent in several messages, because MPI counts the bytes of a message in 31 bits.
 _MAX_BYTES = 2**30
-# A wait first polls MPI without a pause, so that short waits end at once.
+# A wait first polls MPI this often without a pause, so that short waits end at once.
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 # The tag of the message that a rank has left. The tags of other messages are their channels.
 _LEFT = max(VALUES, SUMS) + 1
 _NOTHING = np.empty(0, np.uint8)
 
-# The messages of one array, and the function to call once all of them are done.
+# The MPI requests for the parts of one array, and a function to call once all of them are complete.
 _Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
 
 
@@ -91,7 +92,7 @@ class MpiMesh(Mesh):
         self._transfers: list[_Transfer] = []
 
     def leave(self) -> None:
-        """Send every other rank an empty message that says so."""
+        """Tell every other rank that this rank has left, by an empty message with its own tag."""
         for rank in self._others:
             self._comm.Isend([_NOTHING, MPI.BYTE], rank, _LEFT)
 
@@ -110,10 +111,10 @@ class MpiMesh(Mesh):
         self._transfers.append((messages, lambda: missing.discard(rank)))
 
     def progress(self, seconds: float) -> bool:
-        """Send and receive the messages that are ready, after waiting at most ``seconds`` for one.
+        """Wait at most ``seconds`` until an array is completely sent or received.
 
         Returns:
-            Whether a message has arrived or was sent.
+            Whether an array was completely sent or received.
 
         Raises:
             ConnectionLostError: Another rank has left.
@@ -138,7 +139,7 @@ class MpiMesh(Mesh):
             raise ConnectionLostError(status.Get_source())
 
     def _complete_some(self) -> bool:
-        """Complete the transfers whose messages are all done; tell whether there were any."""
+        """Complete the arrays whose messages are all done; return whether there were any."""
         waiting: list[_Transfer] = []
         completed: list[_Transfer] = []
         for transfer in self._transfers:
@@ -153,7 +154,7 @@ class MpiMesh(Mesh):
 
 
 def _parts(array: Array) -> list[list[Any]]:
-    """Cut a flat array into messages that are small enough for MPI."""
+    """Divide a flat array into messages that are small enough for MPI."""
     data = array.view(np.uint8)
     starts = range(0, data.size, _MAX_BYTES)
     return [[data[start : start + _MAX_BYTES], MPI.BYTE] for start in starts]

@@ -1,6 +1,6 @@
 """The start of MPI, which waits for all instances of the job, and the end of MPI.
 
-Importing mpi4py's MPI initialises MPI. This is the only communication of this module.
+Importing ``mpi4py.MPI`` initialises MPI. This module does not communicate otherwise.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def start_mpi(num_local_instances: int) -> None:
     Args:
         num_local_instances: Number of instances that share this host's cores.
     """
-    # Load slow modules before all instances meet in MPI's start. Afterwards each slow instance
-    # would delay the others once more.
+    # Import slow modules before MPI starts, because all instances wait for one another in its
+    # start. If the imports came later, the instances would have to wait for the slowest one twice.
     import popdist_py.collectives.within_host.host_group  # noqa: F401
 
     cores_are_short = num_local_instances > (os.cpu_count() or 1)
@@ -35,10 +35,10 @@ def start_mpi(num_local_instances: int) -> None:
 
 
 def _import_mpi() -> None:
-    """Import mpi4py's MPI so that this process finalises MPI, but its forked children do not.
+    """Import mpi4py.MPI so that this process finalises MPI, but its forked children do not.
 
-    By default mpi4py also calls ``MPI_Finalize`` when a child exits, and the child hangs in that
-    call.
+    By default mpi4py also calls ``MPI_Finalize`` when a forked child exits, and the child hangs in
+    this call.
     """
     import mpi4py
 
@@ -61,9 +61,9 @@ def _import_mpi() -> None:
 def _rare_wakeups() -> Iterator[None]:
     """Let the kernel wake this thread from short sleeps up to 25 milliseconds late.
 
-    Threads that start in this block inherit the setting. At its end their setting is restored too,
-    if this process may change it (CAP_SYS_NICE). Otherwise their timers stay late; other events
-    still wake them at once.
+    Threads that start in this block inherit the setting. At the end of the block, the setting of
+    these threads is restored if this process has the capability CAP_SYS_NICE. Otherwise their
+    timers stay up to 25 milliseconds late, but other events still wake the threads at once.
 
     Open MPI polls every 100 microseconds while it waits for the other processes. With 64 instances
     on two cores, the waiting instances would leave little CPU time to the instances that they wait
@@ -75,7 +75,7 @@ def _rare_wakeups() -> Iterator[None]:
     try:
         yield
     finally:
-        # A negative result is an error code. The value 0 restores the thread's initial setting.
+        # If ``before`` is negative, it is an error code. The value 0 restores the initial setting.
         prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(max(0, before)), 0, 0, 0)
         for thread in _threads() - threads:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """A mesh over TCP, with two connections to each other rank.
 
-A connection is also lost if the host at the other end no longer answers. The host of a slow program
-still answers. ``mesh_group`` handles time-outs, instances and error messages.
+A connection counts as lost when it is closed, or when the host at the other end no longer answers.
+A host whose program is slow still answers. ``mesh_group`` handles time-outs and error messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from popdist_py.peers.silence import is_silent
 
 __all__ = ["SILENT_SECONDS", "TcpMesh"]
 
-# The launcher can report more details of a lost host. It finds the loss after 15 s, so it is first.
+# A host is lost if it does not answer for this time. The launcher notices a lost host after 15 s
+# and reports more details, so its report must come first.
 SILENT_SECONDS = 20
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -50,17 +51,20 @@ class _Stream:
         self._incoming: deque[tuple[memoryview, set[int]]] = deque()
 
     def send(self, array: Array, request: Request) -> None:
-        """Queue the array to be sent, and send the bytes that the system accepts now."""
+        """Queue an array for sending, and send the bytes that the system accepts now."""
         self._outgoing.append((_bytes(array), request))
         self.send_queued()
 
     def receive(self, array: Array, missing_ranks: set[int]) -> None:
-        """Queue an array to receive into; once full, remove the rank from ``missing_ranks``."""
+        """Queue an array to receive into.
+
+        Once the array is full, this connection's rank is removed from ``missing_ranks``.
+        """
         self._incoming.append((_bytes(array), missing_ranks))
 
     @property
     def events(self) -> int:
-        """The events that poll() waits for."""
+        """The events for which poll() must wait on this connection."""
         return (select.POLLOUT if self._outgoing else 0) | (select.POLLIN if self._incoming else 0)
 
     def send_queued(self) -> None:
@@ -132,12 +136,16 @@ class TcpMesh(Mesh):
             stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option in _KEEP_ALIVE:
                 stream.connection.setsockopt(*option)
-        # A forked child would keep the connections open after this process has ended.
+        # Close the connections in a forked child. Otherwise the child would keep them open after
+        # this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
 
     def leave(self) -> None:
-        """Shut down the connections; their descriptors stay open."""
+        """Tell the other ranks that this rank has left, by shutting down the connections.
+
+        The file descriptors stay open, because another thread may still use them.
+        """
         for stream in self._streams_by_descriptor.values():
             with suppress(OSError):
                 stream.connection.shutdown(socket.SHUT_RDWR)
@@ -154,7 +162,7 @@ class TcpMesh(Mesh):
         self._streams[channel][rank].receive(array, missing)
 
     def progress(self, seconds: float) -> bool:
-        """Send and receive the bytes that are ready, after waiting at most ``seconds`` for some.
+        """Wait at most ``seconds`` until bytes can be sent or received; then transfer them.
 
         Returns:
             Whether any bytes could be sent or received.

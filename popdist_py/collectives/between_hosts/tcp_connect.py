@@ -1,7 +1,7 @@
 """TCP connections between the instances of several hosts, over the network that the launcher chose.
 
-Every rank listens on one address until all connections are made, and then closes the listener. Both
-ends of a connection prove that they know a secret, which the ranks have exchanged in their meeting.
+Every rank listens on one address until all connections are made, and then stops listening. Both
+ends of a connection prove that they know a secret, which the ranks have exchanged before.
 
 This module does not send or receive arrays.
 """
@@ -35,19 +35,22 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _VALUES, _SUMS = b"v", b"s"
 # Seconds between checks for connections that must be tried again.
 _RETRY_CHECK_SECONDS = 0.05
-# The claim that a caller sends consists of the kind of the connection and the caller's rank.
+# A rank that opens a connection sends a claim: the kind of the connection, and its own rank.
 _RANK_BYTES = 4
 _CLAIM_BYTES = 1 + _RANK_BYTES
 
 
 def connect(meeting: Meeting, network: str | None, towards: str | None = None) -> TcpMesh | None:
-    """Connect all ranks of ``meeting``; None if they do not reach one another. Collective.
+    """Connect all ranks of ``meeting``. All of them must call this function.
 
     Args:
         meeting: One instance of each host.
-        network: Interface or CIDR of the network that all hosts are on; None if not known.
-        towards: A host that is reached through this network; None for the network of the host's
-            name.
+        network: Interface or CIDR of the network between the hosts; None if it is not known.
+        towards: A host that is reached through the network between the hosts. None stands for the
+            network to which the name of this host resolves.
+
+    Returns:
+        The mesh; None if a rank cannot reach another rank.
     """
     address = own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
     known = next(filter(None, meeting.all_gather(address)), None)
@@ -81,7 +84,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
 def own_address(
     network: str | None, host_names: set[str], towards: str | None = None
 ) -> str | None:
-    """Return the address at which other hosts reach this host; IPv4 is preferred to IPv6."""
+    """Return the address at which other hosts reach this host, preferably IPv4; None if unknown."""
     if network:
         return _address_in(network)
     if towards and (address := address_towards(towards)):
@@ -92,7 +95,7 @@ def own_address(
 
 
 def _addresses_of(host: str) -> list[str]:
-    """Return the addresses of a host name, IPv4 first; an empty list if it is not known."""
+    """Return the addresses of a host name, IPv4 first; an empty list for an unknown name."""
     found = []
     for family in _FAMILIES:
         with suppress(OSError, UnicodeError):
@@ -102,13 +105,13 @@ def _addresses_of(host: str) -> list[str]:
 
 
 def _is_reached(address: str) -> bool:
-    """Tell whether other hosts may reach an address, which is not loopback or link-local IPv6."""
+    """Tell whether other hosts may reach an address: not loopback and not link-local IPv6."""
     value = ipaddress.ip_address(address.partition("%")[0])
     return not value.is_loopback and not (value.version == 6 and value.is_link_local)
 
 
 def address_towards(host: str) -> str | None:
-    """Return this host's address on the way to another host; None if it is only loopback."""
+    """Return the address from which this host reaches ``host``; None if it is only loopback."""
     for theirs in _addresses_of(host):
         with suppress(OSError), socket.socket(family_of(theirs), socket.SOCK_DGRAM) as probe:
             probe.connect((theirs, 9))  # sends nothing
@@ -136,7 +139,7 @@ def _address_in(network: str) -> str | None:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return the family of an address."""
+    """Return the socket family of an IPv4 or IPv6 address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

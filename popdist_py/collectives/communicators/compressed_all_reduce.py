@@ -1,7 +1,8 @@
 """All-reduce that compresses the sums sent between hosts, but not the data within a host.
 
-Every part of an array has an owner on each host. The owner adds up the part over its host, lets a
-compression exchange the sum with the owners on other hosts, and writes the result to all instances.
+Every part of an array has an owner on each host. The owner adds up the part over the instances of
+its host. Then it exchanges the compressed sum with the owners on the other hosts, and writes the
+result to all instances of its host.
 
 This module does not compress data, map memory or open connections itself.
 """
@@ -21,8 +22,8 @@ from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
 __all__ = ["CompressedAllReduce"]
 
-# The next parts are compressed while earlier parts are sent. This number keeps a link busy while an
-# instance waits for other instances of its host or for a core.
+# The number of parts that are exchanged at the same time. It is large enough to keep a network link
+# busy while an instance waits for other instances of its host or for a core.
 _PARTS_IN_FLIGHT = 16
 
 
@@ -31,7 +32,7 @@ class _Running:
     """A part that is being exchanged.
 
     Attributes:
-        number: Number of the call that the part belongs to.
+        number: Number of the call to which the part belongs.
         plan: Plan of that call.
         total: Sum of the part.
         targets: The arrays that receive the sum when it is complete.
@@ -48,11 +49,11 @@ class _Running:
 
 
 class CompressedAllReduce:
-    """Reduces arrays that lie in a window over the instances of all hosts.
+    """Sums arrays in shared windows over the instances of all hosts.
 
     Args:
         host: The instances of this host.
-        owners: The owners of the same parts on all hosts; None if this instance is not an owner.
+        owners: The owners of this instance's parts on all hosts; None if this instance owns none.
         num_owners: Number of owners on each host.
     """
 
@@ -72,7 +73,7 @@ class CompressedAllReduce:
             self._start_own_parts(plan, views, compression, self._owners)
 
     def finish(self) -> None:
-        """Complete the oldest started call that is not finished."""
+        """Wait until the oldest unfinished call is complete."""
         number, plan = self._started.popleft()
         while self._in_flight and self._in_flight[0].number == number:
             self._complete_first()
@@ -114,7 +115,8 @@ class CompressedAllReduce:
 def _sum_on_host(reduction: Reduction, views: Sequence[Array], part: slice) -> Array:
     """Return the sum over this host's instances, in the order of an exact reduction.
 
-    The sum is in the first instance's array, unless 16-bit floats are added up in float32.
+    The sum overwrites the part in the first instance's array. The sum of 16-bit floats is in new
+    memory instead, because they are added up in float32.
     """
     if reduction.is_half:
         total = np.empty(part.stop - part.start, reduction.accumulate_dtype)

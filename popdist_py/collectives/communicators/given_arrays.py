@@ -1,7 +1,7 @@
-"""Collectives that fill arrays of the caller, which torch.distributed needs.
+"""Collectives that write their results to arrays of the caller, as torch.distributed needs.
 
-Within a host every instance copies its data from the slots or the memory of the others. Over
-several hosts these calls are built from the calls of ``AllHosts``.
+On one host, every instance copies its data from the slots or from the memory of the others. With
+several hosts, these calls use the calls of ``AllHosts``.
 
 This module does not map memory, poll or reduce itself.
 """
@@ -33,7 +33,7 @@ __all__ = ["GivenArrayCalls"]
 
 
 class GivenArrayCalls(ABC):
-    """The methods of ``GroupCommunicator`` that fill given arrays. Every call is collective.
+    """The methods of ``GroupCommunicator`` that fill given arrays. All instances make every call.
 
     All arrays are C-contiguous; ``root`` is the index of an instance.
     """
@@ -50,7 +50,7 @@ class GivenArrayCalls(ABC):
 
     @abstractmethod
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
-        """Leave the group if ``error`` came in the middle of a call."""
+        """Leave the group if ``error`` has interrupted a call."""
 
     @abstractmethod
     def _reduce(self, plan: CallPlan, flat: Array) -> None: ...
@@ -85,7 +85,10 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def gather_into(self, array: Array, outputs: Sequence[Array], root: int) -> None:
-        """Fill output i of the root with the array of instance i; others pass an empty list."""
+        """Fill output i of the root with the array of instance i.
+
+        On other instances ``outputs`` is empty.
+        """
         plan = self._plan("gather", root, array)
         if self._world is None and self._host.is_gathered_one_shot(array.nbytes):
             self._fill_rows(array, [output.reshape(-1) for output in outputs], plan)
@@ -102,7 +105,10 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def scatter_into(self, inputs: Sequence[Array], output: Array, root: int) -> None:
-        """Fill ``output`` of instance i with input i of the root; others pass an empty list."""
+        """Fill ``output`` of instance i with input i of the root.
+
+        On other instances than the root ``inputs`` is empty.
+        """
         plan = self._plan("scatter", root, output)
         if self._world is None and output.nbytes <= self._host.slot_bytes // self.num_instances:
             if not plan.slots[0]:
@@ -119,8 +125,8 @@ class GivenArrayCalls(ABC):
         """Fill output i with the input of instance i for this instance; sizes may differ.
 
         Raises:
-            CollectiveMismatchError: An output and its input differ in size. Within a host the
-                sender raises it too. The other blocks arrive.
+            CollectiveMismatchError: An output and its input differ in size. The receiver raises the
+                error, and on one host the sender too. All other outputs are filled.
         """
         names = sorted({dtype_name(array.dtype) for array in (*inputs, *outputs)})
         plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))

@@ -1,10 +1,10 @@
 """The communicator of several instances, over shared memory within a host and a mesh between hosts.
 
-The communicator chooses the algorithm of a call. A small array is reduced one-shot. This
-means that after one barrier every instance reduces the slots of all instances. ``SlicedAllReduce``
-reduces large arrays.
+The communicator chooses the algorithm of a call. Small arrays are reduced in one shot: every
+instance copies its array to its slot, and after a single barrier every instance reduces the slots
+of all instances. ``SlicedAllReduce`` reduces large arrays.
 
-This module does not map memory, poll or reduce itself. It has over 500 lines, because it holds one
+This module does not map memory, poll or reduce itself. It has over 500 lines, because it contains a
 class with all calls that a communicator offers.
 """
 
@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 __all__ = ["ConnectHosts", "GroupCommunicator"]
 
 _MAX_PLANS = 1024
-# The number that the first instance of a host sends to the other hosts. It tells whether the arrays
-# of its host are in a window, or it is _FIRST_LOST + the index of a lost instance.
+# When hosts compare a call, the first instance of each host sends one of these numbers to the other
+# hosts: _IN_WINDOW if the arrays of its host are in a window, _PRIVATE if they are not, or
+# _FIRST_LOST + the index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-# The location of an array outside all windows that may be moved to a window. The locations in
-# windows are at least 1 << 48.
+# The location of an array that is outside all windows, but may be moved to a window. This number
+# cannot be the location of an array in a window, because those locations are at least 1 << 48.
 _MOVABLE = 1
 
 
@@ -69,11 +70,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     Args:
         world: The instances, in the order of their indices.
         local: The instances of this host, in the same order.
-        window: The memory of the instances of this host, from ``make_window``.
+        window: The shared memory of the instances of this host, from ``make_window``.
         limits: Limits of the waits, and the names of the instances in messages.
-        connect_hosts: Connects one instance of each host.
+        connect_hosts: A function that connects one instance of each host.
         instances: Index in the job of each instance; None for all instances of the job.
-        shares_memory: Whether the instances of a host share memory; False if each counts as a host.
+        shares_memory: Whether the instances of a host share memory. If this is False, every
+            instance is treated as a separate host.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _connect_hosts(
         self, world: Meeting, connect_hosts: ConnectHosts, *, shares_memory: bool
     ) -> None:
-        """Connect the owners of each slice, one on each host, with one another."""
+        """Connect the instances that own the same slice, which are one instance of each host."""
         own_host = tuple(self._host.instances)
         self.hosts: Sequence[Sequence[int]] = sorted(set(map(tuple, world.all_gather(own_host))))
         hosts = self.hosts
@@ -147,9 +149,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             array: A contiguous array.
             op: The operation that combines the elements.
             name: Name of the call, the same on all instances.
-            move: A function that moves the array to shared memory of its size. It is called after
-                the reduction of a large array outside all windows, if every instance of this host
-                passes a function.
+            move: A function that moves the array to the shared memory that it gets. If every
+                instance of this host passes a function, it is called after the first reduction of a
+                large array that is outside all windows.
         """
         try:
             if self.background.last is not None:
@@ -169,7 +171,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _reduce(
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
-        """Reduce ``flat`` in place in several steps; ``move`` as for ``all_reduce``."""
+        """Reduce ``flat`` in place in several steps. ``move`` is explained in ``all_reduce``."""
         shared = self._shared_buffers.find(flat)
         if shared is None:
             self._sliced.publish_first_slot(plan, flat)
@@ -188,7 +190,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Move arrays of all instances of this host to a window."""
         try:
             memory = self._shared_buffers.add(Window(self._host.local, num_bytes))
-        except WindowError:  # raised on all instances of the host
+        except WindowError:  # all instances of the host raise this error
             self._may_move = False
         else:
             move(memory[:num_bytes])
@@ -214,7 +216,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     @ends_if_interrupted
     @np.errstate(all="ignore")  # after an error, other started arrays would stay unfinished
     def finish_compressed(self) -> None:
-        """Return once the oldest started array that is not finished holds its sum."""
+        """Wait until the oldest unfinished array holds its sum."""
         self.background.drain()
         self._compressed.finish()
 
@@ -236,7 +238,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     @ends_if_interrupted
     @numeric_errors_last()
     def reduce_slice(self, array: Array, name: str = "") -> None:
-        """Write the sum over all instances to ``own_slice`` of ``array``.
+        """Sum ``array`` over all instances, and store only ``own_slice`` of the sum.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -331,7 +333,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return received
 
     def _broadcast_flat(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Overwrite ``data`` with the bytes of the instance at index ``root`` in this group."""
+        """Overwrite ``data`` with the bytes of the instance that has the index ``root`` here."""
         if self._world is None:
             self._host.broadcast(data, root, plan)
         else:
@@ -342,7 +344,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self.agree(_BARRIER)
 
     def agree(self, signature: Signature) -> None:
-        """Return once all instances make the call ``signature``."""
+        """Compare ``signature`` with the other instances; return once all have passed the same."""
         try:
             plan = self._plan_of(signature)
             if self._world is None:
@@ -355,13 +357,13 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def gradient_buffer(self, num_bytes: int) -> Array:
-        """Return zeroed memory that the instances of this host share; collective."""
+        """Return zeroed memory that the instances of this host share. All of them call this."""
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._shared_buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
 
     @ends_if_interrupted
     def common_buffer(self, num_bytes: int) -> Array:
-        """Return zeroed bytes that are the same memory on all instances of this host."""
+        """Return a zeroed buffer in memory that all instances of this host share."""
         self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
@@ -370,13 +372,13 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._limits.hang_timeout = seconds
 
     def abort(self, reason: str) -> None:
-        """Let the calls that run in other threads, and all later calls, raise an error soon."""
+        """Make running calls of other threads raise an error soon, and all later calls too."""
         self._limits.abort_reason = reason
 
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
-        """Leave the group if ``error`` came in the middle of a call; later calls raise an error.
+        """Leave the group if ``error`` has interrupted a call; later calls raise an error.
 
-        In a forked child this does nothing; ``close`` explains why.
+        In a forked child this method does nothing, for the reason that ``close`` gives.
         """
         background = self.background
         if not is_interrupt(error) or background.is_forked or background.is_refusing:
@@ -388,16 +390,16 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         refusal = InstanceLostError(reason)
         self._limits.abort_reason = reason
         background.refuse(refusal)
-        # Another thread may be in a call: the descriptors stay open until ``close``.
+        # Descriptors stay open until ``close``, because another thread may be in a call.
         self._host.barrier.leave(refusal)
         if self._slice_owners is not None:
             self._slice_owners.leave(refusal)
 
     def close(self) -> None:
-        """Leave the job. If no instance was lost, first wait for the background calls.
+        """Leave the group. If no instance was lost, first wait for the background calls.
 
-        In a forked child this does nothing. The child shares the memory that tells the other
-        instances whether this instance has left.
+        In a forked child this method does nothing. The child shares the parent's memory, so the
+        other instances would believe that the parent has left.
         """
         if self.background.is_forked:
             return
@@ -452,7 +454,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return self._remember(key, plan)
 
     def _slots_as(self, dtype: np.dtype[Any], size: int) -> tuple[list[Array], list[Array]]:
-        """Return the first ``size`` elements of the slots of this host, for each turn."""
+        """Return the first ``size`` elements of all slots of this host: slots 0, then slots 1."""
         num_bytes = size * dtype.itemsize
         first, second = (
             [slot[:num_bytes].view(dtype) for slot in slots] for slots in self._host.slots
@@ -465,14 +467,14 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._plans[key] = plan
         return plan
 
-    # --- Agreeing -----------------------------------------------------------------------------
+    # --- Comparing calls ----------------------------------------------------------------------
 
     def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> Agreement:
         """Wait for all instances of the communicator, and compare their calls.
 
         Args:
             plan: Plan of the call.
-            location: Location of the array in the windows; 0 if it is outside.
+            location: Location of the array in the windows, or ``_MOVABLE``; 0 for other arrays.
             address: Address of the array in this process.
 
         Raises:
@@ -512,8 +514,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
         """Compare the calls of all hosts, on the first instance of each host.
 
-        The two results are stored in ``_verdict``, which the instances of the host share. They
-        are whether the calls are equal, and the largest ``number`` of all hosts.
+        Two results are stored in ``_verdict``, which the instances of the host share: whether the
+        calls are equal, and the largest ``number`` of all hosts.
         """
         owners, barrier = self._slice_owners, self._host.barrier
         if owners is None or self._host.position:

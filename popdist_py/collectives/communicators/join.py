@@ -1,7 +1,7 @@
-"""Joining, which connects the instances of a meeting and makes their communicator.
+"""Functions that connect instances and return their communicator.
 
 The instances of a host share memory, and a mesh connects the hosts. If sharing memory is impossible
-or disabled, every instance is treated as a host of its own.
+or disabled, every instance is treated as a separate host.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from popdist_py.errors import PopdistError
 __all__ = ["join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A function that makes a mesh of the members of a meeting; collective.
+# A function that connects the members of a meeting, and returns their mesh. All members call it.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
-# Without shared memory, two instances with MPI took 75 us instead of 4 us for 4 bytes, and 8.4 ms
-# instead of 3.6 ms for 26 MB.
+# With MPI instead of shared memory, a call of two instances took 75 us instead of 4 us for 4 bytes,
+# and 8.4 ms instead of 3.6 ms for 26 MB.
 _SLOWER = (
     "the instances of a host cannot share memory (%s): collectives take 2 to 20 times as long "
     "within a host; set POPDIST_SHARED_MEMORY=0 to accept this without a warning"
@@ -45,10 +45,10 @@ _MPI_BETWEEN_HOSTS = (
 
 
 def join_job(settings: CollectiveSettings) -> Communicator:
-    """Connect all instances of the job, which meet over MPI; collective.
+    """Connect all instances of the job over MPI. All of them must call this function.
 
-    The communicator uses a duplicate of MPI's world. So the library's messages never mix with the
-    messages of a program that uses mpi4py.
+    The communicator uses a duplicate of MPI's COMM_WORLD. So the library's messages never mix with
+    the messages of a program that uses mpi4py.
     """
     from mpi4py import MPI
 
@@ -58,10 +58,10 @@ def join_job(settings: CollectiveSettings) -> Communicator:
 
 
 def join_group(instances: Sequence[int], settings: CollectiveSettings) -> Communicator:
-    """Connect some instances of the job; only these instances make the call.
+    """Connect some instances of the job. Only these instances call this function.
 
     Args:
-        instances: The sorted indices of the instances, without repetition.
+        instances: The sorted indices of the instances, without duplicates.
         settings: The settings of the user.
     """
     if len(instances) == 1:
@@ -85,20 +85,20 @@ def join(
     names: Names = INSTANCES,
     instances: Sequence[int] | None = None,
 ) -> GroupCommunicator:
-    """Connect the instances of a meeting; collective.
+    """Connect the instances of a meeting. All of them must call this function.
 
     Args:
         meeting: The instances, in the order of their indices.
         settings: The settings of the user.
-        own_mesh: Makes a mesh over the transport of the meeting; None if this transport does not
-            move arrays.
-        towards: A host that all hosts reach through the network between them. It is used if the
-            user does not set a network.
+        own_mesh: A function that makes a mesh over the transport of the meeting; None if this
+            transport cannot send arrays.
+        towards: A host that all hosts reach through the network between them. This argument is used
+            if the user does not set a network.
         names: Names of the instances in messages.
         instances: Index in the job of each instance; None for all instances of the job.
 
     Raises:
-        PopdistError: The hosts do not reach one another. All instances raise it.
+        PopdistError: The hosts do not reach one another. All instances raise this error.
     """
     local, window, shares_memory = _share_memory(meeting, settings)
     limits = WaitLimits(settings.hang_timeout, names)
@@ -112,16 +112,17 @@ def join(
 
 
 def place_of_this_process() -> str:
-    """Return the boot and PID name space, which are equal for processes that can share memory."""
+    """Return the boot id and PID name space; equal values mean that processes can share memory."""
     try:
-        # In two containers of one machine, the same PID is a different process.
+        # Two containers on one machine have different PID name spaces: a PID of one container is
+        # another process in the other.
         return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
         return ""
 
 
 def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeting, Window, bool]:
-    """Return the instances of this host, their window, and whether hosts share memory at all."""
+    """Return the instances of this host, their window, and whether instances share memory."""
     wants = all(meeting.all_gather(settings.shared_memory))
     place = place_of_this_process() if wants and is_supported() else ""
     reason = "" if place else "that needs Linux on x86-64, and a /proc that can be read"
@@ -130,8 +131,8 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
     if all(places):
         local = meeting.split(places.index(places[meeting.rank]), meeting.rank)
         window, reason = _window_or_reason(local)
-        # If one host cannot share memory, all hosts do without it, because all use the same
-        # protocol.
+        # If the instances of one host cannot share memory, no host uses shared memory, because all
+        # hosts must use the same protocol.
         reasons = meeting.all_gather(reason)
         if window is not None and not any(reasons):
             return local, window, True
@@ -153,7 +154,7 @@ def _window_or_reason(local: Meeting) -> tuple[Window | None, str]:
 def _connect_without_tcp(
     meeting: Meeting, own_mesh: OwnMesh, color: int, key: int, *, takes_part: bool
 ) -> Mesh | None:
-    """Connect one instance of each host as ``_connect_hosts`` does, but never over TCP."""
+    """Connect one instance of each host, as ``_connect_hosts`` does, but only with ``own_mesh``."""
     mesh = own_mesh(meeting.split(color, key))
     return mesh if takes_part else None
 
@@ -168,16 +169,16 @@ def _connect_hosts(
     *,
     takes_part: bool,
 ) -> Mesh | None:
-    """Connect one instance of each host; all instances of ``meeting`` make the call.
+    """Connect one instance of each host. All instances of ``meeting`` call this function.
 
     Args:
         meeting: All instances.
         settings: The settings of the user.
-        own_mesh: Used if the hosts do not reach one another by TCP.
-        towards: The same as for ``join``.
-        color: A number that is equal for the instances to connect with one another.
-        key: A number that orders these instances.
-        takes_part: Whether this instance is connected.
+        own_mesh: A function that makes a mesh if the hosts do not reach one another by TCP.
+        towards: The argument ``towards`` of ``join``.
+        color: A number. Instances with the same number are connected with one another.
+        key: A number that gives the order of these instances.
+        takes_part: Whether this instance is to be connected.
 
     Raises:
         PopdistError: The hosts do not reach one another, and ``own_mesh`` is None.

@@ -1,8 +1,9 @@
 """All-reduce of large arrays in slices, as a reduce-scatter and an all-gather.
 
-Within a host, data move between the instances in one of three ways. Either the array is in a
-window, or it is copied through the slots, or each owner reads and writes the memory of the other
-processes. Between hosts, the owners of one slice (one on each host) all-reduce the slice.
+Each instance owns one slice of the array, which it reduces for the other instances of its host. It
+gets the slices of the other instances in one of three ways. Either the arrays are in a shared
+window, or the instances copy them through the slots, or the owner reads and writes the memory of
+the other processes directly. Between hosts, the owners of the same slice all-reduce this slice.
 
 This module does not compare calls, map memory or open connections.
 """
@@ -24,14 +25,16 @@ from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 
 __all__ = ["SlicedAllReduce"]
 
-# With several hosts, owners read the memory of other processes above this size, because the pieces
-# of one slot are too small to keep a network link busy. On one host, a trial finds the faster way
-# for arrays of two slots or more.
+# With several hosts, private arrays above this size are read directly from the memory of other
+# processes, because the parts of an array that fit in a slot are too small to keep a network link
+# busy. On one host, a trial finds the faster way for arrays of two slots or more.
 _MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
-# The parts that are read from all instances of a host together fit into the second-level cache
-# until the results are written. With even smaller parts the system calls would dominate the time.
+# The number of bytes that an owner reads from all instances together before it writes the result.
+# They fit into the second-level cache. Each instance's part has a minimum size, because reading
+# smaller parts would need too many system calls.
 _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
-# Hosts reduce a slice in pieces. Large pieces need fewer calls; small pieces start earlier.
+# A slice is reduced between the hosts in pieces. Large pieces need fewer calls, and small pieces
+# start earlier.
 _CHUNKS_PER_PIECE, _PIECES_IN_FLIGHT = 2, 4
 _MAX_TRIALS = 1024
 _NOT_TRIED = ReadingTrial()
@@ -46,11 +49,11 @@ class SlicedAllReduce:
 
     Args:
         host: The instances of this host.
-        hosts: For each host, the indices in the job of its instances.
+        hosts: The instance indices of each host, one sequence per host.
         slice_owners: The owners of this instance's slice on all hosts; None with one host, or if
             this instance does not own a slice.
         slot_bytes: Size of a slot on the host with the smallest slots.
-        can_read: Whether on every host the instances can read one another's memory.
+        can_read: Whether, on every host, each instance can read the memory of the others.
     """
 
     def __init__(
@@ -71,8 +74,8 @@ class SlicedAllReduce:
         self._scratch = np.empty((4, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host limits the number of slices.
         self._num_owners = min(map(len, hosts))
-        # The trial of each call, by the code of the call. The trials decide how the next call is
-        # made, so they change only in a call that all instances make.
+        # The trial of each call, by the code of the call. A trial decides how the next call with
+        # this code is made. So it changes only in a call that all instances make.
         self._trials: dict[int, ReadingTrial] = {}
 
     def all_reduce_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
@@ -91,15 +94,15 @@ class SlicedAllReduce:
         self._reduce_own_slice(plan, _parts_of(views), views[0])
 
     def publish_first_slot(self, plan: CallPlan, flat: Array) -> None:
-        """Publish the first slot of a private array, if the array is reduced through the slots.
+        """Copy the first part of a private array to this instance's slot, if the slots are used.
 
-        Then only one barrier, the next one, is needed before the first reduction.
+        After the next barrier, all instances can reduce this part at once.
         """
         if not self._is_read(plan, flat) and not self._is_tried(plan, flat):
             self._publish(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
 
     def reduce_scatter_private(self, plan: CallPlan, blocks: Array, out: Array) -> None:
-        """Reduce this instance's block of arrays outside the windows; one host only.
+        """Reduce this instance's block of arrays outside the windows. This works on one host only.
 
         Args:
             plan: Plan of the call.
@@ -138,17 +141,17 @@ class SlicedAllReduce:
             self._try_both(plan, flat, agreement.addresses)
             return
         if agreement.some_in_window:
-            # Arrays in a window were not copied into their slots yet, because they might all have
-            # been in a window.
+            # An instance whose array is in a window has not copied it to its slot yet, because all
+            # arrays might have been in a window. So it copies the array now.
             if not is_published:
                 self._publish(plan, flat[: self._slot_size(plan)], self._host.current_turn)
             self._host.barrier.wait_for_all(plan.signature)
         self._all_reduce_through_slots(plan, flat)
 
     def publish_to_reduce(self, plan: CallPlan, flat: Array) -> None:
-        """Publish the first slot of an array, if ``reduce_private`` uses the slots.
+        """Copy the first part of an array to this instance's slot, if the slots are used.
 
-        The next barrier must be the one before ``reduce_private``.
+        Exactly one barrier must follow before ``reduce_private`` is called.
         """
         if not self._is_read_to_reduce(flat):
             self._publish(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
@@ -162,7 +165,7 @@ class SlicedAllReduce:
             plan: Plan of the call.
             flat: The array of this instance.
             agreement: The result of comparing the call.
-            root: Position of the root; ignored with several hosts.
+            root: Position of the root; with several hosts it is not used.
             is_root: Whether this instance is the root.
         """
         if self._is_read_to_reduce(flat):
@@ -185,19 +188,20 @@ class SlicedAllReduce:
         return len(self._hosts) > 1 or self._trials.get(plan.code, _NOT_TRIED).reading_is_faster
 
     def _is_tried(self, plan: CallPlan, flat: Array) -> bool:
-        """Tell whether the trial of a private array, which finds the faster way, still runs."""
+        """Tell whether this call is part of the trial that finds the faster way for an array."""
         if len(self._hosts) > 1 or not self._may_be_read(flat):
             return False
         return not self._trials.get(plan.code, _NOT_TRIED).is_over
 
     def _try_both(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
-        """Reduce half of an array through the slots and half by reading, and record the times."""
+        """Reduce half of an array through the slots and half with direct reads; store the times."""
         slot_size = self._slot_size(plan)
         half = flat.size // 2 // slot_size * slot_size
         offset = half * flat.itemsize
         start = time.perf_counter_ns()
         self._publish(plan, flat[:slot_size], self._host.current_turn)
-        published = time.perf_counter_ns()  # other calls do not need this barrier
+        # Exclude the next barrier from the time, because calls after the trial do not need it.
+        published = time.perf_counter_ns()
         self._host.barrier.wait_for_all(plan.signature)
         start += time.perf_counter_ns() - published
         self._all_reduce_through_slots(plan, flat[:half])
@@ -223,13 +227,13 @@ class SlicedAllReduce:
                 np.copyto(rows[0, part], total)
         self._host.barrier.wait_for_all(plan.signature)
 
-    # --- Moving data within a host --------------------------------------------------------------
+    # --- Exchanging data within a host ----------------------------------------------------------
 
     def _all_reduce_directly(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
         """Read this instance's slice from all others, reduce it, and write it to all others.
 
-        Only the owner of a slice reads and writes it, in every array. So instances wait for one
-        another only once, after the last slice is written.
+        In every array, only the owner of a slice reads and writes the slice. So the instances need
+        a single barrier, after all slices are written.
         """
         host, itemsize = self._host, flat.itemsize
 
@@ -269,7 +273,10 @@ class SlicedAllReduce:
         return max(_READ_BYTES_OF_ALL // self._host.size, _MIN_READ_BYTES)
 
     def _reading(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> _Sources:
-        """Return a function that yields a part of every instance's array, read if necessary."""
+        """Return a function that yields a part of each instance's array, in order of position.
+
+        The parts of other instances are read directly from their memory.
+        """
         host = self._host
         own, itemsize = host.position, flat.itemsize
         first, later, kept = (row.view(flat.dtype) for row in self._scratch[:3])
@@ -278,7 +285,7 @@ class SlicedAllReduce:
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
             values = flat[part]
-            # The result overwrites ``flat``, so only the first two sources may be read from it.
+            # The result overwrites ``flat`` after the second source, so later sources are copied.
             if own > 1:
                 kept[:count] = values
                 values = kept[:count]
@@ -295,12 +302,12 @@ class SlicedAllReduce:
     def _all_reduce_through_slots(
         self, plan: CallPlan, flat: Array, *, takes_result: bool = True
     ) -> None:
-        """Reduce slot by slot: every owner reduces its slice of a slot, then all copy all slices.
+        """Reduce an array in parts of a slot's size. The first part is already in the slots.
 
-        The first slot was published before the last barrier. Each instance publishes its next slot
-        before it reduces the current one, so one barrier for each slot is enough. The results have
-        memory of their own, because an instance may still read results when another instance
-        already publishes.
+        For each part, every owner reduces its slice, and then all instances copy all slices. Each
+        instance copies its next part to its other slot before it reduces the current part, so one
+        barrier for each part is enough. The results are in separate shared memory, because an
+        instance may still read results while another instance already writes to its slot.
         """
         host, own = self._host, self._host.position
         turn, slot_size = host.current_turn, self._slot_size(plan)
@@ -318,20 +325,20 @@ class SlicedAllReduce:
             turn = host.current_turn
 
     def _publish(self, plan: CallPlan, chunk: Array, turn: int) -> None:
-        """Copy ``chunk`` into this instance's slot, except the slice that it reduces itself."""
+        """Copy ``chunk`` into this instance's slot, except the slice that this instance owns."""
         slot, own = plan.slots[turn][self._host.position], self.own_slice(chunk.size)
         for part in (slice(0, own.start), slice(own.stop, chunk.size)):
             if part.start != part.stop:
                 slot[part] = chunk[part]
 
     def _slot_size(self, plan: CallPlan) -> int:
-        """Return the number of elements of a slot."""
+        """Return the number of the call's elements that fit in a slot."""
         return self._slot_bytes // _reduction_of(plan).dtype.itemsize
 
     # --- Slices ---------------------------------------------------------------------------------
 
     def _own_parts(self, size: int, part_size: int) -> Iterator[slice]:
-        """Yield parts of the slice that this instance reduces, if it owns a slice."""
+        """Yield the slice that this instance owns, in parts; yield nothing if it owns no slice."""
         position = self._host.position
         if position >= self._num_owners:
             return
@@ -347,16 +354,16 @@ class SlicedAllReduce:
         pass_on: Callable[[slice], None] | None = None,
         part_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Reduce this instance's slice over the instances of this host, and of all hosts.
+        """Reduce this instance's slice over the instances of this host, and then over all hosts.
 
-        While pieces are reduced between the hosts, the next pieces are reduced within this host.
+        While some pieces are reduced between the hosts, the next are reduced within this host.
 
         Args:
             plan: Plan of the call.
-            sources: A function that returns a part of the array of each instance of this host. Only
-                the first or the second of these arrays may be in ``out``.
-            out: An array as large as the whole array, which receives the result.
-            pass_on: A function that copies a finished part of ``out`` to other places.
+            sources: A function that returns a part of each array, one array for each instance of
+                this host. Only the first or the second of these arrays may be in ``out``.
+            out: An array for the result, as large as the whole array.
+            pass_on: A function that copies a finished part of ``out`` to the other instances.
             part_bytes: Number of bytes to reduce at a time, at most ``CHUNK_BYTES``.
         """
         reduction = _reduction_of(plan)
@@ -389,7 +396,7 @@ class SlicedAllReduce:
         """Start to reduce ``piece`` over the hosts; return the function that completes it."""
         reduction, slice_owners = _reduction_of(plan), self._slice_owners
         assert slice_owners is not None
-        # 16-bit floats are added up in a float32 buffer; other dtypes directly in the output.
+        # 16-bit floats are added up in a float32 buffer. Other dtypes are added up in ``out``.
         total = out[piece]
         if reduction.is_half:
             total = np.empty(total.size, reduction.accumulate_dtype)
@@ -410,7 +417,7 @@ class SlicedAllReduce:
         return complete
 
     def _tree_sum(self, leaves: Sequence[Array], part: slice, plan: CallPlan) -> Array:
-        """Return the sum of the leaves of all replicas in ``part``.
+        """Return the sum of the leaves of all replicas, restricted to the columns ``part``.
 
         Args:
             leaves: The leaves of each instance of this host.
@@ -461,7 +468,7 @@ def _copying_to(views: Sequence[Array]) -> Callable[[slice], None]:
 
 
 def _slice_of(owner: int, num_owners: int, size: int) -> slice:
-    """Return the slice that one owner reduces; slices are aligned to cache lines."""
+    """Return the slice that belongs to an owner. Slices are aligned to cache lines."""
     per_owner = -(-size // num_owners // _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS
     start = min(owner * per_owner, size)
     return slice(start, min(start + per_owner, size))

@@ -1,6 +1,6 @@
-"""The communicator of a job with one instance: every collective is the identity.
+"""The communicator of a job with one instance, where every collective returns its input.
 
-This module does not communicate. It imports NumPy on use.
+This module does not communicate. It imports NumPy only when it is needed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class SoloCommunicator:
         self.background = Background(is_alone=True)
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
-        """Leave ``array`` unchanged, as the reduction over one instance.
+        """Leave ``array`` unchanged, because the reduction over one instance is the array itself.
 
         Raises:
-            TypeError: The operation is not defined for the dtype, as with several instances.
+            TypeError: The operation is not defined for the dtype.
         """
         from popdist_py.collectives.arithmetic import Reduction
 
@@ -50,7 +50,7 @@ class SoloCommunicator:
     def reduce_scatter(
         self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
     ) -> np.ndarray[Any, Any]:
-        """Return a copy of ``array``; raise the same errors as ``all_reduce``."""
+        """Return a copy of ``array``. This raises the same errors as ``all_reduce``."""
         self.all_reduce(array, op, name)
         return array.copy()
 
@@ -68,7 +68,7 @@ class SoloCommunicator:
             (leaves[0, part],) = combine(leaf_values, len(leaves), adder).values()
 
     def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Return memory of this process."""
+        """Return zeroed memory of this process."""
         import numpy as np
 
         return np.zeros(num_bytes, np.uint8)

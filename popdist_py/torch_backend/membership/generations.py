@@ -1,9 +1,10 @@
 """Separate keys for groups that a program makes one after the other in the same store.
 
-torch.distributed gives a group that is made again the name of its predecessor, and so the same
-keys. A store often outlives a group, because torchrun's agent, a late rank or the program may keep
-the store. Therefore each rank counts, in each store, the groups that it has made with that store.
-The count, which is equal on all ranks of a group, is a part of the group's keys.
+If a program makes a group again, torch.distributed gives the new group the name of the old one. So
+both would use the same keys in the store. A store often exists longer than a group, because
+torchrun's agent, a late rank or the program may keep the store. Therefore each rank counts the
+groups that it has made with each store. This count is equal on all ranks of a group, and is a part
+of the group's keys.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from popdist_py.torch_backend.membership.errors import store_lost
 
 __all__ = ["own_store"]
 
-# The prefixes that torch puts before the keys of the group of all if it has made the store itself:
-# the device, the name of the group, and "default_pg".
+# The number of prefixes that torch puts before the keys of the group of all ranks, if torch has
+# made the store: the device, the name of the group, and "default_pg".
 _PREFIXES_OF_RENDEZVOUS = 3
 # Typed as Any because torch's stubs lack PrefixStore and TCPStore.
 _c10d: Any = dist
-# The store of the newest group of all ranks. It is kept because its server, in rank 0, still serves
-# ranks that are late in this group or early in the next group.
+# The store of the newest group of all ranks. Rank 0 runs the server of this store. The store is
+# kept so that the server still answers ranks that are late in this group or early in the next
+# group.
 _kept: Any = None
 
 
 def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
-    """Return a store with keys of this group only, and the group's number among its namesakes.
+    """Return a store for this group's keys only, and this group's number.
+
+    The number counts the groups with the same name in this store.
 
     Args:
         store: The store that torch gives the group.
@@ -40,9 +44,10 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
         StoreLostError: The store does not answer.
     """
     _keep(store)
-    # The store of the elastic agent still has the keys that ranks wrote before a restart.
+    # After a restart, the store of torchrun's agent still has the keys that ranks wrote before.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    # A new group of all ranks may have other ranks in its subgroup of the same name.
+    # Subgroups are counted separately for each group of all ranks, because a subgroup of a new
+    # group may have the same name but other ranks.
     of_all = getattr(dist.group.WORLD, "generation", 0)
     store = _c10d.PrefixStore(f"attempt_{attempt}/{of_all}", store)
     try:
@@ -55,8 +60,8 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
 def _keep(store: Any) -> None:
     """Keep the store that torch made for the group of all ranks, until torch makes the next one.
 
-    This function ignores stores that the program has made, because the program decides how long
-    they live.
+    Stores that the program itself has made are not kept, because the program decides how long they
+    exist.
     """
     global _kept
     prefixes = 0

@@ -23,7 +23,7 @@ def settings_of_group(environ: Mapping[str, str], timeout: timedelta) -> Collect
         WireError: A value is not accepted.
     """
     settings = CollectiveSettings.from_environ(environ)
-    # gloo accepts several interfaces, and uses the first one for its first connection.
+    # The variable may name several interfaces. gloo uses the first one for its first connection.
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     network = settings.network or interface or None
     return replace(settings, hang_timeout=timeout.total_seconds(), network=network)

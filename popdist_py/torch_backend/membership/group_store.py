@@ -1,8 +1,8 @@
 """The store of a group, which exchanges small values and notices when a rank ends.
 
-Every rank publishes its process number when it makes the group. A wait polls the store and does not
-block in it. A store serves one thread at a time, and another thread of this process may have to
-publish the value that another rank waits for.
+Every rank publishes its process id when it makes the group. A wait polls the store instead of
+calling the store's blocking wait. A store serves one thread at a time, so a blocking wait would
+prevent other threads of this process from publishing values that other ranks wait for.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from popdist_py.torch_backend.membership.errors import (
 
 __all__ = ["GroupStore"]
 
-# Pauses between polls become longer, because fast polling keeps a core busy.
+# The pauses between polls become longer during a wait, because fast polling keeps a core busy.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2e-3, 20e-3
-# A value that a rank has published shortly before its end may take this long to arrive.
+# If a rank has published a value shortly before its end, the value may take this long to arrive.
 _GRACE_SECONDS = 1.0
 
 
@@ -63,7 +63,7 @@ class GroupStore:
     def take(
         self, keys: Mapping[int, str], call: object, seconds: float | None = None
     ) -> list[Any]:
-        """Return the values under ``keys``, once their ranks have published them.
+        """Return the values of ``keys``, once the ranks have published them.
 
         Args:
             keys: The key of each rank that publishes a value.
@@ -86,10 +86,10 @@ class GroupStore:
             raise self._lost_store(error) from None
 
     def wait(self, keys: Mapping[int, str], call: object, seconds: float) -> list[int]:
-        """Wait until ``keys`` have values; return the ranks whose key is still missing then.
+        """Wait at most ``seconds`` for values of all keys; return the ranks whose value is missing.
 
         Raises:
-            RankLostError: One of these ranks has ended.
+            RankLostError: A rank has ended without publishing its value.
             StoreLostError: The store does not answer.
             GroupClosedError: Another thread has aborted the group.
         """
@@ -126,7 +126,7 @@ class GroupStore:
             raise self._lost_store(error) from None
 
     def _check_processes(self, keys: Mapping[int, str], call: object) -> None:
-        """Raise an error if a rank of this host ended before it published its value."""
+        """Raise an error if a rank on this host has ended without publishing its value."""
         ended = [rank for rank in keys if self._process(rank).has_ended()]
         for rank in ended:
             if not self._has(keys[rank]):
@@ -134,7 +134,7 @@ class GroupStore:
                 raise RankLostError(f"{call}: {self.names.of(rank)} {process} ended")
 
     def _process(self, rank: int) -> _Process:
-        """Return the process of a rank; number 0 if it cannot be watched."""
+        """Return the process of a rank; its pid is 0 if the process cannot be watched."""
         known = self._watched.get(rank)
         if known is not None:
             return known
@@ -151,7 +151,7 @@ class GroupStore:
 
 
 class _Process:
-    """A process of this host; number 0 stands for a process that cannot be watched."""
+    """A process of this host. The pid 0 stands for a process that cannot be watched."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -162,11 +162,11 @@ class _Process:
                 self._pidfd = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._ended_at = time.monotonic()
-            except OSError:  # without pidfd in the kernel, only the time-out ends a wait
+            except OSError:  # the kernel lacks pidfd, so only the time-out can end a wait
                 pass
 
     def has_ended(self) -> bool:
-        """Tell whether the process ended so long ago that its values have arrived."""
+        """Tell whether the process ended so long ago that all values it published have arrived."""
         if self._ended_at is None and self._pidfd >= 0:
             ended = select.poll()  # select() does not accept descriptors above 1023
             ended.register(self._pidfd, select.POLLIN)
@@ -175,7 +175,7 @@ class _Process:
         return self._ended_at is not None and time.monotonic() - self._ended_at > _GRACE_SECONDS
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the process."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1

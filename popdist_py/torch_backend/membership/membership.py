@@ -60,7 +60,7 @@ class Membership:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call may wait for another rank."""
+        """The longest time for which a call may wait for another rank."""
         return self._timeout
 
     @timeout.setter
@@ -73,10 +73,10 @@ class Membership:
     def call(
         self, function: Callable[[GroupCommunicator], None], timeout: timedelta | None = None
     ) -> None:
-        """Make a call of the group; close the group if an interrupt ends the call midway.
+        """Make a call of the group; if an interrupt ends the call midway, leave the group.
 
         Args:
-            function: A function that makes the call.
+            function: A function that makes the call with the communicator of the group.
             timeout: The time-out of this call. None stands for the time-out of the group.
 
         Raises:
@@ -85,7 +85,7 @@ class Membership:
             GroupClosedError: The group was destroyed, or belongs to another process.
         """
         try:
-            # As in torch, a sum that overflows becomes infinite without a warning.
+            # NumPy must not warn, because torch does not warn when a sum becomes infinite.
             with np.errstate(over="ignore", invalid="ignore"):
                 communicator = self._communicator or self._join()
                 if self._closes():
@@ -103,21 +103,21 @@ class Membership:
                 raise self._closed_error() from None
             raise as_torch_error(error) from None
         except BaseException as error:
-            # The call is incomplete, and other ranks may still wait for its data. They must not
-            # mistake the data of a later call for it.
+            # The call is incomplete, and other ranks may still wait for its data. If this rank made
+            # another call, they would mistake its data for the data of the incomplete call.
             self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
             self._leave_communicator()
             raise
 
     def monitored_barrier(self, timeout: timedelta | float | None, *, wait_all_ranks: bool) -> None:
-        """Wait for all ranks; the error names the ranks that are missing.
+        """Wait for all ranks; if ranks are missing, raise an error that names them.
 
         Args:
             timeout: A timedelta or seconds. None stands for the time-out of the group.
             wait_all_ranks: Whether the error names all missing ranks, or only the first.
 
         Raises:
-            RankLostError: A rank ended or did not come.
+            RankLostError: A rank ended or did not arrive in time.
         """
         if self._closes():
             raise self._closed_error()
@@ -151,7 +151,7 @@ class Membership:
         return bool(self._closed) or not self.is_of_this_process
 
     def names(self) -> Names:
-        """Return names of the ranks that contain their global rank numbers."""
+        """Return the names of the ranks for messages, which contain the global rank numbers."""
         ranks: tuple[int, ...] | None = None
         with suppress(KeyError, ValueError, RuntimeError):  # not a group of torch.distributed
             ranks = tuple(dist.get_process_group_ranks(self._group()))
@@ -161,7 +161,7 @@ class Membership:
         """Raise an error if this process was forked from the process that made the group.
 
         Raises:
-            GroupClosedError: This process was forked later.
+            GroupClosedError: This process was forked from the process that made the group.
         """
         if not self.is_of_this_process:
             raise self._closed_error()
@@ -177,7 +177,7 @@ class Membership:
         )
 
     def abort(self, reason: str) -> None:
-        """Make the current call of another thread, and all later calls, fail soon.
+        """Make running calls of other threads fail soon, and all later calls too.
 
         Args:
             reason: The reason, for messages.
@@ -190,7 +190,10 @@ class Membership:
             self._communicator.abort(reason)
 
     def close(self) -> None:
-        """Leave the group while no call runs; a second call, or a forked process, does nothing."""
+        """Leave the group. The caller ensures that no call is running.
+
+        A second call does nothing, nor does a call in a forked process.
+        """
         if not self.is_of_this_process:
             return
         self._closed = self._closed or "this process group was destroyed"

@@ -11,7 +11,8 @@ from popdist_py.torch_backend.membership.group_store import GroupStore
 
 __all__ = ["MonitoredBarrier"]
 
-# Rank 0 decides when a barrier has failed. The other ranks wait this much longer for its verdict.
+# Rank 0 decides whether a barrier has failed. The other ranks wait for its decision this much
+# longer than the time limit.
 _GRACE_SECONDS = 5.0
 
 
@@ -30,11 +31,11 @@ class MonitoredBarrier:
         """Return once all ranks of the group have called this.
 
         Args:
-            seconds: The longest time that rank 0 waits for the other ranks.
+            seconds: The longest time for which rank 0 waits for the other ranks.
             wait_all_ranks: Whether the error names all missing ranks, or only the first.
 
         Raises:
-            RankLostError: A rank ended or is missing. Every rank that came raises this error.
+            RankLostError: A rank ended or is missing. All ranks that called this raise the error.
         """
         store, self._count = self._store, self._count + 1
         prefix = f"monitored_barrier/{self._count}"
@@ -48,7 +49,7 @@ class MonitoredBarrier:
             raise RankLostError(verdict)
 
     def _missing(self, prefix: str, seconds: float, *, wait_all_ranks: bool) -> str:
-        """Return a message that names the missing ranks; empty if all ranks have come."""
+        """Return an error message that names the missing ranks; empty if all ranks called."""
         store = self._store
         keys = {rank: f"{prefix}/{rank}" for rank in range(1, store.size)}
         try:
@@ -66,7 +67,8 @@ class MonitoredBarrier:
             raise RankLostError(_failed(store.names.of(0), seconds))
         verdict = store.take({0: key}, "monitored_barrier")[0]
         if verdict:
-            # gloo's words, which programs may search for, followed by the verdict of rank 0.
+            # The message begins with the words of gloo's error, because programs may search for
+            # them. The error message of rank 0 follows.
             own, root = _at_start(store.names.of(store.rank)), store.names.of(0)
             raise RankLostError(
                 f"{own} successfully reached monitoredBarrier, but received errors while waiting "

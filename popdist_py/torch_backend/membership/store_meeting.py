@@ -1,4 +1,4 @@
-"""The exchange of small values over the store of torch.distributed, while the ranks join.
+"""The exchange of small values over the store of torch.distributed, while the ranks join a group.
 
 Training steps do not use this module.
 """
@@ -16,11 +16,11 @@ _CALL = "the first call of the group"
 
 
 class StoreMeeting:
-    """A meeting of some ranks of a group; it satisfies ``popdist_py.collectives.Meeting``.
+    """Some ranks of a group that exchange values. It satisfies ``popdist_py.collectives.Meeting``.
 
     Args:
         store: The store of the group. Its time-out limits every wait.
-        members: The ranks that meet; None for all ranks of the group.
+        members: The ranks that exchange values; None for all ranks of the group.
         name: The prefix of this meeting's keys in the store.
     """
 
@@ -54,7 +54,7 @@ class StoreMeeting:
         return StoreMeeting(self._store, members, f"{self._name}/{self._count}/{color}")
 
     def _publish(self, value: Any) -> dict[int, str]:
-        """Store the value of this rank, and return the keys of all ranks."""
+        """Publish the value of this rank, and return the keys of the values of all ranks."""
         self._count += 1
         keys = {rank: f"{self._name}/{self._count}/{rank}" for rank in self._members}
         self._store.put(keys[self._store.rank], value)
