@@ -1,7 +1,7 @@
 """Conversion of arrays, tensors and numbers into NumPy arrays to send, and of results back.
 
-A torch tensor is converted into an array that shares the tensor's memory. This module does not
-import torch, and it does not communicate.
+A torch tensor is converted into an array that shares the tensor's memory. This module neither
+communicates nor imports torch.
 """
 
 from __future__ import annotations
