@@ -1,8 +1,9 @@
 """Measurement of the time that this instance spends in each activity, such as computing or waiting.
 
 The package contains the ledger of activities and steps, and the memory shared with the launcher's
-wrapper. It imports only the standard library. The launcher evaluates the measured times. May call:
-environment.
+wrapper. It imports only the standard library. No module of this package evaluates the measured
+times; the launcher does.
+May call: environment.
 """
 
 from popdist_py.activities.ledger import (

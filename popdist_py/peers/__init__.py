@@ -5,7 +5,7 @@ gate            accepts connections, and authenticates their callers
 calls           connects to other processes, and authenticates them
 silence         tells whether the host at the other end still answers
 
-The callers of this package choose the addresses, and define the messages after the handshake. The
-package uses the standard library only.
+No module of this package chooses addresses or defines messages after the handshake, because the
+callers do this. The package uses the standard library only.
 May call: none.
 """

@@ -4,7 +4,7 @@ place           the paths of the files, which only one process of the program wr
 logged_values   the values that the program logged at its steps
 device_file     the device model's documents about the compiled models
 
-The modules do not communicate with other instances. A file that cannot be written does not end the
-program.
+No module of this package communicates with other instances. A file that cannot be written does not
+end the program.
 May call: environment, atomic_file.
 """
