@@ -205,8 +205,7 @@ class Mesh(ABC):
         return request
 
     def _advance(self) -> None:
-        """Combine the values of requests in their order, because sums must be sent in this order.
-        """
+        """Combine the values of requests in their order, because sums must be sent in this order."""
         for request in self._running:
             if not request.combine():
                 break

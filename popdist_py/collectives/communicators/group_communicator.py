@@ -167,7 +167,6 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self.end_if_interrupted("all_reduce", error)
             raise
 
-    @numeric_errors_last()
     def _reduce(
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
@@ -177,7 +176,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self._sliced.publish_first_slot(plan, flat)
         movable = _MOVABLE if move is not None and self._may_move else 0
         location = shared.location if shared else movable
-        with exposed(flat):
+        with numeric_errors_last(), exposed(flat):
             agreement = self._agree(plan, location, flat.ctypes.data)
             if agreement.all_in_window and shared is not None:
                 self._sliced.all_reduce_shared(plan, shared.views)
@@ -221,7 +220,6 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._compressed.finish()
 
     @ends_if_interrupted
-    @numeric_errors_last()
     def add_replicas(self, leaves: Array) -> None:
         """Add up the rows of all instances in the order of the tree over replicas.
 
@@ -233,10 +231,11 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         if shared is None:
             raise ValueError("add_replicas: expected leaves in memory made by gradient_buffer()")
         self._agree(plan)
-        self._sliced.add_replicas(plan, [view.reshape(leaves.shape) for view in shared.views])
+        views = [view.reshape(leaves.shape) for view in shared.views]
+        with numeric_errors_last():
+            self._sliced.add_replicas(plan, views)
 
     @ends_if_interrupted
-    @numeric_errors_last()
     def reduce_slice(self, array: Array, name: str = "") -> None:
         """Sum ``array`` over all instances, and store only ``own_slice`` of the sum.
 
@@ -250,7 +249,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         if shared is None:
             raise ValueError("reduce_slice: expected memory made by gradient_buffer()")
         self._agree(plan)
-        self._sliced.reduce_scatter_shared(plan, shared.views)
+        with numeric_errors_last():
+            self._sliced.reduce_scatter_shared(plan, shared.views)
 
     def reduce_scatter(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> Array:
         """Return this instance's block of the first dimension of the reduced ``array``."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -38,6 +38,8 @@ _SETTINGS = {
     "underflow": "under",
     "invalid value": "invalid",
 }
+
+_AT_ONCE = nullcontext()
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -70,18 +72,27 @@ def ends_if_interrupted(call: Call) -> Call:
     return cast("Call", guarded)
 
 
-@contextmanager
-def numeric_errors_last() -> Iterator[None]:
-    """Delay the numeric errors and warnings of NumPy until the end of the block.
+def numeric_errors_last() -> AbstractContextManager[None]:
+    """Return a block that delays the numeric errors of NumPy until its end.
 
     A reduction in several steps makes the other instances wait after each step. An error in one of
     them would leave the instances at different steps.
 
     Raises:
-        FloatingPointError: The program asks NumPy for errors, and a value in the block overflowed
-            or is invalid.
+        FloatingPointError: At the end of the block. The program asks NumPy for errors, and a value
+            in the block overflowed or is invalid.
+        RuntimeWarning: Likewise, if the program turns warnings into errors.
     """
-    modes = cast("dict[str, str]", np.geterr())
+    modes = np.geterr()
+    # Most programs ask for neither. For them, a call must not take longer.
+    if "raise" in modes.values() or any(action == "error" for action, *_ in warnings.filters):
+        return _delayed(cast("dict[str, str]", modes))
+    return _AT_ONCE
+
+
+@contextmanager
+def _delayed(modes: dict[str, str]) -> Iterator[None]:
+    """Delay the errors and warnings that NumPy raises with these settings of ``np.errstate``."""
     if not {"call", "log"}.isdisjoint(modes.values()):  # the program has a function for errors
         yield
         return
