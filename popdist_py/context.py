@@ -270,7 +270,7 @@ def _group(instances: tuple[int, ...]) -> Communicator:
         # If this attempt fails, the other instances may wait at any of its steps. A second attempt
         # of this instance would begin at the first step.
         _failed_groups.add(instances)
-        _communicators_by_group[instances] = join_group(instances, settings)
+        _communicators_by_group[instances] = join_group(instances, settings, _communicator)
         _failed_groups.discard(instances)
     return _communicators_by_group[instances]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from popdist_py.collectives.between_hosts.mesh import (
     Mesh,
     Request,
 )
+from popdist_py.collectives.waiting import WaitLimits, WaitTime
 
 __all__ = ["MpiMeeting", "MpiMesh"]
 
@@ -33,6 +35,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 # The tag of the message that a rank has left. The tags of other messages are their channels.
 _LEFT = max(VALUES, SUMS) + 1
 _NOTHING = np.empty(0, np.uint8)
+# MPI guarantees this many tags.
+_NUM_TAGS = 32767
 
 # The MPI requests for the parts of one array, and a function to call once all of them are complete.
 _Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
@@ -44,6 +48,10 @@ class MpiMeeting:
     Args:
         comm: The communicator of the processes. No other code may use it.
     """
+
+    # Only MPI_Finalize frees the communicators. ``MPI_Comm_free`` is collective, but the instances
+    # close their groups in different orders, and a lost instance does not close them. A group joins
+    # only once, so there are few communicators.
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
@@ -73,6 +81,38 @@ class MpiMeeting:
     def split(self, color: int, key: int) -> MpiMeeting:
         """Return the meeting of the ranks that pass the same ``color``, in order of ``key``."""
         return MpiMeeting(self._comm.Split(color, key))
+
+    def group(self, ranks: Sequence[int], limits: WaitLimits, call: object) -> MpiMeeting:
+        """Return the meeting of these ranks. Only they make this call, and each makes it once.
+
+        Raises:
+            InstanceLostError: A rank did not make this call in time.
+        """
+        self._wait_for(ranks, limits, call)
+        group = self._comm.Get_group().Incl(list(ranks))
+        return MpiMeeting(MPI.Intracomm(self._comm).Create_group(group))
+
+    def _wait_for(self, ranks: Sequence[int], limits: WaitLimits, call: object) -> None:
+        """Exchange an empty message with each of the other ranks.
+
+        MPI's own calls would wait for a missing rank without a limit, and without handling signals.
+        """
+        tag = zlib.crc32(repr(list(ranks)).encode()) % _NUM_TAGS
+        others = [rank for rank in ranks if rank != self.rank]
+        messages = {rank: self._comm.Irecv([_NOTHING, MPI.BYTE], rank, tag) for rank in others}
+        for rank in others:
+            self._comm.Isend([_NOTHING, MPI.BYTE], rank, tag).Free()
+        waited, pause = WaitTime(), _SHORTEST_PAUSE
+        try:
+            while missing := [rank for rank, message in messages.items() if not message.Test()]:
+                if waited.seconds() > limits.hang_timeout:
+                    raise limits.late_error(missing, call)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            for message in filter(None, messages.values()):  # those that have not arrived
+                message.Cancel()
+                message.Free()
 
     def mesh(self) -> MpiMesh:
         """Return a mesh of these processes over MPI; collective."""

@@ -11,7 +11,7 @@ class with all calls that a communicator offers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from popdist_py.collectives.compression_rounds import Compression
     from popdist_py.collectives.interfaces import Meeting
 
-__all__ = ["ConnectHosts", "GroupCommunicator"]
+__all__ = ["ConnectHosts", "GroupCommunicator", "Links"]
 
 _MAX_PLANS = 1024
 # When hosts compare a call, the first instance of each host sends one of these numbers to the other
@@ -59,9 +59,21 @@ _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
 _MOVABLE = 1
 
 
+class Links(NamedTuple):
+    """The connections between hosts.
+
+    Attributes:
+        mesh: The connections of this instance; None if it is not connected.
+        use_tcp: Whether TCP carries the data, and not the transport of the meeting.
+    """
+
+    mesh: Mesh | None
+    use_tcp: bool
+
+
 # A function that connects one instance of each host. Its arguments are a color, a key, and whether
 # this instance takes part.
-ConnectHosts = Callable[..., Mesh | None]
+ConnectHosts = Callable[..., Links]
 
 
 class GroupCommunicator(GivenArrayCalls, ObjectCalls):
@@ -76,6 +88,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         instances: Index in the job of each instance; None for all instances of the job.
         shares_memory: Whether the instances of a host share memory. If this is False, every
             instance is treated as a separate host.
+
+    Attributes:
+        meeting: The instances, as ``world``.
+        links_use_tcp: Whether TCP carries the data between hosts. It is also true on one host.
     """
 
     def __init__(
@@ -89,6 +105,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         *,
         shares_memory: bool = True,
     ) -> None:
+        self.meeting = world
         self.names = limits.names
         self.instance_index = world.rank
         self.num_instances = world.size
@@ -115,11 +132,12 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
         self._world: AllHosts | None = None
         self._slice_owners: MeshGroup | None = None
+        self.links_use_tcp = True
         if len(hosts) > 1:
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
             position = self._host.position
             num_owners = min(map(len, hosts))
-            mesh = connect_hosts(
+            mesh, self.links_use_tcp = connect_hosts(
                 min(position, num_owners), hosts.index(own_host), takes_part=position < num_owners
             )
             if mesh is not None:

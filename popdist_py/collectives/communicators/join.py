@@ -15,7 +15,11 @@ from typing import Any, TypeAlias
 
 from popdist_py.collectives.between_hosts.mesh import Mesh
 from popdist_py.collectives.between_hosts.tcp_connect import connect
-from popdist_py.collectives.communicators.group_communicator import ConnectHosts, GroupCommunicator
+from popdist_py.collectives.communicators.group_communicator import (
+    ConnectHosts,
+    GroupCommunicator,
+    Links,
+)
 from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.collectives.interfaces import Communicator, Meeting
 from popdist_py.collectives.signature import INSTANCES, Names
@@ -57,23 +61,36 @@ def join_job(settings: CollectiveSettings) -> Communicator:
     return join(MpiMeeting(MPI.COMM_WORLD.Dup()), settings, own_mesh=MpiMeeting.mesh)
 
 
-def join_group(instances: Sequence[int], settings: CollectiveSettings) -> Communicator:
+def join_group(
+    instances: Sequence[int], settings: CollectiveSettings, job: Communicator
+) -> Communicator:
     """Connect some instances of the job. Only these instances call this function.
 
     Args:
         instances: The sorted indices of the instances, without duplicates.
         settings: The settings of the user.
+        job: The communicator of the job, from ``join_job``.
+
+    Raises:
+        InstanceLostError: An instance did not make this call in time.
     """
     if len(instances) == 1:
         return SoloCommunicator(instances)
-    from mpi4py import MPI
-
     from popdist_py.collectives.between_hosts.mpi import MpiMeeting
 
-    group = MPI.COMM_WORLD.Get_group().Incl(list(instances))
-    meeting = MpiMeeting(MPI.COMM_WORLD.Create_group(group))
+    assert isinstance(job, GroupCommunicator)
+    assert isinstance(job.meeting, MpiMeeting)
+    call = f"execute_on_instances({set(instances)})"
+    meeting = job.meeting.group(instances, WaitLimits(settings.hang_timeout), call)
     names = Names(numbers=tuple(instances), shows_index=False)
-    return join(meeting, settings, own_mesh=MpiMeeting.mesh, names=names, instances=instances)
+    return join(
+        meeting,
+        settings,
+        own_mesh=MpiMeeting.mesh,
+        names=names,
+        instances=instances,
+        tries_tcp=job.links_use_tcp,
+    )
 
 
 def join(
@@ -84,6 +101,7 @@ def join(
     towards: str | None = None,
     names: Names = INSTANCES,
     instances: Sequence[int] | None = None,
+    tries_tcp: bool = True,
 ) -> GroupCommunicator:
     """Connect the instances of a meeting. All of them must call this function.
 
@@ -96,13 +114,14 @@ def join(
             if the user does not set a network.
         names: Names of the instances in messages.
         instances: Index in the job of each instance; None for all instances of the job.
+        tries_tcp: Whether the hosts may reach one another by TCP. If not, ``own_mesh`` is used.
 
     Raises:
         PopdistError: The hosts do not reach one another. All instances raise this error.
     """
     local, window, shares_memory = _share_memory(meeting, settings)
     limits = WaitLimits(settings.hang_timeout, names)
-    if own_mesh is not None and not shares_memory:
+    if own_mesh is not None and not (shares_memory and tries_tcp):
         connect_hosts: ConnectHosts = partial(_connect_without_tcp, meeting, own_mesh)
     else:
         connect_hosts = partial(_connect_hosts, meeting, settings, own_mesh, towards)
@@ -153,10 +172,10 @@ def _window_or_reason(local: Meeting) -> tuple[Window | None, str]:
 
 def _connect_without_tcp(
     meeting: Meeting, own_mesh: OwnMesh, color: int, key: int, *, takes_part: bool
-) -> Mesh | None:
+) -> Links:
     """Connect one instance of each host, as ``_connect_hosts`` does, but only with ``own_mesh``."""
     mesh = own_mesh(meeting.split(color, key))
-    return mesh if takes_part else None
+    return Links(mesh if takes_part else None, use_tcp=False)
 
 
 def _connect_hosts(
@@ -168,7 +187,7 @@ def _connect_hosts(
     key: int,
     *,
     takes_part: bool,
-) -> Mesh | None:
+) -> Links:
     """Connect one instance of each host. All instances of ``meeting`` call this function.
 
     Args:
@@ -186,7 +205,7 @@ def _connect_hosts(
     members = meeting.split(color, key)
     mesh = connect(members, settings.network, towards) if takes_part else None
     if all(meeting.all_gather(mesh is not None or not takes_part)):
-        return mesh
+        return Links(mesh, use_tcp=True)
     if mesh is not None:
         mesh.close()
     if own_mesh is None:
@@ -194,7 +213,7 @@ def _connect_hosts(
     if meeting.rank == 0:
         logging.getLogger("popdist").warning(_MPI_BETWEEN_HOSTS, settings.network or "any network")
     own = own_mesh(members)
-    return own if takes_part else None
+    return Links(own if takes_part else None, use_tcp=False)
 
 
 def _unreachable(network: str | None, towards: str | None) -> str:

@@ -237,6 +237,29 @@ def _of_groups(folder):
     return told, join_group.call_count
 
 
+def _of_groups_without_tcp():
+    """Join a group of a job whose hosts do not reach one another, and one without instance 2."""
+    in_group, found = popdist_py.execute_on_instances, []
+    for _, communicator in _ways(("TEST_NUM_HOSTS=3,TEST_WITHOUT_SOCKETS=1",)):
+        me = communicator.instance_index
+        place = mock.patch.object(join, "place_of_this_process", return_value=f"host {me}")
+        with place, mock.patch.object(join, "connect") as connect:
+            found.append(in_group({0, 1}, popdist_py.all_reduce, me + 1))
+        found.append(connect.called)
+        if me == 0:
+            with mock.patch.dict("os.environ", {"POPDIST_HANG_TIMEOUT": "0.3"}):
+                found.append(_told(partial(in_group, {0, 2}, popdist_py.barrier))[0])
+    return found
+
+
+def test_a_group_tries_tcp_only_if_its_job_uses_it_and_waits_a_limited_time(instances):
+    first, second, third = instances.run(_of_groups_without_tcp, count=3)
+    late = "instance 2 did not arrive within 0.3 s (POPDIST_HANG_TIMEOUT)"
+    assert first == [3, False, f"execute_on_instances({{0, 2}}): {late}"]
+    assert second == [3, False]
+    assert third == [None, False]
+
+
 def test_the_others_name_the_instance_that_left_and_a_group_is_joined_once(instances, tmp_path):
     own = "this instance left the group when its call barrier was interrupted by _Interrupted"
     told = instances.run(_left_by_one, tmp_path, count=3)
