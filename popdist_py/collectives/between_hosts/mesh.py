@@ -205,7 +205,7 @@ class Mesh(ABC):
         return request
 
     def _advance(self) -> None:
-        """Combine the values of requests in their order, because sums must be sent in this order."""
+        """Combine the values of requests, in the order in which sums must be sent."""
         for request in self._running:
             if not request.combine():
                 break
