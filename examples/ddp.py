@@ -20,7 +20,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
-    """Return training and test set: images [N, 64] in 0..1, labels [N]."""
+    """Return the training set and the test set.
+
+    A set has images [N, 64] with values from 0 to 1, and labels [N].
+    """
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
@@ -57,7 +60,7 @@ def test(model: nn.Module, dataset: TensorDataset) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Join the other ranks, train, test and leave."""
+    """Join the group of all ranks, train, test and leave the group."""
     parser = Parser(
         description=__doc__.splitlines()[0],
         epilog="Example: poprun-py -n 2 examples/ddp.py",
@@ -78,11 +81,12 @@ def main(argv: list[str] | None = None) -> None:
     accuracy = test(model, test_set)
     if dist.get_rank() == 0:
         print(f"test accuracy {accuracy:.1f} % on {dist.get_world_size()} ranks", flush=True)
-    # The model is freed before the group. Otherwise, freeing the group can deadlock: it waits for
-    # gloo's thread while it holds Python's lock, which that thread may need.
+    # The model is freed before the process group. Otherwise, freeing the group can deadlock: the
+    # main thread waits for gloo's thread and holds the GIL, which gloo's thread may need.
     del model
-    # Waiting releases Python's lock, which gloo's thread needs to free the last tensor. In a script
-    # that ends before, torch aborts ("terminate called without an active exception").
+    # The barrier releases the GIL while it waits. gloo's thread needs the GIL to free the last
+    # tensor. If the script ended earlier, torch would abort with the message "terminate called
+    # without an active exception".
     dist.barrier()
     dist.destroy_process_group()
 

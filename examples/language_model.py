@@ -40,7 +40,10 @@ VALIDATION_STEPS = 4
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward network, each with a norm before and a shortcut."""
+    """Causal self-attention and a feed-forward network.
+
+    Both parts have a norm before them and a residual connection around them.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -84,7 +87,8 @@ class LanguageModel(nn.Module):
 class Batches:
     """Batches of random windows of a text. A batch depends only on its number and on the seed.
 
-    This instance has ``local`` of all ``replicas``, beginning with index ``first``.
+    The job has ``replicas`` replicas. This instance has ``local`` of them, and its first replica
+    has the index ``first``.
     """
 
     text: torch.Tensor
@@ -97,7 +101,7 @@ class Batches:
     seed: int
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this instance's part of a global batch: Tokens, and the next byte of each."""
+        """Return this instance's part of a global batch: tokens, and the byte after each token."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         size = (self.accumulation, self.replicas, self.micro_batch)
         starts = torch.randint(len(self.text) - self.context, size, generator=generator)
@@ -121,20 +125,23 @@ def load_text(path: Path | None, context: int) -> torch.Tensor:
 
 
 def learning_rate_factor(step: int, warm_up: int, steps: int) -> float:
-    """Return the share of the highest learning rate, with a linear warm-up and a cosine decay."""
+    """Return the learning rate of a step as a fraction of the highest learning rate.
+
+    The rate has a linear warm-up and a cosine decay.
+    """
     if step < warm_up:
         return (step + 1) / warm_up
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, steps - warm_up))))
 
 
 def say(text: str) -> None:
-    """Print on instance 0."""
+    """Print a text on instance 0 only."""
     if popdist_py.getInstanceIndex() == 0:
         print(text, flush=True)
 
 
 def train(model: LanguageModel, text: torch.Tensor, args: argparse.Namespace) -> None:
-    """Train ``model`` in place, from the newest checkpoint on."""
+    """Train ``model`` in place, beginning with the newest checkpoint."""
     options = poptorch.DistributedOptions()
     if not popdist_py.isPopdistEnvSet():
         options.replicationFactor(args.replicas)
@@ -164,7 +171,7 @@ def train(model: LanguageModel, text: torch.Tensor, args: argparse.Namespace) ->
     training_model = poptorch.trainingModel(model, options, optimizer=optimizer)
     inference_model = poptorch.inferenceModel(model, inference_options)
 
-    # Means over all instances and over the steps since the last row.
+    # A row of metrics has the means over all instances and over the steps since the last row.
     sinks = [popdist_py.CsvSink(args.metrics)] if args.metrics else []
     metrics = popdist_py.Metrics(sinks, reductions={"learning rate": "last"})
 
@@ -198,7 +205,7 @@ def train(model: LanguageModel, text: torch.Tensor, args: argparse.Namespace) ->
             )
             began, since = time.perf_counter(), step
         if checkpoints:
-            # On SIGTERM every instance gets the same answer at the same step.
+            # After SIGTERM, this call returns True on all instances at the same step.
             stop = popdist_py.stopRequested()
             if stop or step % args.save_every == 0 or step == args.steps:
                 state = {"schedule": schedule.state_dict(), "metrics": metrics.state_dict()}
@@ -211,7 +218,7 @@ def train(model: LanguageModel, text: torch.Tensor, args: argparse.Namespace) ->
 
 @torch.no_grad()
 def sample(model: LanguageModel, start: str, length: int, context: int, seed: int) -> str:
-    """Return ``start`` and its continuation by the model, byte by byte."""
+    """Return ``start`` with a continuation that the model generates byte by byte."""
     generator = torch.Generator().manual_seed(seed)
     written = list(start.encode())
     for _ in range(length):
@@ -222,7 +229,7 @@ def sample(model: LanguageModel, start: str, length: int, context: int, seed: in
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train, and show a text that the model writes."""
+    """Train the model, and print a text that the model generates."""
     parser = Parser(
         description=__doc__.splitlines()[0],
         epilog="Example: python examples/language_model.py --replicas 4",

@@ -21,21 +21,28 @@ from mpi4py import MPI
 
 
 def exact(rows: range, size: int) -> np.ndarray:
-    """Return u = x^2 - y^2 on these rows of the grid; x and y go from 0 to 1."""
+    """Return u = x^2 - y^2 on the given rows of the grid, where x and y go from 0 to 1."""
     y = np.array(rows, dtype=float)[:, None] / (size - 1)
     x = np.arange(size) / (size - 1)
     return x**2 - y**2
 
 
 def my_rows(size: int, ranks: int, rank: int) -> range:
-    """Return the inner rows of the grid that a rank updates; their numbers differ by at most 1."""
+    """Return the inner rows of the grid that a rank updates.
+
+    The numbers of rows of two ranks differ by at most 1.
+    """
     shortest, longer = divmod(size - 2, ranks)
     first = 1 + rank * shortest + min(rank, longer)
     return range(first, first + shortest + (rank < longer))
 
 
 def solve(comm: MPI.Comm, size: int, tolerance: float) -> tuple[int, float]:
-    """Iterate until no value changes by more, and return the iterations and the largest error."""
+    """Iterate until no value changes by more than ``tolerance``.
+
+    Returns:
+        The number of iterations, and the largest error.
+    """
     rows = my_rows(size, comm.size, comm.rank)
     held = range(rows.start - 1, rows.stop + 1)  # with one row of each neighbour or of the border
     solution = exact(held, size)
@@ -53,7 +60,8 @@ def solve(comm: MPI.Comm, size: int, tolerance: float) -> tuple[int, float]:
         comm.Sendrecv(u[-2], dest=below, recvbuf=u[0], source=above)
         new = (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]) / 4
         iterations += 1
-        # Waiting for all ranks is slow, so the change is checked in every tenth iteration only.
+        # The check of the change waits for all ranks, which is slow. It is therefore made only in
+        # every tenth iteration.
         if iterations % 10 == 0:
             change = comm.allreduce(float(np.abs(new - u[1:-1, 1:-1]).max()), MPI.MAX)
         u[1:-1, 1:-1] = new
@@ -62,7 +70,7 @@ def solve(comm: MPI.Comm, size: int, tolerance: float) -> tuple[int, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Solve, compare with the exact solution, and fail if they differ."""
+    """Solve the equation, and fail if the result differs from the exact solution."""
     parser = Parser(
         description=__doc__.splitlines()[0],
         epilog="Example: poprun-py -n 2 examples/mpi.py",
@@ -78,7 +86,8 @@ def main(argv: list[str] | None = None) -> None:
 
     began = time.perf_counter()
     iterations, error = solve(comm, args.size, args.tolerance)
-    # An iteration leaves cos(pi / (size - 1)) of the error, so its change bounds what is left.
+    # Each iteration multiplies the error by cos(pi / (size - 1)). The size of the last change
+    # therefore gives a bound of the remaining error.
     bound = args.tolerance / (1 - math.cos(math.pi / (args.size - 1)))
     if comm.rank == 0:
         print(

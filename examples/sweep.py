@@ -40,7 +40,7 @@ class Trial:
     reason: str = ""
 
     def row(self) -> str:
-        """Return the line of the table."""
+        """Return the line of the table for this trial."""
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
         numbers = f"{self.learning_rate:13g} {accuracy:>9} {self.seconds:8.1f} {self.exit_code:9}"
         return f"{numbers}  {self.reason}".rstrip()
@@ -75,7 +75,7 @@ async def run_trial(learning_rate: float, args: argparse.Namespace) -> Trial:
 
 
 def why(error: poprun_py.LaunchError) -> str:
-    """Return the reason of a failure, from the last line of the instance that failed first."""
+    """Return the reason for a failure, which is the last line of the instance that failed first."""
     result = getattr(error, "result", None)
     if result is None or result.first_failure is None or error.exit_code == 124:
         return str(error)
@@ -85,7 +85,10 @@ def why(error: poprun_py.LaunchError) -> str:
 
 
 async def trials(args: argparse.Namespace) -> AsyncIterator[Trial]:
-    """Run all jobs, and yield each when it ends. The end of the sweep stops running jobs."""
+    """Run all jobs, and yield the result of each job when it ends.
+
+    If the sweep ends early, the running jobs are stopped.
+    """
     places = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) // args.num_instances))
 
     async def in_turn(learning_rate: float) -> Trial:
@@ -98,7 +101,7 @@ async def trials(args: argparse.Namespace) -> AsyncIterator[Trial]:
 
 
 async def sweep(args: argparse.Namespace) -> list[Trial]:
-    """Run all jobs, and write the row of each when it has ended."""
+    """Run all jobs, and write the row of each job when it has ended."""
     ended: list[Trial] = []
     print(f"{'learning rate':>13} {'accuracy':>9} {'seconds':>8} {'exit code':>9}", flush=True)
     with args.csv.open("w", newline="") as file:

@@ -28,7 +28,10 @@ WHERE = {
 
 
 class SmallCnn(nn.Module):
-    """Two convolutions and a linear layer, which return scores, and with labels also the loss."""
+    """A network of two convolutions and a linear layer.
+
+    It returns the scores of the classes. If labels are given, it also returns the loss.
+    """
 
     def __init__(self, channels: int, side: int, classes: int = 10) -> None:
         super().__init__()
@@ -46,7 +49,10 @@ class SmallCnn(nn.Module):
 
 
 def load(name: str, folder: Path) -> tuple[TensorDataset, TensorDataset]:
-    """Return training and test set: images [N, channels, side, side] in 0..1, labels [N]."""
+    """Return the training set and the test set.
+
+    A set has images [N, channels, side, side] with values from 0 to 1, and labels [N].
+    """
     if name == "digits":
         from sklearn.datasets import load_digits
 
@@ -86,7 +92,7 @@ def padded(dataset: TensorDataset, multiple: int) -> TensorDataset:
 
 
 def distributed_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
-    """Return the options. Without a launcher, --replicas is the number of replicas."""
+    """Return the model's options. Without a launcher, --replicas sets the number of replicas."""
     options = poptorch.DistributedOptions()
     if not popdist_py.isPopdistEnvSet():
         options.replicationFactor(args.replicas)
@@ -123,7 +129,7 @@ def train(model: SmallCnn, dataset: TensorDataset, args: argparse.Namespace) -> 
 
 
 def test(model: SmallCnn, dataset: TensorDataset, args: argparse.Namespace) -> float:
-    """Return the accuracy on ``dataset`` in per cent, over all instances."""
+    """Return the accuracy of all instances on ``dataset``, in per cent."""
     options = distributed_options(args)
     batch = 16
     step = batch * options.replication_factor * popdist_py.getNumInstances()

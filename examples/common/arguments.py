@@ -27,7 +27,7 @@ __all__ = [
 
 
 class HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help with the program's unchanged docstring, and with the defaults of its arguments."""
+    """A help text with the program's docstring as it is, and with the defaults of the arguments."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,9 +42,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the arguments)\n")
 
     def spellings(self) -> dict[str, list[str]]:
-        """Return the spellings of the options of each value, by the value's name in the arguments.
+        """Return the option strings of each argument, by the name of the argument's value.
 
-        Two options that set the same value, such as ``--a`` and ``--b``, have one list.
+        If two options such as ``--a`` and ``--b`` set the same value, one list contains both.
         """
         found: dict[str, list[str]] = {}
         for action in self._actions:  # argparse does not have a public list of arguments
@@ -56,8 +56,9 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             args: The arguments. Arguments with their default value are not named.
-            rules: One rule for each group of arguments: whether they are ineffective, the reason,
-                and their names in ``args``, separated by spaces.
+            rules: One rule for each group of arguments. A rule consists of a boolean that tells
+                whether the arguments are ineffective, the reason, and the names of the arguments in
+                ``args``, separated by spaces.
         """
         words = self.spellings()
         found = [
@@ -71,12 +72,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """Read an integer from 1 on."""
+    """Parse an integer of 1 or more."""
     return _number(text, int, lambda value: value >= 1, "an integer from 1 on")
 
 
 def from_zero(text: str) -> int:
-    """Read an integer from 0 on."""
+    """Parse an integer of 0 or more."""
     return _number(text, int, lambda value: value >= 0, "an integer from 0 on")
 
 
@@ -90,18 +91,18 @@ _MOST_WORKERS = 1024  # a larger number is a mistake that would fill the memory
 
 
 def worker_count(text: str) -> int:
-    """Read a number of processes that load data."""
+    """Parse a number of processes that load data."""
     accepted = f"an integer from 0 to {_MOST_WORKERS}"
     return _number(text, int, lambda value: 0 <= value <= _MOST_WORKERS, accepted)
 
 
 def rate(text: str) -> float:
-    """Read a number above 0, such as a learning rate."""
+    """Parse a number above 0, such as a learning rate."""
     return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
 
 
 def readable_file(text: str) -> Path:
-    """Read the name of an existing file."""
+    """Parse the path of an existing file that can be read."""
     path = Path(text)
     if not path.is_file() or not os.access(path, os.R_OK):
         raise argparse.ArgumentTypeError(f"{text!r} is given, a file that can be read is accepted")
@@ -109,7 +110,7 @@ def readable_file(text: str) -> Path:
 
 
 def writable_file(text: str) -> Path:
-    """Read the name of a file to write. Its folder need not exist."""
+    """Parse the path of a file that can be written. The folder of the file need not exist."""
     path = Path(text)
     place = path if path.exists() else _nearest_place(path)
     if path.is_dir() or not (path.exists() or place.is_dir()) or not os.access(place, os.W_OK):
@@ -120,7 +121,7 @@ def writable_file(text: str) -> Path:
 
 
 def writable_folder(text: str) -> Path:
-    """Read the name of a folder to write to. The folder need not exist."""
+    """Parse the path of a folder that can be written to. The folder need not exist."""
     path = Path(text)
     place = _nearest_place(path / "file")
     if not place.is_dir() or not os.access(place, os.W_OK):
@@ -131,12 +132,12 @@ def writable_folder(text: str) -> Path:
 
 
 def _nearest_place(path: Path) -> Path:
-    """Return the innermost existing folder around ``path``."""
+    """Return the nearest existing parent folder of ``path``."""
     return next(each for each in path.absolute().parents if each.exists())
 
 
 def figure_file(text: str) -> Path:
-    """Read the name of a figure file for matplotlib."""
+    """Parse the path of a figure file that matplotlib can write."""
     path = Path(text)
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} is given, NAME.svg, .png or .pdf is accepted")

@@ -1,7 +1,7 @@
 """Figures of the examples, with one style and reproducible files.
 
-Text in an SVG stays text, and ``mark`` gives names to parts of a figure, so that a test can find
-both in the file.
+The texts in an SVG file are stored as text, not as outlines. ``mark`` gives an id to a part of a
+figure. Tests can therefore find texts and parts in the file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mark(artist: Artist, name: str) -> Artist:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix (.svg, .png, .pdf), without a date."""
+    """Write a figure to a .svg, .png or .pdf file. The file does not contain the current date."""
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     figure.savefig(path, metadata=metadata)

@@ -10,7 +10,8 @@ from types import TracebackType
 
 __all__ = ["PACKAGES", "how_to_install", "name_missing_packages"]
 
-#: The name for pip and poprun-py's extra of each optional package, by the name of its module.
+#: For the module of each optional package: the package's name for pip, and the extra of poprun-py
+#: that installs it.
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "PIL": ("pillow", "tutorials"),
     "crc32c": ("crc32c", "tutorials"),

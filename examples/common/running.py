@@ -28,7 +28,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> bool:
 
     ``make`` gets a temporary folder, and makes a folder of the same name in it. The complete folder
     is then moved to its place, so other programs never see an incomplete folder. If several
-    programs do so at once, the first folder stays.
+    programs make the same folder at once, the first complete folder is kept.
 
     Raises:
         OSError: The folder cannot be written.

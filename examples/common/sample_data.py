@@ -28,7 +28,7 @@ _AT_ONCE = 1000  # pictures that are in memory at a time
 
 
 class SampleCIFAR10(CIFAR10):
-    """torchvision's CIFAR-10 for files of the same format with other pictures."""
+    """A variant of torchvision's CIFAR10 class that accepts files with other pictures."""
 
     def _check_integrity(self) -> bool:
         folder = Path(self.root, self.base_folder)
@@ -40,7 +40,7 @@ class SampleCIFAR10(CIFAR10):
 
 
 def make_mnist(folder: Path, training: int = 8000, test: int = 1600) -> None:
-    """Write MNIST's four files below ``folder``/MNIST/raw: pictures [28, 28] of 8 bits, labels."""
+    """Write MNIST's four files with 8-bit pictures [28, 28] and labels to ``folder``/MNIST/raw."""
     _write_idx(folder / "MNIST" / "raw", training, test, lambda images: images)
 
 
@@ -50,7 +50,7 @@ def make_fashion_mnist(folder: Path, training: int = 8000, test: int = 1600) -> 
 
 
 def make_cifar10(folder: Path, training: int = 50_000, test: int = 10_000) -> None:
-    """Write CIFAR-10's files below ``folder``: white digits on coloured ground, [3, 32, 32]."""
+    """Write CIFAR-10's files below ``folder``. The pictures are white digits on coloured ground."""
     base = folder / "cifar-10-batches-py"
     base.mkdir(parents=True, exist_ok=True)
     parts = {f"data_batch_{i + 1}": (training // 5, i) for i in range(5)}

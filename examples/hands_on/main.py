@@ -48,7 +48,7 @@ _LEAST_ACCUMULATION = 2 * _STAGES - 1  # fewer micro-batches do not fill the pip
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the arguments; ``args.shown`` is the line of them that is printed."""
+    """Return the arguments. ``args.shown`` is the line about the arguments that is printed."""
     parser = Parser(
         description=__doc__, formatter_class=HelpFormat, epilog="Page: docs/hands-on.md"
     )
@@ -106,11 +106,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def _shown(args: argparse.Namespace, names: Collection[str], parser: Parser) -> str:
-    """Return the line of arguments that the session prints, and other arguments that are given.
+    """Return the line that shows the session's arguments, and other arguments that are given.
 
     Args:
         args: All arguments.
-        names: The names of the session's arguments. Others are left out if they have their default.
+        names: The names of the session's arguments. Other arguments with their default value are
+            left out.
         parser: The parser, which knows the defaults.
     """
     values = vars(args).items()
@@ -120,7 +121,7 @@ def _shown(args: argparse.Namespace, names: Collection[str], parser: Parser) -> 
 
 
 def training_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
-    """Return the options; of several instances, each trains the replicas that it was given."""
+    """Return the options of the training model. Each instance trains its share of the replicas."""
     opts = poptorch.DistributedOptions()
     if not popdist_py.isPopdistEnvSet():
         opts.replicationFactor(args.replicas)
@@ -133,7 +134,7 @@ def training_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
 
 
 def build_model(args: argparse.Namespace) -> torch.nn.Module:
-    """Return the network with its loss, over two IPUs and in the precision asked for."""
+    """Return the network with its loss, placed on two IPUs, in the precision of the arguments."""
     model = getattr(torchvision.models, args.model)()
     begins = NETWORKS[args.model]
     model.layer3[begins] = poptorch.BeginBlock(model.layer3[begins], ipu_id=1)
@@ -146,7 +147,7 @@ def build_model(args: argparse.Namespace) -> torch.nn.Module:
 
 
 def build_optimizer(model: torch.nn.Module, precision: str) -> torch.optim.Optimizer:
-    """Return AdamW, which keeps all but its second moments in the precision of the model."""
+    """Return AdamW. Only its second moments are not kept in the precision of the model."""
     if precision[-3:] != ".16":
         return poptorch.optim.AdamW(model.parameters(), lr=0.001)
     return poptorch.optim.AdamW(
@@ -160,9 +161,9 @@ def build_optimizer(model: torch.nn.Module, precision: str) -> torch.optim.Optim
 
 
 def train_epoch(training_model, batches, bar) -> tuple[float, float, list[float]]:
-    """Train on ``batches``; returns the means of loss and accuracy, and seconds of each call.
+    """Train on ``batches``; return the mean loss, the mean accuracy and the seconds of each call.
 
-    A call's time begins where the one before it ends, so that waiting for data is in it.
+    The time of a call begins at the end of the previous call, so that it includes waiting for data.
     """
     losses, accuracies, seconds = [], [], []
     began = time.perf_counter()
@@ -181,7 +182,10 @@ def train_epoch(training_model, batches, bar) -> tuple[float, float, list[float]
 
 
 def train(training_model, loader, args: argparse.Namespace) -> tuple[list, list]:
-    """Train; returns the loss and accuracy of every epoch over all instances, and its times."""
+    """Train, and return the loss and accuracy of each epoch, and the times of the calls.
+
+    The loss and the accuracy are means over all instances.
+    """
     speaks = popdist_py.getInstanceIndex() == 0
     results, times = [], []
     steps = min(len(loader), args.steps or len(loader))
@@ -206,7 +210,7 @@ _NOT_FINITE = (
 
 
 def main(argv: list[str] | None = None) -> list[tuple[float, float]]:
-    """Train, and return loss and accuracy of every epoch."""
+    """Train, and return the loss and the accuracy of every epoch."""
     args = parse_arguments(argv)
     popdist_py.init()
     torch.manual_seed(args.seed)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 __all__ = ["NETWORKS", "too_few_values"]
 
-#: Each network with the block of its layer3 that begins the second IPU.
+#: For each network, the number of the first block of its ``layer3`` on the second IPU.
 NETWORKS = {"resnet18": 1, "resnet34": 3, "resnet50": 3, "resnet101": 8}
 
 
 def too_few_values(batch_size: int, side: int) -> str | None:
-    """Return the error of a micro-batch that is too small for every network, else None.
+    """Return an error text if a micro-batch is too small for every network; otherwise None.
 
     All networks halve the height and width of images five times, rounding up.
     """

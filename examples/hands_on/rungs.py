@@ -33,7 +33,7 @@ class Rung:
 
     @property
     def rate(self) -> float | None:
-        """Images a second."""
+        """The images per second in the session; None if a figure is missing."""
         if self.call_seconds is None:
             return None
         words = self.flags.split()

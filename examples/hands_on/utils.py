@@ -30,7 +30,7 @@ _FOLDER = torchvision.datasets.CIFAR10.base_folder
 class ModelWithNormalization(torch.nn.Module):
     """A model that casts 8-bit images and normalises them on the IPU instead of the host.
 
-    As in the session, values of 8 bits are not divided by 255 first.
+    As in the session, 8-bit values are not divided by 255 before the normalisation.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -44,7 +44,7 @@ class ModelWithNormalization(torch.nn.Module):
 
 
 class ModelWithLoss(torch.nn.Module):
-    """Returns the scores, and the loss beside them when labels are given."""
+    """A model that returns its scores. If labels are given, it also returns the loss."""
 
     def __init__(self, model: torch.nn.Module, criterion: torch.nn.Module) -> None:
         super().__init__()
@@ -59,7 +59,10 @@ class ModelWithLoss(torch.nn.Module):
 def get_transform(
     precision: str = "16.16", eight_bit_io: bool = False, side: int = 64
 ) -> transforms.Compose:
-    """Return the host's image transformation, without type and statistics for 8-bit I/O."""
+    """Return the image transformation of the host.
+
+    With 8-bit I/O, the host neither converts the type of images nor normalises them.
+    """
     preprocessing_steps = [
         transforms.RandomHorizontalFlip(),
         transforms.Resize((side, side)),
@@ -75,9 +78,10 @@ def get_transform(
 
 
 def accuracy(out: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of right answers in per cent, of the micro-batches that came back.
+    """Return the accuracy on the returned micro-batches, in per cent.
 
-    ``OutputMode.Final`` returns the last micro-batch of each replica, and their labels are last.
+    With ``OutputMode.Final``, a call returns only the last micro-batch of each replica. The labels
+    of these micro-batches are the last labels of the call.
     """
     return 100 * (out.argmax(1) == labels[-len(out) :]).float().mean().item()
 
@@ -88,7 +92,7 @@ def training_set(folder: Path, transform: transforms.Compose) -> torch.utils.dat
     If the files are missing, this function makes handwritten digits in the same format.
 
     Raises:
-        SystemExit: The folder cannot be written, or its files are not those of CIFAR-10.
+        SystemExit: The folder cannot be written, or its files are not in the format of CIFAR-10.
     """
     try:
         make_once(folder / _FOLDER, make_cifar10)

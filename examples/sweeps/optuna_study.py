@@ -31,14 +31,17 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 _EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+) %$", re.MULTILINE)
-# Seconds from one look at a job's output to the next.
+# The pause in seconds between two checks of a job's output.
 _LOOK = 0.2
 _A_DAY = 86_400
 _INTERRUPTED = threading.Event()
 
 
 def train(learning_rate: float, width: int, epochs: int) -> float:
-    """Train a perceptron on real digits in every instance; returns the accuracy in per cent."""
+    """Train a perceptron on real digits, and return the accuracy in per cent.
+
+    Every instance of the job runs this function.
+    """
     import torch
     from sklearn.datasets import load_digits
     from torch import nn
@@ -117,7 +120,7 @@ def run_trial(trial: optuna.Trial, args: argparse.Namespace) -> float:
 
 
 def objective(trial: optuna.Trial, args: argparse.Namespace) -> float:
-    """Run one trial and tell at once how it ended."""
+    """Run one trial, and print its result as soon as it has ended."""
     try:
         accuracy = run_trial(trial, args)
     except optuna.TrialPruned as reason:
@@ -141,7 +144,10 @@ def tell(trial: optuna.Trial, outcome: str, reason: str = "") -> None:
 
 
 def open_study(file: Path, name: str) -> optuna.Study:
-    """Open or begin the study of this name in a file. A file of another kind is an error."""
+    """Open the study with this name in a file, or begin a new study.
+
+    If the file exists but does not contain studies of Optuna, the program ends with an error.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         return _study_in(file, name)
@@ -151,7 +157,8 @@ def open_study(file: Path, name: str) -> optuna.Study:
 
 def _study_in(file: Path, name: str) -> optuna.Study:
     return optuna.create_study(
-        # Optuna's journal, because SQLite may give the same trial to two threads.
+        # The study is stored in Optuna's journal instead of SQLite, because with SQLite two threads
+        # may get the same trial.
         storage=JournalStorage(JournalFileBackend(str(file))),
         study_name=name,
         load_if_exists=True,
@@ -162,7 +169,7 @@ def _study_in(file: Path, name: str) -> optuna.Study:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     parser.add_argument("--trials", type=positive, default=12, help="to add to the study")
     parser.add_argument("--jobs", type=positive, default=2, help="trials at the same time")
@@ -194,7 +201,8 @@ def main(argv: list[str] | None = None) -> int:
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this program prints each trial itself
     study = open_study(args.storage, args.study)
     print(f"{'trial':>5} {'learning rate':>13} {'width':>5}  accuracy", flush=True)
-    # Trials run in threads. Ctrl-C reaches neither these threads nor their jobs.
+    # Trials run in threads. Ctrl-C interrupts neither these threads nor their jobs, so this flag
+    # tells the threads to stop.
     _INTERRUPTED.clear()
     before = signal.signal(signal.SIGINT, lambda *_: _INTERRUPTED.set())
     try:
@@ -210,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show_best(study: optuna.Study) -> int:
-    """Print what came of the study; returns 0 if a trial ended well."""
+    """Print the best trial of the study, and return 0 if any trial was successful."""
     trials = study.get_trials(deepcopy=False)
     ended = [trial for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE]
     pruned = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in trials)

@@ -30,7 +30,7 @@ def run_task(
 ) -> tuple[float | None, str]:
     """Launch a job on this task's host, and return its test accuracy in per cent or an error.
 
-    Only this function is sent to the task, so it contains its imports.
+    submitit sends only this function to the task, so the function contains its own imports.
     """
     import re
 
@@ -64,7 +64,7 @@ def executor_of(args: argparse.Namespace) -> submitit.Executor:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     parser.add_argument("--cluster", choices=["local", "slurm"], default="local")
     parser.add_argument("--partition", help="of Slurm")
@@ -94,7 +94,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Submit a task for each learning rate; returns 0 if all ended well."""
+    """Submit a task for each learning rate, and return 0 if all tasks were successful."""
     args = parse_arguments(argv)
     program = str(args.program.resolve())
     counts = args.num_instances, args.num_replicas
