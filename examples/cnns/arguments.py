@@ -1,7 +1,7 @@
 """All options of the CNN programs: their names, accepted values and defaults.
 
-The default None stands for a value that depends on the model and the data set.
-``configurations.py`` replaces None by this value.
+An option with the default None has a default that depends on the model and the data set.
+``configurations.py`` sets this default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FOLLOWS = {
 
 
 class _Help(HelpFormat):
-    """Help that shows each default, also a default that depends on other options."""
+    """A help text that shows all defaults, including defaults that depend on other options."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         if action.dest in FOLLOWS:
@@ -63,7 +63,7 @@ class _Help(HelpFormat):
 def make_parser(description: str, example: str, kind: type[Parser] = Parser) -> Parser:
     """Return a parser of all options.
 
-    A switch has two spellings, ``--NAME`` and ``--no-NAME``. With the second, the command line can
+    A switch has two options, ``--NAME`` and ``--no-NAME``. With ``--no-NAME``, the command line can
     turn off a switch that a configuration turns on.
 
     Args:
@@ -245,17 +245,17 @@ def _flag(group, name: str, meaning: str, *, default: bool = False) -> None:
 
 
 def share(text: str) -> float:
-    """Read a number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     return _within(text, 0.0, 1.0, "a number from 0 to 1")
 
 
 def non_negative(text: str) -> float:
-    """Read a number from 0 on."""
+    """Parse a number of 0 or more."""
     return _within(text, 0.0, sys.float_info.max, "a number from 0 on")
 
 
 def exponent(text: str) -> float:
-    """Read the exponent of a power of two."""
+    """Parse the exponent of a power of two."""
     return _within(text, -64.0, 64.0, "a number from -64 to 64")
 
 

@@ -1,4 +1,4 @@
-"""Batch sizes: the images of a micro-batch, of a weight update and of a call, and their numbers."""
+"""Batch sizes: the numbers of images in a micro-batch, a weight update and a call of the device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Sizes:
     """The sizes that make up the global batch of one weight update.
 
     Attributes:
-        micro_batch: The images of one forward and backward pass of a replica.
-        accumulation: The passes of a replica before an update.
+        micro_batch: The number of images in one forward and backward pass of a replica.
+        accumulation: The number of forward and backward passes of a replica before an update.
         replicas: The number of replicas of all instances.
         instances: The number of processes that share the replicas.
     """
@@ -40,12 +40,12 @@ class Sizes:
 
     @property
     def global_batch(self) -> int:
-        """The images of one weight update, over all replicas and all passes."""
+        """The number of images for one weight update, over all replicas and all passes."""
         return self.micro_batch * self.accumulation * self.replicas
 
 
 def sizes(args: argparse.Namespace) -> Sizes:
-    """Return the sizes of a training."""
+    """Return the batch sizes of a training."""
     return Sizes(
         args.batch_size,
         args.gradient_accumulation_count,
@@ -55,13 +55,16 @@ def sizes(args: argparse.Namespace) -> Sizes:
 
 
 def replicas(args: argparse.Namespace) -> int:
-    """Return the number of replicas of all instances, which the launcher sets if there is one."""
+    """Return the number of replicas of all instances.
+
+    If the launcher started the program, the launcher's number of replicas is used.
+    """
     launched = popdist_py.isPopdistEnvSet()
     return popdist_py.getNumTotalReplicas() if launched else args.replicas
 
 
 def accumulation(args: argparse.Namespace) -> int:
-    """Return the micro-batches of an update if --gradient-accumulation-count is not given.
+    """Return the micro-batches of one update, for a missing --gradient-accumulation-count.
 
     Raises:
         ValueError: The global batch size is not a multiple of micro-batch size x replicas.
@@ -87,11 +90,14 @@ def is_pipelined(args: argparse.Namespace) -> bool:
 
 @dataclass(frozen=True)
 class Updates:
-    """The numbers of weight updates of a training. They do not depend on the length of a call.
+    """The numbers of weight updates of a training.
+
+    These numbers do not depend on how many updates one call of the device makes.
 
     Attributes:
-        of_epoch: The updates of one epoch. Images that do not fill a global batch are left out.
-        total: The updates of the whole training.
+        of_epoch: The number of updates in one epoch. Images that do not fill a global batch are
+            left out.
+        total: The number of updates in the whole training.
     """
 
     of_epoch: int
@@ -123,8 +129,8 @@ class Progress:
     """The number of weight updates that a training has made.
 
     Attributes:
-        total: The updates since the start of the training.
-        of_epoch: The updates since the start of the current epoch.
+        total: The number of updates since the start of the training.
+        of_epoch: The number of updates since the start of the current epoch.
     """
 
     total: int = 0
@@ -135,15 +141,16 @@ START = Progress()
 
 
 def device_iterations(args: argparse.Namespace, num_samples: int, done: Progress = START) -> int:
-    """Return the weight updates of one call of the device.
+    """Return the number of weight updates in one call of the device.
 
-    The number is limited by ``--batches-per-step`` and by the updates between two log lines. It
-    divides the updates of an epoch and of the training, so that no update is left out.
+    ``--batches-per-step`` and the number of updates between two log lines limit this number. The
+    numbers of updates in an epoch and in the training are multiples of it, so that no update is
+    left out.
 
     Args:
         args: All options.
         num_samples: The number of images of an epoch.
-        done: The updates that the training has made before.
+        done: The updates that the training has already made.
 
     Raises:
         ValueError: The images are too few for one update.

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: they are saved, resumed from, and read from the folder of a run.
+"""Checkpoints of a training: functions that save them, resume from them and read them.
 
 A checkpoint holds the weights, the optimiser's state, the position in the data, the state of the
 random generators, and the sums of each instance since the last log line. The newest three
@@ -37,7 +37,7 @@ class Newest:
 
     Attributes:
         weights: The weights and settings of the checkpoint.
-        damaged: The steps of all later checkpoints, which are damaged.
+        damaged: The steps of the damaged checkpoints that were saved after this checkpoint.
     """
 
     weights: Weights
@@ -52,7 +52,7 @@ class Newest:
 
 
 class Checkpoints:
-    """The checkpoints of one training. All methods but ``batches`` are collective.
+    """The checkpoints of one training. All methods except ``batches`` are collective.
 
     Args:
         run: The log of the training. The checkpoints are in its folder.
@@ -106,8 +106,8 @@ class Checkpoints:
         """Continue from the newest checkpoint, and remove later lines from the log.
 
         Returns:
-            The state that this instance saved. If the number of instances has changed, the state of
-            instance 0.
+            The state that this instance saved. If the number of instances has changed, this is the
+            state of instance 0.
 
         Raises:
             ValueError: The checkpoint has another model or global batch size. The training is
@@ -138,7 +138,7 @@ class Checkpoints:
 
 
 def read(folder: Path, count: int | None = None) -> list[Weights]:
-    """Return the newest ``count`` undamaged checkpoints of a run, or all, the oldest first.
+    """Return the newest ``count`` undamaged checkpoints of a run, or all of them, oldest first.
 
     The attribute ``model`` of each checkpoint is the ``state_dict()`` of the network.
 
@@ -185,10 +185,10 @@ def weights(folder: Path) -> Weights:
 
 
 def check_weights(found: Weights, network: torch.nn.Module, where: str) -> None:
-    """Check that the weights of a checkpoint have the shapes of a network.
+    """Check that the weights of a checkpoint have the same shapes as the weights of a network.
 
     Raises:
-        ValueError: The shapes differ. The text names the first weight that differs.
+        ValueError: The shapes differ. The message names the first weight with another shape.
     """
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     saved = {name: tuple(value.shape) for name, value in found.model.items()}

@@ -1,8 +1,8 @@
-"""Configurations: named sets of options in a YAML file, and defaults of model and data set.
+"""Configurations, which are named sets of options in a YAML file, and defaults of options.
 
 The value of an option comes from the first of these sources that has the option: the command line,
-the configuration (``--config NAME``), the configurations that it is based on, and the defaults of
-the model and the data set.
+the configuration (``--config NAME``), the base configurations of this configuration, and the
+defaults for the model and the data set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ __all__ = [
     "with_options",
 ]
 
-# An option that is given overrides these options of a configuration, which would contradict it.
+# For each option, the options of a configuration that would contradict it. If the option is given,
+# it also overrides these options.
 _INSTEAD_OF = {
     "epochs": ("iterations",),
     "iterations": ("epochs",),
@@ -55,7 +56,7 @@ def parse(argv: Sequence[str] | None, description: str, example: str) -> argpars
     """Return all options of a program, from command line, configuration and defaults.
 
     Args:
-        argv: The words of the command line; None for those of this process.
+        argv: The arguments on the command line; None for the arguments of this process.
         description: The description of the program for ``--help``.
         example: A command that runs the program.
 
@@ -100,7 +101,7 @@ def given_for_run(parser: Parser, argv: Sequence[str] | None) -> tuple[Path, dic
 
 
 def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of both. ``above`` overrides ``below``.
+    """Merge two sets of options; the options in ``above`` override the options in ``below``.
 
     Options of ``below`` that would contradict ``above`` are left out. For example, --iterations
     overrides epochs. A batch size overrides the gradient accumulation, which is then computed from
@@ -111,7 +112,7 @@ def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def with_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the options of a run, overridden by ``own``, before they are completed."""
+    """Return the saved options of a run, overridden by ``own``, without defaults."""
     return argparse.Namespace(**{**dict.fromkeys(saved), **override(saved, own)})
 
 
@@ -171,7 +172,7 @@ def _read(path: Path) -> dict[str, dict]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses an option that a file repeats."""
+    """A variant of YAML's safe loader that refuses repeated options."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         names = [key.value for key, _ in node.value]
@@ -183,7 +184,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Checker(Parser):
-    """The parser of all options, which raises ValueError for an error."""
+    """A parser of all options that raises ValueError instead of ending the program."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -212,7 +213,7 @@ _NOT_IN_A_FILE = ("config", "config-path", "help")
 
 
 def _words(parser: _Checker, name: str, value: Any) -> list[str]:
-    """Return an option of a file as words of a command line."""
+    """Return an option from a file in the form of command-line arguments."""
     known = parser.option_names()
     if name not in known or name in _NOT_IN_A_FILE:
         raise ValueError(f"there is no option {name!r}{nearest(name, known)}")

@@ -32,7 +32,7 @@ _CONFIGURATION = "digits_resnet8"
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a table of a run by name, with their values in the order of the steps."""
+    """A table of a run. Each column has a name, and values in the order of the steps."""
 
     columns: dict[str, list[float]]
 
@@ -99,7 +99,7 @@ def draw(training: Table, validation: Table, title: str, path: Path) -> None:
 
 
 def title_of(folder: Path) -> str:
-    """Return a line that names model, data, replicas and instances of the training."""
+    """Return a title with the model, data set, replicas and instances of the training."""
     import configurations
     import models
     import run_folder

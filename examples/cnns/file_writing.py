@@ -23,9 +23,9 @@ def private() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_at_end(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; that file replaces ``path`` when the block ends without an error.
+    """Yield a temporary path; its file replaces ``path`` when the block ends without an error.
 
-    Several instances may replace the same file; the last one wins.
+    If several instances replace the same file, the file of the last instance is kept.
 
     Raises:
         OSError: The file cannot be written; ``path`` is unchanged.

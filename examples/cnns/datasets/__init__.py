@@ -79,7 +79,7 @@ class Images:
         side: The height and width of an image in pixels.
         mean: The mean of each colour, for pixels from 0 to 1.
         std: The standard deviation of each colour, for pixels from 0 to 1.
-        normalised_on_host: Whether the host normalises images. If not, pixels are 0 to 255 (uint8
+        normalised_on_host: Whether the host normalises images. Otherwise pixels are 0 to 255 (uint8
             with --eight-bit-io, else float32), and the model computes (image / 255 - mean) / std.
     """
 
@@ -109,7 +109,8 @@ def infer(folder: Path) -> str:
     """Return the name of the data set whose files are in ``folder``.
 
     Raises:
-        DataError: The folder holds files of no data set or of several.
+        DataError: The folder does not contain the files of a known data set, or contains the files
+            of several data sets.
     """
     found = _names_in(folder)
     if not found:
@@ -176,7 +177,7 @@ def _load_imagenet(
 
 
 def _missing(what: str, folder: Path, *names: str) -> DataError:
-    """Return the error for a folder without any of these data sets."""
+    """Return the error for a folder that does not contain any of the named data sets."""
     there = sorted(place.name for place in folder.iterdir())
     shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
     return DataError(
@@ -188,7 +189,7 @@ def _missing(what: str, folder: Path, *names: str) -> DataError:
 
 
 def _below(folder: Path, names: tuple[str, ...]) -> str:
-    """Return a hint if a subfolder holds one of these data sets, or an empty text."""
+    """Return a hint if a subfolder contains one of the named data sets; otherwise an empty text."""
     for place in sorted(folder.iterdir()):
         if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
             continue
@@ -226,7 +227,8 @@ def loader(
     batch_size = args.batch_size if training else args.valid_batch_size
     batching = options.batching(training=False)
     distributed = options.Distributed
-    # An epoch of a training consists of whole weight updates, whatever their number in a call.
+    # An epoch of a training consists of whole weight updates. It does not depend on the number of
+    # updates in a call.
     split = Split(
         distributed.processId,
         distributed.numProcesses,
@@ -250,7 +252,7 @@ def loader(
         sampler=order,
         num_workers=args.workers,
         collate_fn=_as_it_is,
-        auto_distributed_partitioning=False,  # the sampler does it
+        auto_distributed_partitioning=False,  # the sampler divides the images among the instances
     )
 
 

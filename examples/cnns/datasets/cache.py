@@ -1,8 +1,9 @@
 """A cache of pictures in memory that an instance shares with its loading processes.
 
-A cache changes the speed of reading only. Its size is limited to half of the memory that was free
-at the start, divided by the instances of the host. It also stops growing when less than a tenth of
-the machine's memory is free. The memory limit of a container is not considered.
+The cache makes reading faster, but does not change its results. Its size is limited to half of the
+memory that is free at the start, divided by the number of instances on the host. The cache also
+stops growing when less than a tenth of the machine's memory is free. It does not consider the
+memory limit of a container.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NOTHING = -1  # label of a picture that is not in the cache
 
 
 class Cache:
-    """Decoded pictures by their index. Processes that are forked from this one share the cache.
+    """Decoded pictures by their index. Processes that this process forks share the cache.
 
     Args:
         count: The number of pictures of the data set.
@@ -83,7 +84,7 @@ class Cache:
             )
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the size only: a process that is not forked begins with an empty cache."""
+        """Return only the size: a process that was not forked begins with an empty cache."""
         return {"count": len(self._entries), "most": len(self._bytes), "speaks": self._speaks}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -29,7 +29,7 @@ class Format:
     Attributes:
         folder: The folder that the archive unpacks to.
         training: The files of the training data.
-        test: Of the test data.
+        test: The files of the test data.
         names: The file with the names of the classes, one per line. It may be missing.
         classes: The number of classes of each label byte. The last label is used.
     """
@@ -56,7 +56,7 @@ FORMATS = {
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """Return the folder of the files, which is ``folder`` or a subfolder; None without files."""
+    """Return the folder with the files, ``folder`` or a subfolder; None if there are no files."""
     found = FORMATS[name]
     for place in (folder, folder / found.folder):
         if any((place / file).is_file() for file in (*found.training, *found.test)):

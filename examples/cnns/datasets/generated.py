@@ -1,7 +1,7 @@
 """Random images, for measuring the speed of training without a data set.
 
 The host makes these images once per process. With --synthetic-data, the device makes its own images
-and no image is transferred. The program still reads batches from this data set then.
+and no image is transferred, but the program still reads batches from this data set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Generated(Pictures):
     """Random images that are already in the format of the transfer, so that loading is a copy.
 
     Args:
-        count: The images of an epoch. 64 MiB of images differ, and are then repeated.
+        count: The number of images in an epoch. After 64 MiB of different images, the same images
+            are repeated.
         side: The height and width of an image in pixels.
         num_classes: The number of classes. Labels are 0 to ``num_classes`` - 1.
         seed: The seed of the random images.

@@ -27,7 +27,9 @@ _TRIES = 10
 
 
 class Folders:
-    """The image files in a folder with one subfolder per class. Labels follow the names' order.
+    """The image files in a folder with one subfolder per class.
+
+    The label of a class is the position of its name in the sorted names.
 
     Raises:
         DataError: The folder does not have classes, or a class does not have images.
@@ -69,7 +71,7 @@ class Folders:
 
 
 def find_folders(folder: Path, training: bool) -> Path | None:
-    """Return the folder of the training or validation data in ``folder``; None without one."""
+    """Return the folder of the training or validation data in ``folder``; None if it is missing."""
     names = ("train",) if training else ("validation", "val")
     places = (folder / name for name in names)
     return next((place for place in places if place.is_dir()), None)
@@ -115,11 +117,17 @@ class ImageNet(Pictures):
         return len(self._source)
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return the indices of one process, whose files few other processes read."""
+        """Return the indices of the images for one process.
+
+        Few other processes read the same files.
+        """
         return self._source.part(process, num_processes)
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels and labels. Keys select random crops; without keys, it is the middle."""
+        """Return the pixels and labels of some images.
+
+        The keys select random crops. Without keys, the pixels are the middle of each picture.
+        """
         pixels = np.empty((len(indices), 3, self._side, self._side), np.uint8)
         labels = np.empty(len(indices), np.int64)
         draws = None if keys is None else uniform(keys, 3 + 2 * _TRIES)
@@ -154,8 +162,8 @@ class ImageNet(Pictures):
 def _box(height: int, width: int, draws: np.ndarray) -> tuple[int, int, int, int]:
     """Return left, top, width and height of a random crop.
 
-    The rule is that of torchvision's RandomResizedCrop. If a picture is too oblong for every crop,
-    this function returns the largest square in a random place.
+    The crop is chosen as in torchvision's RandomResizedCrop. If a picture is too oblong for all
+    tried crops, this function returns the largest square in a random place.
     """
     for try_ in range(_TRIES):
         area, shape = draws[3 + 2 * try_ : 5 + 2 * try_]
@@ -201,7 +209,7 @@ def _source(folder: Path, training: bool) -> Folders | tfrecords.Records:
 
 
 def _check_same_classes(training: Path, validation: Path) -> None:
-    """Check that both folders have the same classes, because labels number the folders."""
+    """Check that both folders have the same classes, because labels are positions of folders."""
     found = [{place.name for place in folder.iterdir() if place.is_dir()}
              for folder in (training, validation)]  # fmt: skip
     if differ := sorted(found[0] ^ found[1]):

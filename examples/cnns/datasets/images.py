@@ -1,9 +1,9 @@
 """The base of all data sets: reading batches of pictures, and converting them to tensors.
 
-The sampler names a sample as ``(index, key)``. The key determines the augmentation of the picture;
-None leaves the picture unchanged. Index -1 is padding: a picture with the label -1, which losses
-and accuracies ignore. A data set does not have state, so it gives the same pictures in every
-process and in a resumed training.
+The sampler identifies a sample by ``(index, key)``. The key determines the augmentation of the
+picture; with the key None, the picture is unchanged. The index -1 stands for padding, a picture
+with the label -1 that losses and accuracies ignore. A data set does not have state, so it returns
+the same pictures in every process and in a resumed training.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _KEEPS_53_BITS = np.uint64(11)
 class DataError(ValueError):
     """An error in the data, described in one line.
 
-    torch raises an error of a worker process again, with the worker's traceback as its text. This
-    class keeps only the last line of that text.
+    torch raises the error of a worker process again in the main process, with the worker's
+    traceback as its text. This class keeps only the last line of that text.
     """
 
     def __init__(self, text: str) -> None:
@@ -66,7 +66,7 @@ class Transfer:
     normalised: bool
 
     def __call__(self, pixels: np.ndarray) -> torch.Tensor:
-        """Return the images of uint8 pixels [N, 3, S, S]."""
+        """Convert uint8 pixels [N, 3, S, S] to images."""
         images = torch.from_numpy(pixels)
         if self.eight_bits:
             return images
@@ -96,11 +96,14 @@ class Pictures(Dataset):
         raise NotImplementedError
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels, uint8 [N, 3, S, S], and labels [N]. Keys augment the pictures."""
+        """Return the pixels, uint8 [N, 3, S, S], and the labels [N] of some pictures.
+
+        If keys are given, they determine the augmentation of the pictures.
+        """
         raise NotImplementedError
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return the indices of one process, if each process reads its own part."""
+        """Return the indices for one process, if each process reads its own part of the images."""
         return range(process, len(self), num_processes)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:

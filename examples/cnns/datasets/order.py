@@ -28,9 +28,9 @@ class Split:
     Attributes:
         instance: The index of this instance.
         instances: The number of instances.
-        width: The images of a row for one instance: micro-batch x local replicas.
-        rows: The rows of a step: the gradient accumulation of a training, or the device iterations
-            of a validation.
+        width: The number of images in a row for one instance: micro-batch x local replicas.
+        rows: The number of rows in a step. This is the gradient accumulation in a training, and the
+            device iterations in a validation.
     """
 
     instance: int
@@ -40,16 +40,16 @@ class Split:
 
     @property
     def step(self) -> int:
-        """The images of one weight update, or of one call of a validation, on all instances."""
+        """The images of all instances for one weight update, or for one call of a validation."""
         return self.instances * self.width * self.rows
 
     def own(self, order: np.ndarray) -> np.ndarray:
-        """Return the part of this instance of an order of whole steps."""
+        """Return this instance's part of an order. The order must consist of whole steps."""
         return order.reshape(-1, self.instances, self.width)[:, self.instance].reshape(-1)
 
 
 class InOrder(Sampler[Sample]):
-    """Every image once over all instances. Padding fills the last step."""
+    """A sampler that gives every image to one instance once. Padding fills the last step."""
 
     def __init__(self, num_images: int, split: Split) -> None:
         padding = [PADDING] * (-num_images % split.step)
@@ -63,7 +63,9 @@ class InOrder(Sampler[Sample]):
 
 
 class Shuffled(Sampler[Sample]):
-    """Whole steps of images in a new order each epoch, with the keys of their augmentation.
+    """A sampler with a new order of the images in each epoch, and with keys for their augmentation.
+
+    An epoch consists of whole steps.
 
     Args:
         num_images: The number of images of the data set.
@@ -105,5 +107,5 @@ class Shuffled(Sampler[Sample]):
         return {"seed": self._seed, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a result of :meth:`state_dict`."""
+        """Continue from a state that :meth:`state_dict` returned."""
         self._seed, self._epoch = state["seed"], state["epoch"]

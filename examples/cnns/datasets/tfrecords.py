@@ -64,7 +64,10 @@ class Records:
         return int(self._ends[-1])
 
     def part(self, process: int, num_processes: int) -> range:
-        """Return consecutive records, so that a process shares at most two files with others."""
+        """Return the records for one process.
+
+        The records are consecutive, so that a process shares at most two files with others.
+        """
         begin, end = (len(self) * number // num_processes for number in (process, process + 1))
         return range(begin, end)
 
@@ -89,7 +92,7 @@ class Records:
 
 
 def index_of(file: Path) -> np.ndarray:
-    """Return offset and size of each record [N, 2], and write a missing index file.
+    """Return the offset and size of each record [N, 2]; write the index file if it is missing.
 
     Raises:
         DataError: The file is cut off, or a record's length is damaged.
@@ -112,7 +115,7 @@ def index_of(file: Path) -> np.ndarray:
 
 
 def _fits(places: np.ndarray, size: int) -> bool:
-    """Tell whether an index covers a file of ``size`` bytes without gaps."""
+    """Tell whether the records of an index cover a file of ``size`` bytes without gaps."""
     if not len(places):
         return False
     ends = places.sum(1)
