@@ -1,8 +1,8 @@
 """Writing of files that other processes see either complete or not at all.
 
-A file is written under a temporary name and then renamed. These functions do not call ``fsync``.
-The function ``open_private`` opens files that only their owner can read. The launcher uses this
-module too, so it imports only the standard library.
+A file is written under a temporary name and then renamed. The functions of this module do not call
+``fsync``. The function ``open_private`` opens files that only their owner can read. The launcher
+uses this module too, so it imports only the standard library.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def environment() -> InstanceEnvironment:
 def ipus_of_pod() -> int | None:
     """Return the number of IPUs of a pod that the launcher reserves for this instance.
 
-    The number is a power of two. It is None if the job does not use a pod, or if the launcher did
-    not start this process.
+    The number is a power of two. The result is None if the job does not use a pod, or if the
+    launcher did not start this process.
 
     Raises:
         WireError: The variables are incomplete or contradict one another.
@@ -214,8 +214,8 @@ def execute_on_instances(
         ValueError: None of the indices belongs to an instance of the job, so ``func`` would not be
             called.
     """
-    # ``instances`` is read only once, because it may be an iterator. It may also be an array, and
-    # the truth value of an array is ambiguous.
+    # ``instances`` is read only once, because it may be an iterator. ``instances`` may also be an
+    # array, and the truth value of an array is ambiguous.
     indices = frozenset(instances) if isinstance(instances, Iterable) else None
     if indices is None or not callable(func):
         raise TypeError(
@@ -278,8 +278,8 @@ def _group(instances: tuple[int, ...]) -> Communicator:
 def _install_abort_hook() -> None:
     """Install a hook that ends the process at once after an uncaught exception.
 
-    Without this hook, mpi4py would finalise MPI at exit. It would wait there for the other
-    instances, while they may be waiting for this instance. The previous hook prints the traceback.
+    Without this hook, mpi4py would finalise MPI at exit. mpi4py would then wait for the other
+    instances, which may be waiting for this instance. The previous hook prints the traceback.
     """
     previous_hook = sys.excepthook
 

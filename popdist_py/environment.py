@@ -1,8 +1,8 @@
 """Environment variables that describe an instance, and their conversion from and to values.
 
 ``poprun_py`` writes these variables and ``popdist_py`` reads them. This module imports only the
-standard library. It never reads ``os.environ``, because its functions take the environment as an
-argument.
+standard library. This module never reads ``os.environ``, because its functions take the environment
+as an argument.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
     """
     number = None if loss is None else _one_number(loss)
     words = _words or _open()
-    # The number of calls is set to 0 before the step is counted. So the launcher never reads a new
-    # step together with calls that were made after an earlier step.
+    # The number of calls is set to 0 before the step is counted. The launcher therefore never reads
+    # a new step together with calls that belong to an earlier step.
     words[_CALLS] = 0
     words[_STEP] = done = words[_STEP] + 1
     words[_DOING] = BETWEEN_CALLS
@@ -182,7 +182,8 @@ def calls_debugged() -> int:
 def lent_terminal() -> int:
     """Return N + 1 if the debugger may use /dev/pts/N, and 0 while the debugger must wait.
 
-    A negative number means that no terminal is available. Its absolute value is an ``errno``.
+    A negative number means that no terminal is available. The absolute value of this number is an
+    ``errno``.
     """
     return int((_words or _open())[_TERMINAL])
 
@@ -218,7 +219,7 @@ def _answer_with_stacks() -> None:
 
 def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
     """Make a signal write a NUL to ``file`` as soon as the main thread runs Python code."""
-    import signal  # slow to import, and most programs do not need it
+    import signal  # importing signal is slow, and most programs do not need it
 
     def answer(*_: object) -> None:
         os.write(file.fileno(), b"\0")

@@ -1,7 +1,7 @@
 """Measurements of this machine, cached in the user's cache folder for later jobs.
 
 If a file is missing, unreadable or invalid, its values are measured again. This module does not
-measure and does not know the meaning of the values. It imports only the standard library.
+measure and does not know the meaning of the values. The module imports only the standard library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Index arithmetic for the elements of a data set that an instance reads in each epoch.
 
-The functions are pure functions of integers. They do not use torch, the environment or files. The
-rule is the same as in PopTorch's DataLoader (``_SubDataset``) with automatic distributed
-partitioning.
+The functions are pure functions of integers. The functions of this module do not use torch, the
+environment or files. The rule is the same as in PopTorch's DataLoader (``_SubDataset``) with
+automatic distributed partitioning.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _container_like(x: Any, items: list[Any]) -> Any:
         return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
     result = copy.copy(x)
     for field, item in zip(dataclasses.fields(x), items, strict=True):
-        object.__setattr__(result, field.name, item)  # works for frozen dataclasses too
+        object.__setattr__(result, field.name, item)  # this also sets fields of frozen dataclasses
     return result
 
 

@@ -1,4 +1,4 @@
-"""The sink that writes an event file of TensorBoard. It does not need TensorBoard.
+"""The sink that writes an event file of TensorBoard. The sink does not need TensorBoard.
 
 An event file is a series of records. A record has a length, a checksum, an ``Event`` message of
 Protocol Buffers, and another checksum. The format is defined in tensorflow/core/util/event.proto,
@@ -22,12 +22,12 @@ class TensorBoardSink:
     """Writes metrics for TensorBoard, with one event file for each start of the program.
 
     From the first step in the new file on, TensorBoard ignores the steps in earlier files of the
-    folder. So each step is shown once if a training continues from a checkpoint. Give each run its
-    own folder. Use one sink for several ``Metrics``. Values are rounded to 32 bits, as in
-    TensorBoard.
+    folder. TensorBoard therefore displays each step once if a training continues from a checkpoint.
+    Give each run its own folder. Use one sink for several ``Metrics``. Values are rounded to 32
+    bits, as in TensorBoard.
 
     Args:
-        folder: The folder of the file. It is made if it does not exist.
+        folder: The folder of the file. The folder is made if it does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -77,7 +77,7 @@ def _event(step: int, content: bytes) -> bytes:
 
 
 def _summary(values: Mapping[str, float]) -> bytes:
-    """Return a ``Summary`` message whose values (1) each have a tag (1) and a simple_value (2)."""
+    """Return a ``Summary`` message. Each value (1) has a tag (1) and a simple_value (2)."""
     return b"".join(
         _message(1, _message(1, name.encode()) + b"\x15" + _float32(value))
         for name, value in values.items()

@@ -145,7 +145,7 @@ class Gate:
         self._poll.close()
 
     def send_to_local_pending(self, data: bytes) -> None:
-        """Send data to the unauthenticated callers over Unix sockets."""
+        """Send data to the unauthenticated callers that have connected over Unix sockets."""
         for listener in list(self._listeners.values()):
             with suppress(OSError):
                 self._accept(listener)

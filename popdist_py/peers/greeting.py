@@ -9,7 +9,7 @@ A proof is an HMAC over both nonces. A process without the secret learns nothing
 and a recorded proof is not valid for another connection. The wrapper of an instance has its own
 copy of the caller's functions (``poprun_py/instance/launcher_channel.py``).
 
-The functions of this module convert bytes to bytes. They do not use a connection.
+The functions of this module convert bytes to bytes. The functions do not use a connection.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The command mpirun and its daemons listen on every address of the machine, and no option changes
 this. The launcher starts mpirun and moves the sockets of mpirun to a single address. On every other
 host, the first wrapper moves the sockets of the daemon that started it. The kernel allows a process
-to use the sockets of another process that it may trace. This module does not know MPI. It imports
-only the standard library, because a wrapper imports it too.
+to use the sockets of another process that it may trace. This module does not know MPI. The module
+imports only the standard library, because a wrapper imports the module too.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ def move_of(process: int, network: str) -> list[int]:
     A socket is moved only if the kernel chose its port, because the kernel does not let other
     sockets change their address. The other process is stopped during the move. The kernel drops the
     packets of new connections during the move, and their senders repeat the packets after a second.
-    A socket with connections that wait to be accepted is not moved. In this case, call this
-    function again later.
+    A socket with connections that wait to be accepted is not moved, but a later call of this
+    function may move it.
 
     Args:
         process: The id of the other process. The other process must belong to this user. Some

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# Parts of the paths of libraries that may contain PMIx. These are PMIx itself and two libraries of
-# Open MPI 4.
+# Parts of the paths of libraries that may contain PMIx. The libraries are PMIx itself and two
+# libraries of Open MPI 4.
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))

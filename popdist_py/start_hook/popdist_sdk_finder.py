@@ -82,8 +82,8 @@ def start(default: str) -> bool:
     mode = os.environ.get("POPDIST_SDK_NAMES") or default
     if mode not in ("auto", "yes"):
         return False
-    # The new finder replaces a finder that a .pth file installed. It is put first again, because
-    # other finders may have been added since then.
+    # The new finder replaces a finder that a .pth file installed. The new finder becomes the first
+    # finder, because other finders may have been added since then.
     others = [f for f in sys.meta_path if type(f).__name__ != _SdkFinder.__name__]
     sys.meta_path[:] = [_SdkFinder(always=mode == "yes"), *others]
     return True

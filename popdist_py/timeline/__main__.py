@@ -1,6 +1,7 @@
 """The command ``python -m popdist_py.timeline FOLDER... [-o FILE]``, which merges files of spans.
 
-The command makes the trace of a job whose launcher has ended without making it.
+The command is for a job that has ended without a trace, for example because its launcher was
+killed.
 """
 
 from __future__ import annotations

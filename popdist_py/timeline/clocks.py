@@ -92,8 +92,9 @@ def clock_line(samples: Sequence[ClockSample]) -> ClockLine | None:
     """
     if not samples:
         return None
-    # The samples are divided into early and late ones at the middle of their own time. This also
-    # works for a job that was lost, which has samples only of the job's start.
+    # The middle between the first and the last sample divides the samples into early and late
+    # samples. A job that was lost has only samples from its start, which are divided in the same
+    # way.
     middle = (samples[0].sent + samples[-1].received) // 2
     early = [sample for sample in samples if sample.sent <= middle]
     late = [sample for sample in samples if sample.sent > middle] or early

@@ -1,10 +1,10 @@
 """The file of one process's spans, with its layout, a writer and a reader.
 
-A file has a fixed size, so it cannot keep all spans of a long run. It keeps the first spans of the
-run, which are called the head of the file. Every later span gets the level of its training step.
-Level 1 is for every 8th step, level 2 is for every 64th step, and so on. Level 0 is for all other
-steps. The file keeps the latest spans of each level. Steps of a high level are rare, so the spans
-of a high level go back further in time. All instances keep spans of the same steps, so the
+A file has a fixed size, so it cannot keep all spans of a long run. The file keeps the first spans
+of the run, which are called the head of the file. Every later span gets the level of its training
+step. Level 1 is for every 8th step, level 2 is for every 64th step, and so on. Level 0 is for all
+other steps. The file keeps the latest spans of each level. Steps of a high level are rare, so the
+spans of a high level go back further in time. All instances keep spans of the same steps, so the
 instances can be compared.
 
 If the process is killed, the file still contains all spans that were written, because the process
@@ -72,8 +72,8 @@ class Span:
         number: The position of this call in the sequence of calls with this name, counted in every
             instance. None for a span that is not a call.
         arguments: A JSON object, or an empty string.
-        is_open: Whether the file does not contain the end of the span. If true, ``end`` is the last
-            known time of the process.
+        is_open: Whether the file does not contain the end of the span. If the end is missing,
+            ``end`` is the last known time of the process.
     """
 
     name: str
@@ -185,8 +185,8 @@ class SpanWriter:
         layout = _Layout(max(size, MIN_FILE_BYTES))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # The whole file is allocated now, so that a full disk raises an error here. Otherwise,
-            # a later write to the memory could end the process by SIGBUS.
+            # The whole file is allocated now, so that a full disk raises an error here. Without
+            # this allocation, a later write to the memory could end the process by SIGBUS.
             os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, layout.size)
             self._memory = mmap.mmap(descriptor, layout.size)

@@ -146,7 +146,7 @@ def record(folder: str | Path) -> Path | None:
     instances into one trace. With this option, the function does nothing.
 
     Args:
-        folder: The folder for the trace. It is made if it does not exist.
+        folder: The folder for the trace. The folder is made if it does not exist.
 
     Returns:
         The path of the trace, or None if a timeline is recorded already.
@@ -187,7 +187,7 @@ def call_name(name: str) -> str:
 
 
 def add(row: str, name: str, begin: int, end: int, arguments: str = "") -> None:
-    """Add a span whose times are already known, such as a span of an emulated IPU's schedule.
+    """Add a span with known times, such as a span of an emulated IPU's schedule.
 
     Args:
         row: The row that displays the span, such as ``IPU 0``.

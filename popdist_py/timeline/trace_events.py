@@ -1,9 +1,9 @@
 """Conversion of spans into events of a trace, in the JSON format of Perfetto and chrome://tracing.
 
-The format is the "Trace Event Format". It has complete events ('X'), metadata ('M'), counters ('C')
-and flows ('s', 't', 'f'), with times in microseconds. Two spans of one row must be nested or
-disjoint. A span that partly overlaps another span is put into a second row. These functions do not
-read or write files.
+The format is the "Trace Event Format". A trace has complete events ('X'), metadata ('M'), counters
+('C') and flows ('s', 't', 'f'), with times in microseconds. Two spans of one row must be nested or
+disjoint. A span that partly overlaps another span is put into a second row. The functions of this
+module do not read or write files.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _arguments(text: str) -> Mapping[str, Any]:
     """Return the arguments of a span, or an empty mapping if the text was overwritten."""
     try:
         # Python writes NaN and Infinity, which are not valid JSON, and a viewer would refuse the
-        # whole trace. So these constants are read as texts.
+        # whole trace. Therefore, NaN and Infinity are converted to texts.
         found = json.loads(text or "{}", parse_constant=str)
     except (ValueError, RecursionError):
         return {}
@@ -195,9 +195,9 @@ def _arguments(text: str) -> Mapping[str, Any]:
 def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
     """Yield flow events, which viewers draw as arrows, for each call of several instances.
 
-    The arrow begins at the instance that began the call first. It passes the other instances in the
-    order in which they began the call. It ends at the last instance, for which all other instances
-    waited.
+    The arrow begins at the instance that began the call first, and passes the other instances in
+    the order of their begins. The arrow ends at the instance that began the call last, because all
+    other instances waited for this instance.
     """
     for identity, members in enumerate(_by_arrival(calls), start=1):
         last = len(members) - 1
