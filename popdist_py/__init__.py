@@ -1,9 +1,9 @@
 """PopDist in Python, for programs that run as instances of a poprun-py job.
 
-Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` joins the job. Functions
-that PopDist also has keep PopDist's names, such as ``getNumInstances``. ``__init__.pyi`` is the
-only list of the public names. This package imports each of its modules at the first use of one of
-the module's names, because the launcher needs only the module ``environment``.
+Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` joins the job. The
+functions of PopDist's own API keep their names, such as ``getNumInstances``. ``__init__.pyi`` is
+the only list of the public names. This package imports each of its modules at the first use of one
+of the module's names, because the launcher needs only the module ``environment``.
 """
 
 from functools import cache

@@ -103,7 +103,7 @@ class Checkpoints:
         """Return the newest complete checkpoint, or None if the folder does not contain one.
 
         Raises:
-            PermissionError: The user may not read a checkpoint in the folder.
+            PermissionError: The user is not allowed to read a checkpoint in the folder.
         """
         with activities.doing(activities.SAVING, "load"):
             return next(self.newest_first(), None)
@@ -118,7 +118,7 @@ class Checkpoints:
         Each file is read when the iterator reaches it.
 
         Raises:
-            PermissionError: The user may not read a checkpoint in the folder.
+            PermissionError: The user is not allowed to read a checkpoint in the folder.
         """
         for step, path in self._files():
             try:

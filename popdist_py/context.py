@@ -90,7 +90,8 @@ def init() -> None:
     exception ends the whole job, so that the other instances do not wait in a collective for ever.
 
     Raises:
-        WireError: The launcher's variables are incomplete, or MPI reports another job.
+        WireError: The launcher's variables are incomplete, or differ from the rank and size that
+            MPI reports.
     """
     global _communicator
     if _communicator is not None:

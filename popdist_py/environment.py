@@ -72,7 +72,7 @@ SECRET = "POPDIST_SECRET"
 NETWORK = "POPDIST_NETWORK"
 
 # The interface for MPI's sockets in a job with one host. In a job with several hosts,
-# start_hook/sitecustomize.py reads NETWORK instead.
+# start_hook/sitecustomize.py reads NETWORK instead of MPI_NETWORK.
 MPI_NETWORK = "POPDIST_MPI_NETWORK"
 LOOPBACK = "lo"
 

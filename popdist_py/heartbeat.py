@@ -163,7 +163,8 @@ def stopRequested() -> bool:
     Call this function once per step. If the answer is true, save a checkpoint and end the program
     with ``sys.exit(popdist_py.RESUME_EXIT_CODE)``. The launcher requests a stop on SIGTERM and
     SIGUSR1. The instances agree on a future call of this function, which returns true on all of
-    them. An instance that makes this call before all instances have agreed waits in it.
+    them. If an instance makes this call before all instances have agreed, the call waits for the
+    agreement.
     """
     words = _words or _open()
     words[_POLLS] = polls = words[_POLLS] + 1

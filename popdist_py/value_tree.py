@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _CONTAINERS = (dict, list, tuple)
-# The attribute that dataclasses.is_dataclass() looks for. This module looks for it in the type of a
-# value, so an instance of a dataclass is a container, but the dataclass itself is not.
+# The attribute that dataclasses.is_dataclass() looks for. This module looks for this attribute in
+# the type of a value, so an instance of a dataclass is a container, but the dataclass itself is
+# not.
 _DATACLASS_MARK = "__dataclass_fields__"
 
 

@@ -43,7 +43,7 @@ class _Guarded:
 
     def begin(self) -> None:
         """Begin an attempt. In TensorBoard, its steps replace steps of earlier attempts."""
-        if "tensorboard" in self._place:  # a run of Weights & Biases continues
+        if "tensorboard" in self._place:  # for Weights & Biases, the same run continues
             self._sink = self._make()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

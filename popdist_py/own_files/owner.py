@@ -25,14 +25,14 @@ class NotOwnFileError(Exception):
 def open_own(path: Path) -> int:
     """Open a file that only this user or root can have written, and return its descriptor.
 
-    Links are followed. The target file and its folder are checked.
+    Symbolic links are followed. The target file and its folder are checked.
 
     Raises:
         NotOwnFileError: The file or its folder belongs to another user, or other users can write to
             it.
         OSError: The file cannot be opened, or is not a regular file.
     """
-    path = Path(os.path.realpath(path))  # Path.resolve() raises other errors for loops of links
+    path = Path(os.path.realpath(path))  # Path.resolve() raises other errors for link loops
     folder = os.open(path.parent, _READ | os.O_DIRECTORY)
     try:
         _check_folder(folder, path.parent, path)

@@ -1,8 +1,9 @@
 """Detection of a host that no longer answers, from the TCP state in this host's kernel.
 
-A host with a slow program still answers, because its kernel acknowledges packets. The kernel's own
-limits are not used: TCP_USER_TIMEOUT and the number of keep-alive probes restart with each packet
-that is sent, and they also end connections to programs that read slowly.
+A host with a slow program still answers, because its kernel acknowledges packets. This module does
+not use the kernel's own limits, which are TCP_USER_TIMEOUT and the number of keep-alive probes.
+These limits start again with each packet that is sent, and they also end connections to programs
+that read slowly.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _models: dict[tuple[str, str], Mapping[str, Any]] = {}
 
 
 def is_wanted() -> bool:
-    """Return whether this process writes the file."""
+    """Return whether this process writes the file ``.device.json``."""
     return run_file(NAME) is not None
 
 

@@ -22,14 +22,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PIDFD_GETFD = 438  # the same on every architecture
-# <linux/ptrace.h>, <linux/wait.h>
+_PIDFD_GETFD = 438  # this system call has the same number on every architecture
+# These constants are from <linux/ptrace.h> and <linux/wait.h>.
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _WAIT_ALL = 0x40000000
 _STOP_SECONDS = 1.0
 # The seconds in which a caller on another host completes its TCP handshake.
 _LOOPBACK, _HANDSHAKE_SECONDS = "lo", 0.001
-# From <asm-generic/socket.h>, and the instruction from <linux/bpf_common.h> that ends a filter.
+# A socket option from <asm-generic/socket.h>, and the instruction that ends a packet filter, from
+# <linux/bpf_common.h>.
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
 _UNCONNECTED = struct.pack("=H14x", socket.AF_UNSPEC)
 # PyDLL keeps the interpreter's lock, so another thread cannot run between the calls.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _LOOPBACK = "lo"
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LOOPBACK_OF = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-# From <linux/sockios.h>, and the kernel's list of the IPv6 addresses of this network namespace.
+# A constant from <linux/sockios.h>, and the file that lists the IPv6 addresses of this network
+# namespace.
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = "/proc/self/net/if_inet6"
 # The part of a listening socket's tcp_info that contains the number of connections that wait to be

@@ -37,7 +37,7 @@ class _SdkFinder:
 
     def __init__(self, always: bool) -> None:
         self._always = always
-        # The program's own folder is not among these entries, because Python adds it later.
+        # These entries do not include the program's own folder, which Python adds later.
         self._installed = tuple(sys.path)
 
     def find_spec(

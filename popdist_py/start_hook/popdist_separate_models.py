@@ -105,7 +105,7 @@ def _is_alone_for_accelerate() -> bool:
 
 
 def start(distributed: "ModuleType") -> None:
-    """Watch an instance's program, unless POPDIST_SEPARATE_MODELS declares separate models."""
+    """Watch an instance's program, unless the variable POPDIST_SEPARATE_MODELS is set."""
     heartbeat = os.environ.get("POPDIST_HEARTBEAT", "")
     if os.environ.get(_SILENT) or os.environ.get("WORLD_SIZE", "1") == "1":
         return

@@ -38,7 +38,7 @@ class ClockSample:
     def error(self) -> int:
         """The largest error of ``offset``, which is half of the time between question and arrival.
 
-        The error is largest if only the question or only the answer took all of this time.
+        The error has this size if the question or the answer alone took the whole time.
         """
         return (self.received - self.sent + 1) // 2
 
@@ -47,7 +47,7 @@ class ClockSample:
 class ClockLine:
     """A conversion of another host's time to this host's time.
 
-    The conversion is a straight line between two offsets.
+    The offset between the clocks changes linearly from one known offset to another.
 
     Attributes:
         begin: An earlier time on the other host's clock.

@@ -68,11 +68,11 @@ class Instance:
     attempt: int = 1
 
     def files(self, suffix: str) -> list[Path]:
-        """Return the instance's files that end with ``suffix``, the program's file first."""
+        """Return the instance's files that end with ``suffix``, with the program's file first."""
         return sorted(self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*{suffix}"))
 
     def remove_files(self) -> None:
-        """Remove the files that were merged, and lock files."""
+        """Remove the merged files and the lock files."""
         for path in self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*"):
             if path.suffix in (SPANS_SUFFIX, ".lock") or ".torch-" in path.name:
                 with contextlib.suppress(OSError):
@@ -90,8 +90,8 @@ class Merged:
         clock_error: The largest error of the times of different hosts, in nanoseconds.
         spans_hosts: Whether the instances had different clocks.
         troubles: Sentences that describe the files which could not be read.
-        waited_for: The instance that caused more than half of all waiting time. Empty if there is
-            no such instance.
+        waited_for: The instance that caused more than half of all waiting time. Empty if no
+            instance caused more than half.
         waited: The nanoseconds that other instances waited for the instance ``waited_for``.
     """
 
@@ -107,7 +107,7 @@ class Merged:
 
 @dataclass(slots=True)
 class _Counts:
-    """Results that are collected while the events are made."""
+    """Results that are collected while the events of the trace are made."""
 
     spans: int = 0
     dropped: int = 0

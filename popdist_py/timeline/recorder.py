@@ -123,7 +123,7 @@ class Recorder:
         writer = self._writer or self._open()
         if writer is None:
             return
-        # A span of another writer was opened by the parent process before the fork.
+        # If the span has another writer, the parent process opened the span before the fork.
         if opened is None or opened.writer is not writer:
             opened = None
             row = self._row(writer, track)
