@@ -1,7 +1,7 @@
 """The background thread that makes collective calls in the order of submission.
 
-A direct call is a call that runs in the thread of the program. It waits for all calls submitted to
-the background thread before, because all instances must communicate in the same order.
+A direct call is a call that runs in the thread of the program. A direct call first waits for all
+calls of the background thread, because all instances must communicate in the same order.
 
 Every call of a communicator passes through this module first, so this module also refuses the calls
 of a forked child process. The child shares its parent's memory and connections, so the other
@@ -154,7 +154,8 @@ class Background:
     def refuse(self, error: Exception) -> None:
         """Let all later calls, in every thread, raise ``error``."""
         self._refusal = error
-        # ``drain()`` raises the error in direct calls. They skip it while ``last`` is None.
+        # ``drain()`` raises the error in direct calls. Direct calls use ``drain()`` only if
+        # ``last`` is set.
         self.last = Handle(lambda: None)
 
     def end(self) -> None:
@@ -168,7 +169,8 @@ class Background:
         self._begin()
         if not self._is_alone:
             self._is_forked = True
-            # ``drain()`` refuses a forked process. Direct calls skip it while ``last`` is None.
+            # ``drain()`` raises an error in a forked process. Direct calls use ``drain()`` only if
+            # ``last`` is set.
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:

@@ -32,10 +32,10 @@ class Round:
         outgoing: The flat array for each rank, including this one. All arrays sent to one rank have
             the same size and dtype. The caller must not change them before the round is done.
         combine: The function that is called once with the arrays that all ranks sent to this rank,
-            in order of rank. It writes this rank's result. It must not write to other arrays of
-            ``outgoing`` or ``results``.
-        results: The array for the result of each rank, including this one. It is empty if the ranks
-            do not send their results.
+            in order of rank. The function writes this rank's result, and must not write to other
+            arrays of ``outgoing`` or ``results``.
+        results: The array for the result of each rank, including this one. ``results`` is empty if
+            the ranks do not send their results.
     """
 
     outgoing: Sequence[_Array]

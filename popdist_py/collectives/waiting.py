@@ -59,7 +59,7 @@ class WaitLimits:
         names: Names of the instances in messages.
 
     Attributes:
-        hang_timeout: The limit in seconds. It may be changed between two collective calls.
+        hang_timeout: The limit in seconds, which may be changed between two collective calls.
         abort_reason: If this is not empty, every wait raises an error that states this reason.
     """
 
@@ -72,7 +72,7 @@ class WaitLimits:
     def launcher_grace(self) -> float:
         """Seconds between the end of a missing instance and the error of a waiting instance.
 
-        Meanwhile the launcher ends the job and reports why the instance ended. Errors of the
+        In this time the launcher ends the job and reports why the instance ended. Errors of the
         waiting instances would only hide that reason.
         """
         return min(_MOST_LAUNCHER_GRACE_SECONDS, self.hang_timeout / 2)
@@ -94,7 +94,7 @@ class WaitLimits:
     def late_error(self, missing: Sequence[int], call: object) -> InstanceLostError:
         """Return the error for a wait that exceeded its limit.
 
-        ``missing`` are the instances that did not arrive. It is empty if all of them arrived.
+        ``missing`` contains the instances that did not arrive; no instance if all of them arrived.
         """
         limit = f"within {self.hang_timeout:g} s ({self.names.time_limit})"
         if not missing:

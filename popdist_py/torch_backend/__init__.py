@@ -17,8 +17,8 @@ substitution     replaces the back end that a program names
 membership/      the membership of this process in a group, with its time-outs and errors
 messages/        send and recv
 
-This module contains only the registration. It imports torch.distributed and no other package,
-because every program that imports torch runs this module. No module of this folder opens a
+This module contains only the registration. The module imports torch.distributed and no other
+package, because every program that imports torch runs it. No module of this folder opens a
 connection, except in messages/.
 May call: collectives, communicators, within_host, activities, environment, errors,
 public_collectives, membership, messages.

@@ -27,9 +27,9 @@ __all__ = ["mover_of"]
 
 # This function has an effect only once, because the program may change the setting afterwards.
 _keep_freed_memory = functools.cache(keep_freed_memory)
-# The Python function that is on the stack while C++ runs the backward pass. It is the caller of
-# this back end if the reducer makes a call. If the program itself makes a call, even in a hook, the
-# caller is a function of torch.distributed.
+# The Python function that is on the stack while C++ runs the backward pass. If the reducer makes a
+# call, this function is the caller of the back end. If the program itself makes a call, even in a
+# hook, the caller is a function of torch.distributed.
 _BACKWARD = "_engine_run_backward"
 _OWN = __name__.rpartition(".")[0]
 

@@ -1,8 +1,8 @@
 """Excludes methods of this back end from torch.compile.
 
-torch.compile compiles every Python function that a compiled function calls. It cannot handle the
-threads, sockets and memory that a method of a process group uses. Other back ends are written in
-C++, which torch.compile does not read, so they do not need this exclusion.
+torch.compile compiles every Python function that a compiled function calls. The compiler cannot
+handle the threads, sockets and memory that a method of a process group uses. Other back ends are
+written in C++, which torch.compile does not read, so they do not need this exclusion.
 
 This module does not import the compiler, because that import takes a second.
 """

@@ -26,8 +26,8 @@ __all__ = ["GroupMember"]
 
 # torch stores a negative time-out for "not given".
 _NO_TIME = timedelta(0)
-# The time limit for leaving a group when the interpreter ends. It is sufficient because a waiting
-# thread notices within a tenth of a second that the group was aborted.
+# The time limit for leaving a group when the interpreter ends. Two seconds are enough, because a
+# waiting thread notices within a tenth of a second that the group was aborted.
 _SECONDS_AT_EXIT = 2.0
 # Typed as Any because the signatures in torch's stubs differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup

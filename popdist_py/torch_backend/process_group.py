@@ -53,7 +53,7 @@ _KEPT_WORKS = 8
 class PopdistProcessGroup(GroupMember):
     """The processes of one group of torch.distributed.
 
-    It has the methods of ``dist.ProcessGroup``. ``opts=None`` stands for torch's default options.
+    The methods are those of ``dist.ProcessGroup``. ``opts=None`` means torch's default options.
 
     Args:
         store: The store that torch made for this group.

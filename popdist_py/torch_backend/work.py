@@ -58,7 +58,7 @@ class PopdistWork(dist.Work):
         self._tensors = list(tensors)
         self._queue: CallQueue | None = None
         self._is_done = False
-        # This lock is held until the call is complete. It is ten times as fast as a
+        # This lock is held until the call is complete. A lock is ten times as fast as a
         # threading.Event.
         self._pending = threading.Lock()
         self._pending.acquire()
@@ -182,8 +182,8 @@ class PopdistWork(dist.Work):
 # The Python function that is on the stack while C++ runs the backward pass. If this function is the
 # caller of ``get_future``, the reducer gets the future, and its callbacks do not wait for calls.
 _BACKWARD = "_engine_run_backward"
-# One lock for the futures of all works. It is held only for short times, and most calls do not use
-# it.
+# All works share this lock for their futures. The lock is held only for short times, and most calls
+# do not use it.
 _futures_lock = threading.Lock()
 
 
@@ -206,8 +206,8 @@ class CallQueue:
         # Messages to the thread: True for each submitted call, False to end the thread.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # The lock for starting and replacing the thread. It is needed because a thread that has not
-        # started cannot be joined.
+        # The lock for starting and replacing the thread. The lock is needed because a thread that
+        # has not started cannot be joined.
         self._changing = threading.Lock()
         self._lost: InstanceLostError | None = None
 
@@ -266,8 +266,8 @@ class CallQueue:
         """Return once all calls have run and the thread has ended.
 
         Args:
-            last: A function to run once no call is running. It does not run if a call is still
-                running after the time limit.
+            last: A function to run once no call is running. ``last`` does not run if a call is
+                still running after the time limit.
             seconds: The time limit for the end of each thread, and for the end of the last call; -1
                 for no limit.
         """

@@ -61,8 +61,8 @@ class AllHosts:
         self.size = len(order)
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
-        # A number in shared memory. The first instance of this host sets it to 1 + the index of a
-        # lost instance of another host. It is 0 if no lost instance is known.
+        # A number in shared memory, which is 0 at first. If the first instance of this host finds
+        # that an instance of another host was lost, it stores 1 + the index of the lost instance.
         self._missed = Window(host.local, 8).parts[0][:8].view(np.int64)
 
     # --- Between the hosts --------------------------------------------------------------------

@@ -62,8 +62,9 @@ def _rare_wakeups() -> Iterator[None]:
     """Let the kernel wake this thread from short sleeps up to 25 milliseconds late.
 
     Threads that start in this block inherit the setting. At the end of the block, the setting of
-    these threads is restored if this process has the capability CAP_SYS_NICE. Otherwise their
-    timers stay up to 25 milliseconds late, but other events still wake the threads at once.
+    these threads is restored if this process has the capability CAP_SYS_NICE. Without it, the
+    timers of these threads stay up to 25 milliseconds late, but other events still wake them at
+    once.
 
     Open MPI polls every 100 microseconds while it waits for the other processes. With 64 instances
     on two cores, the waiting instances would leave little CPU time to the instances that they wait

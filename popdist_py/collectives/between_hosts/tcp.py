@@ -136,8 +136,8 @@ class TcpMesh(Mesh):
             stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option in _KEEP_ALIVE:
                 stream.connection.setsockopt(*option)
-        # Close the connections in a forked child. Otherwise the child would keep them open after
-        # this process has ended.
+        # A forked child closes the connections, because it would keep them open after this process
+        # has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
 

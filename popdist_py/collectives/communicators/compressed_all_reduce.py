@@ -1,8 +1,8 @@
 """All-reduce that compresses the sums sent between hosts, but not the data within a host.
 
 Every part of an array has an owner on each host. The owner adds up the part over the instances of
-its host. Then it exchanges the compressed sum with the owners on the other hosts, and writes the
-result to all instances of its host.
+its host. The owners on all hosts exchange their compressed sums. Each owner then writes the result
+to all instances of its host.
 
 This module does not compress data, map memory or open connections itself.
 """
@@ -22,8 +22,8 @@ from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
 __all__ = ["CompressedAllReduce"]
 
-# The number of parts that are exchanged at the same time. It is large enough to keep a network link
-# busy while an instance waits for other instances of its host or for a core.
+# The number of parts that are exchanged at the same time. This number keeps a network link busy
+# while an instance waits for other instances of its host or for a core.
 _PARTS_IN_FLIGHT = 16
 
 

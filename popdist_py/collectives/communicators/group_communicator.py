@@ -4,8 +4,8 @@ The communicator chooses the algorithm of a call. Small arrays are reduced in on
 instance copies its array to its slot, and after a single barrier every instance reduces the slots
 of all instances. ``SlicedAllReduce`` reduces large arrays.
 
-This module does not map memory, poll or reduce itself. It has over 500 lines, because it contains a
-class with all calls that a communicator offers.
+This module does not map memory, poll or reduce itself. The module has over 500 lines, because it
+contains a class with all calls that a communicator offers.
 """
 
 from __future__ import annotations

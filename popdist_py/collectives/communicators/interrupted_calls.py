@@ -4,8 +4,8 @@
 
 When a call is interrupted, the other instances may be at any step of this call. If the interrupted
 instance then made another call, they would mistake its data for data of the interrupted call. So
-the instance leaves the communicator. Its own later calls raise an error at once, and the calls of
-the other instances raise an error that names the instance that left.
+the instance leaves the communicator. Later calls of the interrupted instance raise an error at
+once, and calls of the other instances raise an error that names the instance that left.
 
 ``numeric_errors_last`` lets a call move all its data before it raises a numeric error. So the
 communicator stays usable after that error.

@@ -1,7 +1,7 @@
 """All-reduce of large arrays in slices, as a reduce-scatter and an all-gather.
 
-Each instance owns one slice of the array, which it reduces for the other instances of its host. It
-gets the slices of the other instances in one of three ways. Either the arrays are in a shared
+Each instance owns one slice of the array, which it reduces for the other instances of its host. An
+owner gets the data of the other instances in one of three ways. Either the arrays are in a shared
 window, or the instances copy them through the slots, or the owner reads and writes the memory of
 the other processes directly. Between hosts, the owners of the same slice all-reduce this slice.
 
@@ -30,8 +30,8 @@ __all__ = ["SlicedAllReduce"]
 # busy. On one host, a trial finds the faster way for arrays of two slots or more.
 _MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
 # The number of bytes that an owner reads from all instances together before it writes the result.
-# They fit into the second-level cache. Each instance's part has a minimum size, because reading
-# smaller parts would need too many system calls.
+# So many bytes fit into the second-level cache. The part that is read from one instance has a
+# minimum size, because reading smaller parts would need too many system calls.
 _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
 # A slice is reduced between the hosts in pieces. Large pieces need fewer calls, and small pieces
 # start earlier.
@@ -209,8 +209,8 @@ class SlicedAllReduce:
         self._all_reduce_directly(plan, flat[half:], [first + offset for first in addresses])
         end = time.perf_counter_ns()
         barrier, turn = self._host.barrier, self._host.next_turn()
-        # The times per element are whole numbers of picoseconds. They must be positive, because
-        # ``compare`` does not publish 0.
+        # The times per element are whole numbers of picoseconds. 1 is added because ``compare``
+        # does not publish 0.
         location = 1 + 1000 * (middle - start) // half
         address = 1 + 1000 * (end - middle) // (flat.size - half)
         barrier.compare(turn, plan.code, plan.signature, location, address)

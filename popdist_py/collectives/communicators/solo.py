@@ -1,6 +1,6 @@
 """The communicator of a job with one instance, where every collective returns its input.
 
-This module does not communicate. It imports NumPy only when it is needed.
+This module does not communicate. NumPy is imported only in calls that need it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The barrier of the instances of one host, with arrival counters in shared memory.
 
-A waiting instance first reads the counters in a loop for a short time. Then it sleeps in the kernel
-(futex), so that working instances can use its core. The barrier needs the memory order of x86,
-where other cores see stores in program order.
+A waiting instance first reads the counters in a loop for a short time. After this time, the waiting
+instance sleeps in the kernel (futex), so that working instances can use its core. The barrier needs
+the memory order of x86, where other cores see stores in program order.
 
 This module does not copy or reduce arrays.
 """
@@ -182,8 +182,8 @@ class HostBarrier:
         words = self._words
         self._arrivals = arrived = self._arrivals + 1
         words[self._own_line] = arrived
-        # Taking a lock is a full memory barrier. It ensures that other cores see the new counter
-        # before this core reads which instances sleep.
+        # Taking a lock is a full memory barrier. So other cores see the new counter before this
+        # core reads which instances sleep.
         self._fence.acquire()
         self._fence.release()
         if self._asleep.tobytes() != self._all_awake:

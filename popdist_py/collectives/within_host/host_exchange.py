@@ -21,9 +21,9 @@ from popdist_py.errors import CollectiveMismatchError
 __all__ = ["HostExchange"]
 
 # Word 0 of a table is the number of bytes of each block that one round transfers. Word 1 is the
-# number of rounds. Then a row for each instance follows, with three words: the size of the block
-# for that instance, the place of this block in the slot, and the size of the block that is expected
-# from that instance.
+# number of rounds. The table then has a row of three words for each instance: the size of the block
+# for this instance, the place of this block in the slot, and the size of the block that is expected
+# from this instance.
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
@@ -120,7 +120,7 @@ class HostExchange:
         if in_place is not None:
             for position, address in in_place:
                 host.read(position, address, receives[position], plan)
-            # Wait until all blocks have been read. Their owners may change them afterwards.
+            # Wait until all blocks have been read, because their owners may change them afterwards.
             host.barrier.wait_for_all(plan.signature)
         if problem is not None:
             raise problem

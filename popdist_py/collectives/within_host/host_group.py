@@ -182,8 +182,8 @@ class HostGroup:
     def next_turn(self) -> int:
         """Return the number, 0 or 1, of the slots and headers to use for the next step.
 
-        The other instances have finished reading these slots and headers, because the last step
-        used the other ones.
+        All instances have finished reading the slots and headers with this number, because the last
+        step used the other number.
         """
         self.current_turn = turn = 1 - self.current_turn
         return turn

@@ -118,13 +118,13 @@ class PeerMemory:
         self._copy(self._write, pid, address, own_address, size)
 
     def close(self) -> None:
-        """Close the descriptors of the peers. Their memory can no longer be read or written."""
+        """Close the pidfds of the peers. Reading and writing their memory then fails."""
         self._ended.clear()
         while self._pidfds:
             os.close(self._pidfds.pop())
 
     def _watch(self, pid: int) -> None:
-        """Open a pidfd of a peer. It shows the end of the peer even if the PID is reused."""
+        """Open a pidfd of a peer, to notice the end of the peer even if the PID is reused."""
         if pid not in self._ended:
             self._pidfds.append(os.pidfd_open(pid))
             self._ended[pid] = select.poll()

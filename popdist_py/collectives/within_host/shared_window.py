@@ -1,8 +1,9 @@
 """Windows: memory that the instances of one host share.
 
-A window has a part for each instance and a common part. The memory is an anonymous file (memfd). It
-does not appear in a folder, so the system frees the memory even if the job is killed, and the
-limits of /dev/shm do not apply. Each page is allocated on the NUMA node that touches it first.
+A window has a part for each instance and a common part. The memory is an anonymous file (memfd).
+Such a file does not appear in a folder, so the system frees the memory even if the job is killed,
+and the limits of /dev/shm do not apply. Each page is allocated on the NUMA node that touches it
+first.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ _CALL = "the first call of the group"
 
 
 class StoreMeeting:
-    """Some ranks of a group that exchange values. It satisfies ``popdist_py.collectives.Meeting``.
+    """Some ranks of a group that exchange values; satisfies ``popdist_py.collectives.Meeting``.
 
     Args:
-        store: The store of the group. Its time-out limits every wait.
+        store: The store of the group. The time-out of the store limits every wait.
         members: The ranks that exchange values; None for all ranks of the group.
         name: The prefix of this meeting's keys in the store.
     """

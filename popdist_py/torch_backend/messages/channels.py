@@ -1,7 +1,7 @@
-"""A channel, which carries headers and bytes of messages over one connection of two ranks.
+"""A channel, which sends and receives headers and bytes of messages over one connection.
 
-The rank that opened the connection sends messages over it, and the other rank sends answers. All
-headers have the same size. A header gives the number of bytes that follow it.
+The rank that opened the connection sends messages over it, and the rank at the other end sends
+answers. All headers have the same size. A header states the number of bytes that follow it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
 
 __all__ = ["INLINE_BYTES", "Channel", "Header", "Kind", "Receiver"]
 
-# A message of at most this size is sent right after its header. The system buffers that much.
+# The bytes of a message up to this size are sent right after the header, because the system can
+# buffer them.
 INLINE_BYTES = 64 * 1024
 _CHUNK_BYTES = 2 * (64 + INLINE_BYTES)
 _FORMAT = struct.Struct("<B7xqQQQQ16s")
@@ -27,26 +28,26 @@ _FORMAT = struct.Struct("<B7xqQQQQ16s")
 class Kind(IntEnum):
     """The kinds of headers."""
 
-    # From the sender of a message to its receiver.
-    INLINE = 1  # the bytes follow
-    ANNOUNCED = 2  # the bytes wait at ``address``
-    DATA = 3  # the requested bytes follow
-    # From the receiver to the sender.
-    REQUEST = 4  # send the bytes of an announced message
-    DONE = 5  # the bytes of an announced message were read
-    MISMATCH = 6  # the receive has another number of elements or dtype
-    CONSUMED = 7  # ``size`` more inline bytes were matched
-    # From either side.
-    LEAVING = 8  # this side leaves the group in order
+    # The sender of a message sends these kinds to its receiver.
+    INLINE = 1  # the bytes of the message follow this header
+    ANNOUNCED = 2  # the bytes of the message are in the sender's memory at ``address``
+    DATA = 3  # the requested bytes follow this header
+    # The receiver of a message sends these kinds to its sender.
+    REQUEST = 4  # the sender must send the bytes of an announced message
+    DONE = 5  # the receiver has read the bytes of an announced message
+    MISMATCH = 6  # the receive has a different number of elements or dtype than the message
+    CONSUMED = 7  # receives have matched ``size`` more inline bytes
+    # The sender and the receiver of a message may send this kind.
+    LEAVING = 8  # the rank leaves the group normally
 
 
-class Header(NamedTuple):  # a dataclass would take several times as long to make
+class Header(NamedTuple):  # creating a dataclass would take several times as long
     """The header of a message, or of an answer to a message.
 
     Attributes:
         kind: The kind of the header.
         tag: The tag of the message.
-        number: The number of an announced message, which its sender has chosen.
+        number: The number that the sender has given the message, which answers repeat.
         elements: The number of elements of the tensor.
         size: The size of the tensor in bytes.
         address: The address of the bytes in the sender's memory.
@@ -67,30 +68,35 @@ class Header(NamedTuple):  # a dataclass would take several times as long to mak
 
 
 class Receiver(Protocol):
-    """An object that gets the data that arrives over a channel."""
+    """The object that handles the data arriving over a channel."""
 
     def on_header(self, channel: Channel, header: Header, data: memoryview) -> None:
-        """Handle a header and the bytes of an inline message, which are valid only now."""
+        """Handle a header, with the bytes in the case of an inline message.
+
+        ``data`` is valid only during this call.
+        """
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return the buffer for requested bytes."""
+        """Return the buffer into which the channel receives requested bytes."""
 
     def on_filled(self, channel: Channel, header: Header) -> None:
-        """Handle the arrival of all requested bytes."""
+        """Handle a buffer of ``room_for`` that is now full."""
 
 
 class Channel:
-    """One connection, which may not be open yet.
+    """One connection to another rank, which may not be open yet.
 
     Args:
         rank: The rank at the other end.
-        receiver: The object that gets the data that arrives.
+        receiver: The object that handles arriving data.
 
     Attributes:
-        unconsumed: The number of inline bytes sent whose match the other rank has not reported.
-        consumed: The number of inline bytes matched here since the last report.
-        peer_pid: The process at the other end if its memory can be read, else 0.
-        events: The epoll events of the connection's registration.
+        unconsumed: The number of inline bytes that this rank sent and that the other rank has not
+            reported as consumed.
+        consumed: The number of inline bytes that receives of this rank matched since its last
+            report.
+        peer_pid: The process id of the other rank if its memory can be read, otherwise 0.
+        events: The epoll events for which the connection is registered.
     """
 
     def __init__(self, rank: int, receiver: Receiver) -> None:
@@ -122,12 +128,12 @@ class Channel:
 
     @property
     def is_sending(self) -> bool:
-        """Whether data is queued that the system has not accepted yet."""
+        """Whether some queued data is not sent yet."""
         return bool(self._outgoing)
 
     @property
     def has_ended(self) -> bool:
-        """Whether either side has closed the connection, or it was never opened."""
+        """Whether the connection was closed by either side, or was never opened."""
         if self.connection is None or self.connection.fileno() < 0:
             return True
         poll = select.poll()
@@ -146,7 +152,7 @@ class Channel:
 
         Args:
             header: The header to send.
-            data: The bytes that follow, which must not change before ``on_sent``.
+            data: The bytes that follow, which must not change before ``on_sent`` is called.
             on_sent: A function to call when the system has accepted all bytes.
 
         Raises:
@@ -167,7 +173,7 @@ class Channel:
             self._outgoing.append((view, on_sent if index == len(views) - 1 else None))
 
     def send_queued(self) -> None:
-        """Send the queued data that the system accepts now.
+        """Send as much of the queued data as the system accepts now.
 
         Raises:
             ConnectionLostError: The other end has closed the connection.
@@ -194,7 +200,7 @@ class Channel:
     # --- Receiving ----------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Handle the data that has arrived; return whether there was any.
+        """Receive and handle the data that has arrived; return whether any data has arrived.
 
         Raises:
             ConnectionLostError: The other end closed the connection or sent invalid data.

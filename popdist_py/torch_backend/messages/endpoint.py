@@ -1,9 +1,9 @@
-"""Addresses of the ranks of a group, and connections between them; no rank waits for another one.
+"""Addresses of the ranks of a group, and connections between the ranks.
 
-Each rank publishes the name of an abstract Unix socket in the store. If the group turns out to span
-hosts, the rank also publishes a TCP address. On a Unix socket, the kernel tells each side the
-process and the user of the other side. Over TCP, both sides prove that they know two secrets: the
-one published in the store, and the job's secret.
+No rank waits for another rank here. Each rank publishes the name of an abstract Unix socket in the
+store. If a rank of the group is on another host, the rank also publishes a TCP address. On a Unix
+socket, the kernel tells each side the process and the user of the other side. Over TCP, both sides
+prove that they know two secrets: a secret from the store, and the job's secret.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLAIM = struct.Struct("<IQ")  # the rank and the address of the probe
 
 
 def place_of_this_process() -> str:
-    """Return an id shared by processes that can use the same Unix sockets, "" if unknown."""
+    """Return an id that is equal in processes which can use the same Unix sockets, or ""."""
     place = join.place_of_this_process()
     try:
         return place and f"{place} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115
@@ -58,9 +58,10 @@ class Guest:
 
     Attributes:
         rank: The rank of the other process.
-        connection: The connection with it.
-        pid: The number of its process; 0 on another host.
-        probe: The address of a number in its memory, used to test whether it can be read.
+        connection: The connection with the other process.
+        pid: The process id of the other process; 0 on another host.
+        probe: The address of a number in the other process, used to test whether its memory can be
+            read.
     """
 
     rank: int
@@ -70,13 +71,13 @@ class Guest:
 
 
 class Endpoint:
-    """Listens for the other ranks and connects to them; no method waits for another rank.
+    """Listens for the other ranks and connects to them. No method waits for another rank.
 
     Args:
         store: The store that torch made for this group.
         rank: The rank of this process.
         size: The number of ranks.
-        network: The interface or CIDR for other hosts; None to choose one.
+        network: Interface or CIDR of the network between the hosts; None to choose one.
 
     Attributes:
         is_settled: Whether all ranks are known and this rank listens on every address it needs.
@@ -100,20 +101,22 @@ class Endpoint:
         self._calls: Calls[int] = Calls()
         self.is_settled = False
         self._cards: dict[int, _Card] = {}
-        # A forked child must not keep the sockets open after this process has ended.
+        # A forked child closes the sockets, because it would keep them open after this process has
+        # ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
         self._card = _Card(place_of_this_process(), socket.gethostname(), name, secret.hex())
         store.set(_key(rank), json.dumps(vars(self._card)))
 
     def use_store_beside_others(self) -> None:
-        """Open a separate connection to the store, because another thread may block the first."""
-        with suppress(AttributeError, NotImplementedError, RuntimeError):  # not in every store
+        """Open a separate connection to the store, because other threads may block the first."""
+        # If a store lacks ``clone``, the first connection is used.
+        with suppress(AttributeError, NotImplementedError, RuntimeError):
             self._store = self._store.clone()
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """The descriptors that become readable for ``welcome`` and for ``answers``."""
+        """The descriptors that become readable when ``welcome`` or ``answers`` must be called."""
         return self._gate.fileno(), self._calls.fileno()
 
     @property
@@ -130,7 +133,7 @@ class Endpoint:
         return bool(card.place) and card.place == self._card.place
 
     def settle(self) -> None:
-        """Look up the other ranks; once all are known, listen over TCP if one of them needs it."""
+        """Look up the other ranks. If all are known and one is on another host, listen over TCP."""
         cards = [self._card_of(rank) for rank in range(self._size)]
         if self.is_settled or None in cards:
             return
@@ -150,7 +153,8 @@ class Endpoint:
         """Return the address at which other hosts reach this host."""
         address = tcp_connect.own_address(self._network, hosts, os.environ.get("MASTER_ADDR"))
         if address is None and not self._network:
-            # On the host of MASTER_ADDR itself, that name may resolve to the loopback address.
+            # On the host that MASTER_ADDR names, this name may resolve to the loopback address. So
+            # look for the address from which this host reaches another host.
             others = sorted(hosts - {self._card.host})
             address = next(filter(None, map(tcp_connect.address_towards, others)), None)
         return address
@@ -163,8 +167,8 @@ class Endpoint:
     def connect(self, rank: int, probe: int) -> tuple[socket.socket, bytes] | None:
         """Return a connection to a rank of this host, and the bytes that must be sent first.
 
-        The result is None if the rank is not known yet, if its listen queue is full, or if it is on
-        another host. ``answers`` later returns a connection to another host.
+        The result is None if the rank is not known yet, if its listen queue is full, or if the rank
+        is on another host. A connection to another host is returned later by ``answers``.
 
         Args:
             rank: The rank of the other process.
@@ -190,7 +194,10 @@ class Endpoint:
         return None
 
     def answers(self) -> list[tuple[int, socket.socket | None]]:
-        """Return ranks of other hosts, with a connection or, after a failure, with None."""
+        """Return the ranks of other hosts to which ``connect`` has opened a connection.
+
+        Each rank comes with its connection, or with None if the connection has failed.
+        """
         answered = self._calls.serve()
         for _, connection in answered:
             if connection is not None:
@@ -200,7 +207,7 @@ class Endpoint:
     def welcome(self) -> list[Guest]:
         """Return the ranks that have identified themselves; close all invalid connections."""
         guests = []
-        with suppress(OSError):  # no descriptor is left
+        with suppress(OSError):  # the process has reached its limit of open descriptors
             for each in self._gate.serve():
                 rank, probe = _CLAIM.unpack(each.claim)
                 if rank >= self._size or rank == self._rank:
@@ -212,10 +219,11 @@ class Endpoint:
         return guests
 
     def close(self, farewell: bytes = b"") -> None:
-        """Stop listening; a second call does nothing.
+        """Stop listening. A second call does nothing.
 
         Args:
-            farewell: Bytes to send to processes of this host that ``welcome`` has not returned yet.
+            farewell: Bytes to send to processes of this host that have connected, but that
+                ``welcome`` has not returned yet.
         """
         if farewell:
             self._gate.send_to_local_pending(farewell)
@@ -232,12 +240,12 @@ class Endpoint:
 def _neighbour(card: _Card) -> socket.socket | None:
     """Return a connection to a rank of this host.
 
-    The result is None while the listen queue of that rank is full. Every user of the host may
-    connect and so fill the queue, until the rank closes their connections. Therefore this function
-    does not wait for a free place.
+    The result is None while the listen queue of that rank is full. This function does not wait for
+    a free place in the queue, because any user of the host may connect and so keep the queue full
+    until the rank closes these connections.
 
     Raises:
-        OSError: The rank has ended, and another user may have the name of its socket now.
+        OSError: The rank has ended. The name of its socket may belong to another user now.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

@@ -1,8 +1,8 @@
-"""The mailbox, which matches messages and receives.
+"""The mailbox, which finds the receive for each message.
 
-Messages of one source and tag are received in the order of their sends. If several waiting
-messages match a receive, it gets the message that arrived first. If several waiting receives match
-a message, the receive that was posted first gets it.
+Messages with the same source and tag are received in the order in which they were sent. If several
+waiting messages match a receive, the receive gets the message that arrived first. If several
+waiting receives match a message, the receive that was posted first gets the message.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["Mailbox"]
 Message = TypeVar("Message")
 Receive = TypeVar("Receive")
 
-# The keys are source and tag; the source of a receive may be None for any rank. Each entry has a
-# number that gives the order of arrival.
+# The keys are pairs of source and tag. The source is None for a receive from any rank. Each entry
+# has a number that gives the order of arrival.
 _Queues = dict[tuple[int | None, int], deque[tuple[int, Message]]]
 
 
@@ -47,7 +47,7 @@ class Mailbox(Generic[Message, Receive]):
         return message
 
     def withdraw(self, receive: Receive, source: int | None, tag: int) -> None:
-        """Remove a receive if it is still waiting."""
+        """Remove a receive if it is still waiting for a message."""
         queue = self._receives.get((source, tag), deque())
         kept = [entry for entry in queue if entry[1] is not receive]
         if kept:
@@ -57,7 +57,7 @@ class Mailbox(Generic[Message, Receive]):
 
 
 def _first(queues: _Queues[Message], keys: list[tuple[int | None, int]]) -> Message | None:
-    """Remove and return the entry that came first under any of the keys."""
+    """Remove and return the value that was added first to the queues of these keys."""
     found = [(queues[key][0][0], key) for key in keys if key in queues]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Texts of errors for sends and receives that failed."""
+"""The errors of sends and receives that failed, with their texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MessageErrors"]
 
 
 class MessageErrors:
-    """Makes the errors of one rank.
+    """Makes the errors that one rank raises.
 
     Args:
         rank: The rank of this process.
@@ -28,19 +28,19 @@ class MessageErrors:
         self._names = names
 
     def late(self, work: MessageWork, seconds: float) -> RankLostError:
-        """Return the error of a wait that reached its time-out."""
+        """Return the error for a send or receive that was not complete after its time-out."""
         return RankLostError(
             f"{self._name()} has waited {seconds:g} s to {self._text(work)}: let the other rank "
             "call its counterpart, or raise the timeout of the group"
         )
 
     def lost(self, work: MessageWork, rank: int, *, has_left: bool) -> RankLostError:
-        """Return the error of a work when the other rank has left the group or has ended."""
+        """Return the error for a send or receive whose other rank has left the group or ended."""
         what = "has left the group" if has_left else "has ended, or cannot be reached,"
         return RankLostError(f"{self._name(rank)} {what} before {self._could(work)}")
 
     def left(self, work: MessageWork, reason: str) -> GroupClosedError:
-        """Return the error of a work that was not complete when this rank left the group."""
+        """Return the error for a send or receive that was incomplete when this rank left."""
         if reason:
             return GroupClosedError(f"{reason} before {self._could(work)}")
         return GroupClosedError(
@@ -49,14 +49,14 @@ class MessageErrors:
         )
 
     def closed(self) -> GroupClosedError:
-        """Return the error of a call after this rank has left the group."""
+        """Return the error for a call that is made after this rank has left the group."""
         return GroupClosedError(
             f"{self._name()} has left the group: make a new group with init_process_group or "
             "new_group"
         )
 
     def mismatch(self, work: MessageWork, source: int, to: int, theirs: str) -> MismatchError:
-        """Return the error of a message that does not fit its receive.
+        """Return the error for a message whose size or dtype differs from its receive.
 
         Args:
             work: The send or the receive of this rank.
@@ -79,7 +79,7 @@ class MessageErrors:
         return f"{self._name()} could {self._text(work)}"
 
     def _text(self, work: MessageWork) -> str:
-        """Return a description of a work that can follow the word "to"."""
+        """Return a description of a send or receive that can follow the word "to"."""
         peer = "any rank" if work.peer is None else self._name(work.peer)
         way = "to" if work.verb == "send" else "from"
         return f"{work.verb} {work.count} x {work.dtype} with tag {work.tag} {way} {peer}"

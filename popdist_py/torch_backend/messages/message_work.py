@@ -24,7 +24,9 @@ class Progress(Protocol):
 
 
 class MessageWork(dist.Work):
-    """A send or a receive that this rank started; only ``progress`` changes it.
+    """A send or a receive that this rank started.
+
+    Only the object ``progress`` changes the state of the work.
 
     Args:
         progress: The object that completes the work.
@@ -61,7 +63,7 @@ class MessageWork(dist.Work):
         self._contiguous = self._tensor
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             plain = self._tensor.resolve_conj().resolve_neg()
-            # The device is given because the program may have set another default device.
+            # ``device`` is passed because the program may have changed torch's default device.
             self._contiguous = (
                 plain.contiguous()
                 if verb == "send"
@@ -72,7 +74,7 @@ class MessageWork(dist.Work):
 
     @property
     def address(self) -> int:
-        """The memory address of the bytes."""
+        """The memory address of ``data``."""
         return self._contiguous.data_ptr()
 
     def finish(self, error: BaseException | None = None) -> None:
@@ -92,14 +94,17 @@ class MessageWork(dist.Work):
     # --- The interface of torch.distributed.Work ----------------------------------------------
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return once the tensor of a send may be changed, or the tensor of a receive is filled.
+        """Return once the work is complete.
+
+        When the work is complete, the tensor of a send may be changed, and the tensor of a receive
+        is filled.
 
         Args:
             timeout: The time-out of this wait. None and 0 stand for the time-out of the group.
 
         Raises:
             MismatchError: The tensors of sender and receiver differ.
-            RankLostError: The other rank has ended, or its counterpart did not come in time.
+            RankLostError: The other rank has ended, or did not make the matching call in time.
             GroupClosedError: This rank has left the group.
         """
         if not self.is_done:
@@ -109,7 +114,7 @@ class MessageWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether ``wait`` would return at once."""
+        """Tell whether the call is complete, so that ``wait`` returns at once."""
         if not self.is_done:
             self._progress.look()
         return self.is_done
@@ -127,7 +132,7 @@ class MessageWork(dist.Work):
         return [self._tensor]
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of the tensor, in a list."""
+        """Return a future for a list with the tensor."""
         if self._future is None:
             self._future = torch.futures.Future()
         if self.is_done:

@@ -1,8 +1,9 @@
 """Send and receive between any two ranks of a group, independent of its collectives.
 
-A small message is sent right after its header, and its receiver stores it. A large message stays in
-its sender's memory, and only its header is sent. The receiver reads the sender's memory if the
-system permits it, and otherwise requests the bytes.
+The bytes of a small message are sent right after its header (an inline message), and the receiver
+stores them until a receive matches the message. A large message is announced: only its header is
+sent, and its bytes stay in the sender's memory. The receiver reads the bytes directly from this
+memory if the system permits it. If not, the receiver requests the bytes.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ __all__ = ["Messages"]
 
 Key = TypeVar("Key")
 
-# The number of inline bytes that may wait at a receiver. Messages beyond it are only announced.
+# The number of inline bytes of one sender that may wait at a receiver. If a message would exceed
+# this number, it is announced.
 _MOST_UNCONSUMED_BYTES = 16 * 1024 * 1024
-# A receiver sends an answer after it has matched this many inline bytes.
+# A receiver tells the sender each time that receives have matched this many more inline bytes.
 _CONSUMED_BYTES = 1024 * 1024
 
 
@@ -51,7 +53,7 @@ class _Message:
 
 
 class Messages:
-    """The messages of one rank of one group; each group has its own.
+    """The sends and receives of one rank in one group.
 
     Args:
         store: The store that torch made for this group.
@@ -81,7 +83,8 @@ class Messages:
         self._starting = threading.Lock()
         self._is_closed = False
         self._mailbox: Mailbox[_Message, MessageWork] = Mailbox()
-        # The incomplete works, and the complete works whose futures are not complete yet.
+        # ``_works`` holds the incomplete works as keys, and ``_complete`` the complete works whose
+        # futures are not complete yet.
         self._works: dict[MessageWork, None] = {}
         self._complete: deque[MessageWork] = deque()
         self._numbers = count(1)
@@ -145,7 +148,8 @@ class Messages:
             if message is not None:
                 self._match(work, message)
                 return work
-            # The end of a sender closes the channel to it. Therefore a receive needs that channel.
+            # Open a channel to each possible sender: when a sender ends, its channel closes, and
+            # the receive can fail.
             for rank in range(self._size) if source is None else [source]:
                 if rank != self._rank and rank not in traffic.gone:
                     traffic.channel_to(rank)
@@ -156,15 +160,15 @@ class Messages:
         return work
 
     def close(self, reason: str = "", seconds: float = -1) -> None:
-        """Leave the group; incomplete works fail.
+        """Leave the group. Incomplete sends and receives fail.
 
         Args:
             reason: The reason, for error texts; empty if the program itself destroys the group.
-            seconds: The longest time for sending the last messages; -1 for the default.
+            seconds: The time limit for sending the last messages; -1 for the default.
         """
         with self._starting:
             traffic, was_closed, self._is_closed = self._traffic, self._is_closed, True
-        if was_closed:  # another thread may still be closing it
+        if was_closed:  # another thread may still be leaving the group
             return
         if traffic is None:
             self._endpoint.close(farewell=Header(Kind.LEAVING).pack())
@@ -198,7 +202,10 @@ class Messages:
     # --- Calls of a work ----------------------------------------------------------------------
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
-        """Return once a work is complete; it fails after ``seconds`` or the group's time-out."""
+        """Return once a work is complete.
+
+        The work fails after ``seconds``. None stands for the time-out of the group.
+        """
         assert self._traffic is not None
         limit = self.timeout if seconds is None else seconds
         with activities.awaiting_background():
@@ -216,7 +223,7 @@ class Messages:
         while self._complete:
             try:
                 work = self._complete.popleft()
-            except IndexError:  # another thread has taken it
+            except IndexError:  # another thread has taken the last work
                 break
             self._traffic.stir()
             work.tell()
@@ -257,7 +264,9 @@ class Messages:
             self._sent(header.number, self._errors.mismatch(work, self._rank, channel.rank, theirs))
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return the buffer for requested bytes; a spare buffer if the receive has ended.
+        """Return the buffer for requested bytes.
+
+        If the receive has already failed, the buffer is not used afterwards.
 
         Raises:
             ConnectionLostError: The bytes were not requested.
@@ -272,7 +281,7 @@ class Messages:
         self._finish(self._requested.pop((channel.rank, header.number)))
 
     def on_lost(self, rank: int) -> None:
-        """Fail all sends to a rank that is gone, and all receives from it."""
+        """Fail all sends to a lost rank, and all receives from this rank."""
         for work in list(self._works):
             if work.peer == rank:
                 self._mailbox.withdraw(work, rank, work.tag)
@@ -285,7 +294,7 @@ class Messages:
         self._requested = {key: work for key, work in self._requested.items() if key[0] != rank}
 
     def _sent(self, number: int, error: BaseException | None = None) -> None:
-        if number in self._announced:  # a receiver may have requested it twice
+        if number in self._announced:  # an invalid second answer of the receiver is ignored
             self._finish(self._announced.pop(number), error)
 
     def _deliver(self, message: _Message) -> None:
@@ -294,7 +303,7 @@ class Messages:
             self._match(work, message)
 
     def _match(self, work: MessageWork, message: _Message) -> None:
-        """Fill a receive from a message, or start to read or request the bytes."""
+        """Fill a receive with the bytes of a message, or start to read or request these bytes."""
         assert self._traffic is not None
         header, channel, work.peer = message.header, message.channel, message.source
         is_inline = header.kind == Kind.INLINE
@@ -315,7 +324,10 @@ class Messages:
             self._request(work, channel, header)
 
     def _read(self, work: MessageWork, channel: Channel, header: Header) -> None:
-        """Read an announced message in its sender's memory; the caller must not hold the lock."""
+        """Read an announced message from its sender's memory.
+
+        The caller must not hold the lock of the traffic.
+        """
         assert self._traffic is not None
         assert self._memory is not None
         if work.is_done:
@@ -325,10 +337,10 @@ class Messages:
             try:
                 self._memory.read_bytes(channel.peer_pid, header.address, work.address, header.size)
             except ProcessLookupError:
-                return  # its closed channels will report the end
+                return  # the sender has ended, and the closed channel will fail the receive
             except OSError:
                 is_permitted = False
-        # If the sender has left, other data may be at the address.
+        # If the sender has left, the address may contain other data than the message.
         if channel.has_ended:
             return
         with self._traffic.lock:
@@ -344,7 +356,7 @@ class Messages:
         self._answer(channel, Kind.REQUEST, header, work)
 
     def _answer(self, channel: Channel, kind: Kind, header: Header, work: MessageWork) -> None:
-        """Send an answer for an announced message."""
+        """Send an answer to the sender of an announced message."""
         assert self._traffic is not None
         dtype = work.dtype.encode()
         self._traffic.send(
@@ -361,7 +373,7 @@ class Messages:
     # --- Errors -------------------------------------------------------------------------------
 
     def _fail_if_nobody_can_send(self, work: MessageWork) -> None:
-        """Fail a receive from any rank once a rank was lost, or once all ranks have left."""
+        """Fail a receive from any rank, if some rank was lost or if all other ranks have left."""
         assert self._traffic is not None
         gone = self._traffic.gone
         lost = sorted(gone - self._traffic.leaving)

@@ -1,8 +1,8 @@
 """The traffic of one rank, with one loop that sends and receives for all its channels.
 
-A thread that waits for a message handles the traffic of all channels meanwhile. So a wait does not
+A thread that waits for a message handles the traffic of all channels while it waits. So it does not
 depend on another thread. While no thread waits, a background thread handles the traffic. When a
-rank ends, its connections close.
+rank ends, its connections close, which tells the other ranks that it has ended.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from popdist_py.torch_backend.messages.endpoint import Endpoint, Guest
 
 __all__ = ["Post", "Traffic"]
 
-# The background thread starts to work this long after the last wait has ended. A wait that follows
-# soon then does not compete with it.
+# The background thread handles traffic only if the last wait ended at least this long ago. So it
+# does not compete with a wait that follows soon.
 _LINGER_SECONDS = 0.002
-# The interval between two searches for ranks that have not joined yet, and the longest sleep.
+# The interval, in seconds, between two searches for ranks that have not joined yet. The second
+# number is the longest time for which a thread waits for events.
 _LOOK_SECONDS, _SLEEP_SECONDS = 0.02, 1.0
-# The longest time for the last messages, and for threads that still wait, when this rank leaves.
+# When this rank leaves, the time limit for sending the last messages, and the time limit for the
+# end of waiting threads.
 _FLUSH_SECONDS = 5.0
 
 
 class Post(Receiver, Protocol):
-    """An object that gets the arriving data and the news of lost ranks."""
+    """The object that handles arriving data and the loss of ranks."""
 
     def on_lost(self, rank: int) -> None:
         """Handle the loss of a rank."""
 
     def tell(self) -> None:
-        """Complete futures after some data was handled; the caller does not hold the lock."""
+        """Complete futures after data was handled. The caller must not hold the lock."""
 
 
 class Traffic:
@@ -50,13 +52,13 @@ class Traffic:
 
     Args:
         endpoint: The endpoint that makes connections with other ranks.
-        post: The object that gets the arriving data. It is called with the lock held.
-        memory: Reads the memory of other processes; None if that is disabled.
+        post: The object that handles arriving data. Its methods are called with the lock held.
+        memory: The object that reads the memory of other processes; None if this is disabled.
 
     Attributes:
-        lock: Protects the state of this object and of the post.
+        lock: Protects the state of this object and of ``post``.
         gone: The ranks that cannot be reached any more.
-        leaving: The ranks that have left the group in order.
+        leaving: The ranks that have left the group normally, which does not count as a loss.
         is_closed: Whether this rank has left.
     """
 
@@ -89,13 +91,13 @@ class Traffic:
         os.register_at_fork(after_in_child=lambda: _close_sockets(reference))
 
     def start(self) -> None:
-        """Start the background thread; the post must be ready."""
+        """Start the background thread. ``post`` must be initialised before."""
         self._thread.start()
 
     # --- Sending ------------------------------------------------------------------------------
 
     def channel_to(self, rank: int) -> Channel:
-        """Return the channel to a rank, which is connected once the rank is known."""
+        """Return the channel to a rank. The channel queues data until the rank is connected."""
         channel = self._outward.get(rank)
         if channel is None:
             channel = self._outward[rank] = Channel(rank, self._post)
@@ -118,21 +120,24 @@ class Traffic:
                 self._lose(channel.rank)
 
     def later(self, job: Callable[[], None]) -> None:
-        """Schedule a function for the thread that handles the traffic; it runs without the lock."""
+        """Let the thread that handles the traffic call ``job``, without holding the lock."""
         self._jobs.append(job)
         os.eventfd_write(self._wake, 1)
 
     def stir(self) -> None:
-        """Wake the thread that handles the traffic, because its own work may be complete."""
+        """Wake the thread that handles the traffic, so that it checks whether its wait is over."""
         if self._one_moves:
             os.eventfd_write(self._wake, 1)
 
-    # --- Moving -------------------------------------------------------------------------------
+    # --- Handling traffic ---------------------------------------------------------------------
 
     def wait(
         self, is_done: Callable[[], bool], seconds: float, give_up: Callable[[], None]
     ) -> None:
-        """Handle traffic until ``is_done``; after ``seconds``, call ``give_up`` to make it true."""
+        """Handle traffic until ``is_done`` returns True.
+
+        After ``seconds``, ``give_up`` is called, which must make ``is_done`` return True.
+        """
         wait = WaitTime()
         with self.lock:
             self._waiters += 1
@@ -150,7 +155,7 @@ class Traffic:
                 self._waited_at = time.monotonic()
 
     def look(self) -> None:
-        """Handle the traffic that needs no waiting."""
+        """Handle the traffic that can be handled without waiting."""
         with self.lock:
             if self.is_closed or self._one_moves:
                 return
@@ -161,7 +166,7 @@ class Traffic:
                 self._waiters -= 1
 
     def _move_for_all(self, seconds: float) -> None:
-        """Handle traffic for all waiting threads, and then wake them so that one continues."""
+        """Handle traffic for all waiting threads, and then wake them to check their messages."""
         self._one_moves = True
         self.lock.release()
         try:
@@ -204,7 +209,7 @@ class Traffic:
         while self._jobs:
             try:
                 job = self._jobs.popleft()
-            except IndexError:  # another thread has taken it
+            except IndexError:  # another thread has taken the last job
                 break
             job()
         self._post.tell()
@@ -228,7 +233,7 @@ class Traffic:
                 self._lose(channel.rank)
 
     def _watch(self, channel: Channel) -> None:
-        """Register the channel for the epoll events that it needs."""
+        """Register the channel's connection for the epoll events that the channel needs."""
         events = select.EPOLLIN | (select.EPOLLOUT if channel.is_sending else 0)
         if channel.connection is not None and events != channel.events:
             descriptor = channel.connection.fileno()
@@ -274,7 +279,8 @@ class Traffic:
 
     def _miss(self, rank: int) -> None:
         """Record that a rank cannot be reached."""
-        # The rank may have left or ended before this rank connected. It is recorded as having left.
+        # The rank may have left or ended before this rank connected. As this rank cannot tell
+        # which, it records that the other rank has left.
         if rank not in self.gone:
             self.leaving.add(rank)
         self._lose(rank)
@@ -285,7 +291,7 @@ class Traffic:
             channel = self._outward.get(rank)
             if connection is None:
                 self._miss(rank)
-            elif channel is None:  # the rank was lost meanwhile
+            elif channel is None:  # the rank was lost while the connection was being opened
                 connection.close()
             else:
                 self._open(channel, connection)
@@ -308,7 +314,7 @@ class Traffic:
             return self._memory.works_with(guest.pid, guest.probe)
 
     def _lose(self, rank: int) -> None:
-        """Handle the data that a rank sent before its end, and record that the rank is gone."""
+        """Record that a rank is gone, after handling the data that it sent before its end."""
         channels = [known[rank] for known in (self._outward, self._inward) if rank in known]
         if rank in self.gone and not channels:
             return
@@ -333,7 +339,7 @@ class Traffic:
         """Tell all ranks that this rank leaves, and wait until the last messages are sent.
 
         Args:
-            seconds: The longest time to wait; -1 for the default.
+            seconds: The time limit of the wait; -1 for the default.
         """
         with self.lock:
             self._welcome()
@@ -345,7 +351,7 @@ class Traffic:
             self._do_jobs()
 
     def close(self) -> None:
-        """Close the connections; no later wait is allowed."""
+        """Close the connections. ``wait`` must not be called afterwards."""
         end = time.monotonic() + _FLUSH_SECONDS
         with self.lock:
             self.is_closed = True
@@ -377,7 +383,7 @@ class Traffic:
 
 
 def _close_sockets(reference: weakref.ref[Traffic]) -> None:
-    """Close the connections in a forked child, where they would outlast the parent process."""
+    """Close the connections in a forked child, which would keep them open after its parent ends."""
     traffic = reference()
     if traffic is not None:
         traffic.close_sockets()
