@@ -1,4 +1,4 @@
-"""Agreement of the instances of a job: they fail together, and stop at the same call."""
+"""Functions with which the instances of a job fail together, and stop at the same call."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Agreed", "end", "on_instance_0", "say", "stop_requests", "together"]
 
 
 class Agreed(ValueError):
-    """An error that all instances have, so that only one of them prints it."""
+    """An error that all instances raise, so that only one of them prints it."""
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Return the result of ``call``; if it fails on one instance, it fails on all.
+    """Return the result of ``call``; if ``call`` fails on one instance, raise an error on all.
 
-    All instances call this function together. ``call`` itself must not be collective: an instance
-    where ``call`` fails early would not take part.
+    All instances call this function together. ``call`` itself must not be collective, because an
+    instance on which ``call`` fails early would not take part.
 
     Raises:
-        Agreed: ``call`` raised ValueError. The text is that of the first instance with an error.
+        Agreed: ``call`` raised ValueError. The message is from the first instance with an error.
     """
     result, error = None, None
     try:
@@ -68,8 +68,9 @@ def say(line: str) -> None:
 def end(error: Exception, code: int = 2) -> NoReturn:
     """Print an error as one line, and end the program.
 
-    A ValueError may concern this instance only, which then prints it. Other errors, and errors of
-    the class Agreed, are the same on all instances, so only instance 0 prints them.
+    A ValueError may have occurred on this instance only, so this instance prints the error. Other
+    errors, and errors of the class Agreed, are the same on all instances, so only instance 0 prints
+    them.
     """
     is_own = isinstance(error, ValueError) and not isinstance(error, Agreed)
     if is_own or popdist_py.getInstanceIndex() == 0:
@@ -80,9 +81,10 @@ def end(error: Exception, code: int = 2) -> NoReturn:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether to stop, with one answer on all instances.
+    """Yield a function that returns whether to stop. The result is the same on all instances.
 
-    The launcher sends stop requests to the instances. Without the launcher, SIGTERM is the request.
+    The launcher sends stop requests to the instances. Without the launcher, SIGTERM is a stop
+    request.
     """
     if popdist_py.isPopdistEnvSet():
         yield popdist_py.stopRequested

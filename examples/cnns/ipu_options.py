@@ -32,7 +32,7 @@ def training_options(
         args: All options of the program.
         num_samples: The number of images of an epoch. If it is None, a call of the device makes one
             weight update.
-        done: The updates that the training has made before.
+        done: The updates that the training has already made.
 
     Raises:
         ValueError: The images are too few for one update.
@@ -91,7 +91,10 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
 
 
 def _recomputation(args: argparse.Namespace) -> RecomputationType:
-    """Return the recomputation, which is always set: PopTorch's pipelines recompute by default."""
+    """Return the type of recomputation.
+
+    It is always set explicitly, because PopTorch's pipelines recompute by default.
+    """
     if not args.enable_recompute:
         return RecomputationType.NoRecompute
     return (
@@ -121,9 +124,9 @@ def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:
 def memory_proportions(args: argparse.Namespace) -> dict[str, float]:
     """Return the available memory proportion of each IPU.
 
-    One value holds for all products. Otherwise there are two values for each stage. This function
-    returns the first value, which is for convolutions. ``models.placement`` marks matrix products
-    with the second value.
+    If the option has one value, this value is for all IPUs and operations. Otherwise the option has
+    two values for each stage. This function returns the first of them, which is for convolutions.
+    ``models.placement`` marks matrix products with the second value.
 
     Raises:
         ValueError: The number of values is wrong.
@@ -145,7 +148,7 @@ def ipu_ids(args: argparse.Namespace) -> list[int]:
     """Return the ids of --select-ipus; AUTO gives an empty list.
 
     Raises:
-        ValueError: A word is not an id, an id is repeated, or there are more than two.
+        ValueError: A value is not an id, an id is repeated, or there are more than two ids.
     """
     words = args.select_ipus or []
     if words == ["AUTO"]:
@@ -165,9 +168,10 @@ def ipu_ids(args: argparse.Namespace) -> list[int]:
 
 
 def check_devices(args: argparse.Namespace) -> None:
-    """Attach to each device of --select-ipus once, before the training, and give it back.
+    """Attach to each device of --select-ipus once, before the training, and release it.
 
-    Without this check, a wrong id of the validation's device would end the training after an epoch.
+    Without this check, a wrong id of the validation's device would end the training only after an
+    epoch.
 
     Raises:
         ValueError: The id is unknown, or the device is in use or has another number of IPUs.

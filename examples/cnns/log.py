@@ -63,7 +63,7 @@ class Run:
         self._speaks = popdist_py.getInstanceIndex() == 0
 
     def go_on(self, step: int) -> None:
-        """Remove the table rows after ``step``: the resumed training logs these steps again."""
+        """Remove the table rows after ``step``, because the resumed training logs them again."""
         on_instance_0(lambda: run_folder.write_arguments(self.folder, self._args))
         on_instance_0(lambda: [_cut(self.folder / f"{part}.csv", step) for part in self._metrics])
         self.line(f"resumed after step {step}: {self.folder}")
@@ -77,7 +77,9 @@ class Run:
         rate: float,
         images_per_second: float,
     ) -> dict[str, float]:
-        """Log the training since the last call, and return the means of all instances. Collective.
+        """Log the training since the last call of this method, and return the means. Collective.
+
+        The means are over all instances.
 
         Args:
             step: The number of weight updates.
@@ -112,7 +114,7 @@ class Run:
         self.line(validation_line(step, epoch, accuracy))
 
     def line(self, text: str) -> None:
-        """Print a line, above a progress bar if there is one, and keep it in log.txt."""
+        """Print a line, and append it to log.txt. A progress bar stays below the line."""
         if not self._speaks:
             return
         tqdm.write(text, file=sys.stdout)

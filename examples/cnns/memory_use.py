@@ -11,7 +11,8 @@ from popdist_py import poptorch
 
 __all__ = ["REDUCTIONS", "of_host", "of_ipus"]
 
-#: The reduction of each metric over the instances. The IPUs' memory is the same in all of them.
+#: The reduction of each metric over the instances. The memory of the IPUs is the same on all
+#: instances.
 REDUCTIONS = {
     "memory/ipu_percent": "last",
     "memory/ipu_bytes": "last",
@@ -29,7 +30,8 @@ def of_ipus(model: poptorch.PoplarExecutor) -> dict[str, float]:
         page = model.memoryReport()
     except poptorch.Error:
         return {}
-    # A program fits if every tile has room, so the fullest tile shows how much room is left.
+    # A program fits an IPU only if it fits every tile, so the fullest tile shows how much memory is
+    # left.
     by_tile = {max(ipu.fullest_tile, ipu.fullest_io_tile): ipu for ipu in page.ipus}
     fullest = max(by_tile)
     return {

@@ -1,6 +1,7 @@
 """The optimisers of the CNN programs, with their weight decay and the types of their state.
 
-SGD, SGD with momentum, RMSProp as TensorFlow computes it, and LARS for large global batches.
+The optimisers are SGD, SGD with momentum, RMSProp as in TensorFlow, and LARS for large global
+batches.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def make(
             alpha=args.rmsprop_decay,
             eps=args.rmsprop_epsilon,
             use_tf_variant=True,
-            # The mean square stays in single precision, because squares of small gradients are 0 in
-            # half.
+            # The mean square stays in single precision, because the squares of small gradients
+            # would be 0 in half precision.
             first_order_momentum_accum_type=state,
         )
     if args.optimiser == "LARS":
@@ -65,7 +66,7 @@ def set_rate(optimizer: poptorch.optim.Optimizer, rate: float) -> None:
 
 
 def _groups(module: nn.Module, args: argparse.Namespace) -> list[dict]:
-    """Return the kernels and matrices, which decay, and the norms and biases, which do not."""
+    """Return two parameter groups: kernels and matrices with decay, norms and biases without."""
     parameters = list(module.parameters())
     kernels = {"params": [p for p in parameters if p.ndim > 1], "weight_decay": args.weight_decay}
     vectors = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}

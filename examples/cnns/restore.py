@@ -88,10 +88,11 @@ def _changed(
 
 
 def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
-    """Check that the current number of replicas can reach the global batch size of the run.
+    """Check that the run's global batch size is possible with the current number of replicas.
 
     Raises:
-        ValueError: The replicas cannot reach it. The text names numbers of replicas that can.
+        ValueError: This global batch size is not possible. The message suggests other numbers of
+            replicas.
     """
     micro_batches, now = args.global_batch_size // args.batch_size, batch_sizes.replicas(args)
     if micro_batches % now:
@@ -105,7 +106,7 @@ def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
 
 
 def option_names(parser: Parser) -> dict[str, str]:
-    """Return the first spelling of each option, by the name of its value."""
+    """Return the first option string of each option, by the name of the option's value."""
     return {name: words[0] for name, words in parser.spellings().items()}
 
 

@@ -57,7 +57,7 @@ def name_of(args: argparse.Namespace) -> str:
 
 
 def write_arguments(folder: Path, args: argparse.Namespace) -> None:
-    """Write the arguments of a training, with the number of replicas that it really has."""
+    """Write the arguments of a training, with the actual number of replicas."""
     values = {**configurations.to_dict(args), "replicas": batch_sizes.sizes(args).replicas}
     text = json.dumps(values, indent=2)
     with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
@@ -68,7 +68,7 @@ def read_arguments(folder: Path) -> dict[str, Any]:
     """Return the saved arguments of the training in ``folder``.
 
     Options that did not exist when the run was saved have their defaults.
-    ``configurations.from_dict`` makes arguments of the result.
+    ``configurations.from_dict`` converts the result into arguments.
 
     Raises:
         ValueError: The folder does not hold a run, or the file is damaged.

@@ -39,7 +39,7 @@ _EXAMPLE = "python examples/cnns/train.py --config mk2_resnet8_test --epochs 1"
 
 
 def main(argv: list[str] | None = None) -> Result | None:
-    """Train, and return the result. With --pipeline but no splits, list the possible splits."""
+    """Train, and return the result. With --pipeline but without splits, list possible splits."""
     args = configurations.parse(argv, __doc__, _EXAMPLE)
     if args.pipeline and not args.pipeline_splits:
         return _list_splits(args)
@@ -59,11 +59,11 @@ def _list_splits(args: argparse.Namespace) -> None:
 
 
 def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:
-    """Train, and turn each error into one line and an exit code.
+    """Train, and end the program with one line and an exit code if an error occurs.
 
     Raises:
-        SystemExit: The code is 2 for a wrong option, 1 for an error during the training, and 75
-            for a training that a stop request ended.
+        SystemExit: The exit code is 2 for a wrong option, 1 for an error during the training, and
+            75 after a stop request.
     """
     try:
         result = train(args, resume)

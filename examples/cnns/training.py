@@ -81,12 +81,14 @@ class _Meter:
 
 @dataclass
 class _Clock:
-    """Time and images of the training, without validations and checkpoints.
+    """A measurement of the training's speed, without the time for validations and checkpoints.
+
+    A lap is a time of uninterrupted training, which ends with a log line.
 
     Attributes:
-        seconds: The seconds of all laps that have ended.
-        images: The images that all instances trained on in these laps.
-        counted: The images of the current lap.
+        seconds: The duration of all completed laps.
+        images: The number of images that all instances trained on in the completed laps.
+        counted: The number of images in the current lap.
         began: The start time of the current lap.
     """
 
@@ -117,7 +119,7 @@ class Training:
     Args:
         args: All options.
         seed: The seed of the order of the images; it is the same on all instances.
-        done: The updates that the training has made before.
+        done: The updates that the training has already made.
 
     Raises:
         ValueError: The options do not fit together, or the data is missing.
@@ -166,7 +168,7 @@ class Training:
         if found is not None:
             self.meter = _Meter(**self.checkpoints.resume(found))
             self.scheduler.last_epoch = self.step = found.done.total
-            # With another --epochs, the schedule differs from that of the checkpoint.
+            # If --epochs has changed, the schedule differs from the schedule in the checkpoint.
             optimizers.set_rate(self.optimizer, self._rate(self.step))
         self._say_what_runs()
         self.clock.go_on()
@@ -211,7 +213,7 @@ class Training:
         return self.schedule.rate((done + 0.5) / self.steps_per_epoch)
 
     def _call(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Call the device once; then log, validate and save if the step asks for it."""
+        """Call the device once, and log, validate and save if they are due after this call."""
         right, loss = self.model(*batch)
         images = len(batch[1])
         self.meter.add(loss, right, images // self.sizes.micro_batch, images)
@@ -259,7 +261,7 @@ class Training:
             try:
                 self.accuracy = self.validation.accuracy(self.network.state_dict())
             except ValueError:
-                self._save()  # A damaged validation image must not cost the training.
+                self._save()  # A damaged validation image must not lose the training's progress.
                 raise
             self.run.validation(self.step, self.epoch, self.accuracy)
 

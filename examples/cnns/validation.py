@@ -45,7 +45,7 @@ _ONLY_OF_TRAINING = {
 
 
 class Validation:
-    """A validation with its own copy of a network, so that the network can go on training.
+    """A validation with its own copy of a network, so that the training of the network can go on.
 
     Args:
         network: The network, made by ``models.create``.
@@ -64,7 +64,7 @@ class Validation:
         self._model = poptorch.inferenceModel(module, options)
 
     def accuracy(self, weights: Mapping[str, torch.Tensor] | None = None) -> float:
-        """Return the share of right answers in per cent. Collective.
+        """Return the accuracy on the validation set, in per cent. Collective.
 
         Args:
             weights: The ``state_dict()`` of a network; None keeps the current weights. All
@@ -86,13 +86,13 @@ class Validation:
         return sum(int((answer == labels).sum()) for answer, labels in answers)
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._model.destroy()
         self._loader.terminate()
 
 
 def main(argv: list[str] | None = None) -> list[float]:
-    """Print and return the accuracy of the newest checkpoint, or of all, in per cent."""
+    """Print and return the accuracy of the newest checkpoint or of all of them, in per cent."""
     parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
     parser.add_argument("--all", action="store_true", help="all checkpoints, not only the newest")
     folder, own = configurations.given_for_run(parser, argv)
@@ -132,10 +132,10 @@ def _for_validation(
 def network_for(
     found: Sequence[Weights], folder: Path, args: argparse.Namespace, images: datasets.Images
 ) -> nn.Module:
-    """Return a network with the shapes of these checkpoints' weights.
+    """Return a network whose weights have the same shapes as the weights of the checkpoints.
 
     Raises:
-        ValueError: The checkpoints are of another model.
+        ValueError: The checkpoints belong to another model.
     """
     network = models.create(args, images.num_classes)
     for each in found:

@@ -49,7 +49,7 @@ class Averaged:
         path: The file of the better weights, for ``torch.load``.
         count: The number of averaged checkpoints.
         last: The accuracy of the newest checkpoint in per cent; None without a validation.
-        average: The accuracy of the average; None without a validation.
+        average: The accuracy of the averaged weights in per cent; None without a validation.
     """
 
     path: Path
@@ -106,14 +106,17 @@ def _said(result: Averaged, kind: str, how: str) -> str:
 
 
 def shares(args: argparse.Namespace, count: int) -> list[float]:
-    """Return the share of each checkpoint in the average, the oldest first. The sum is 1."""
+    """Return the share of each checkpoint in the average, oldest first. The sum of shares is 1."""
     decay = args.weight_avg_decay if args.weight_avg == "exponential" else 1.0
     parts = [decay ** (count - 1 - index) for index in range(count)]
     return [part / sum(parts) for part in parts]
 
 
 def mean_of(states: Sequence[State], parts: Sequence[float]) -> dict[str, torch.Tensor]:
-    """Return the weighted mean of states, computed in float64; integers are the newest state's."""
+    """Return the weighted mean of states, computed in float64.
+
+    Integers in the result are from the newest state.
+    """
     made = {}
     for name, newest in states[-1].items():
         if newest.is_floating_point():
@@ -131,8 +134,8 @@ def with_statistics(
 ) -> dict[str, torch.Tensor]:
     """Return a state with new batch norm statistics from training images. Collective.
 
-    The mean of several checkpoints' statistics is not the statistics of the averaged weights. The
-    host computes in float32, and with the micro-batch size of the training.
+    The mean of several checkpoints' statistics differs from the statistics of the averaged weights.
+    The host computes the new statistics in float32, with the micro-batch size of the training.
     """
     plain = argparse.Namespace(**{**vars(args), "precision": "32.32"})
     network = models.create(plain, images.num_classes)

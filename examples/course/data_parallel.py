@@ -47,10 +47,10 @@ class Transfer:
 
     @property
     def seconds(self) -> float:
-        """The modelled time: the start of a program on the device, and the transfer over its links.
+        """The modelled time to start a program on the device and to transfer the data.
 
-        The primary's links carry all transfers of a step, one after another. Each direction has
-        half of their bandwidth. Data that stays on the primary takes zero time.
+        The links of the primary device carry all transfers of a step, one after another. Each
+        direction has half of the bandwidth. Data that stays on the primary takes no time.
         """
         if self.device == 0:
             return 0.0
@@ -60,8 +60,9 @@ class Transfer:
 class DataParallel:
     """The steps of nn.DataParallel in a call, on emulated devices. Device 0 is the primary.
 
-    The model is in evaluation mode, so the samples of a batch do not depend on each other. In
-    training mode, a replica's BatchNorm would see only its share, as in nn.DataParallel.
+    The model is in evaluation mode, so the results of a batch's samples do not depend on each
+    other. In training mode, a replica's BatchNorm would only use the replica's share of the batch,
+    as in nn.DataParallel.
     """
 
     def __init__(self, model: nn.Module, devices: int) -> None:
@@ -134,7 +135,7 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """The time of one device, divided by that of all devices."""
+        """The time of one device, divided by the time of all devices."""
         return self.one_device / sum(self.steps.values())
 
 
@@ -146,7 +147,10 @@ def timed(call: Callable[[], object]) -> tuple:
 
 
 def modelled_seconds(model: nn.Module, batch: torch.Tensor, *, backward: bool) -> float:
-    """Return the seconds of the forward, and of the backward if asked for, on an emulated IPU."""
+    """Return the modelled seconds of a forward pass on an emulated IPU.
+
+    With ``backward``, the result includes the backward pass.
+    """
     options = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
     if backward:
         executor = poptorch.trainingModel(WithLossOnSecondIpu(copy.deepcopy(model)), options)
@@ -178,7 +182,10 @@ def compare(
     compute: str,
     backward: bool,
 ) -> Comparison:
-    """Run ``batch`` on one device and on ``devices`` in turn; with ``host``, ``n_reps`` times."""
+    """Run ``batch`` on one device and on ``devices`` devices, in turn.
+
+    With ``host``, this is repeated ``n_reps`` times.
+    """
     one, many = DataParallel(model, 1), DataParallel(model, devices)
     alone, together = [], []
     with torch.set_grad_enabled(backward):
@@ -208,7 +215,7 @@ def compare(
 
 
 def forwards_of_torch(model: nn.Module, batch: torch.Tensor) -> int:
-    """Return how often torch's own nn.DataParallel runs ``model`` for a batch on this host."""
+    """Return the number of times that nn.DataParallel runs ``model`` for a batch on this host."""
     calls = []
     hook = model.register_forward_hook(lambda *_: calls.append(None))
     with torch.no_grad():

@@ -109,7 +109,7 @@ def largest_difference(model: nn.Module) -> float:
 
 
 def meet(late_rank: float, *, with_barrier: bool) -> float:
-    """Let the last rank come late, call the barrier, and return the seconds waited in it."""
+    """Delay the last rank, call the barrier, and return the seconds that this rank waits in it."""
     if late_rank and dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(late_rank)  # stands for a slow disk
     began = time.perf_counter()
@@ -139,7 +139,7 @@ def train(model: nn.Module, loader: DataLoader, args) -> float:
 
 
 def run(args) -> Result:
-    """Train and test, as a member of the group of all ranks."""
+    """Train and test. This process must be a member of the group of all ranks."""
     if args.show_environment:
         for name, meaning in VARIABLES.items():
             say(f"{name}={os.environ.get(name, '')}".ljust(24), meaning)
@@ -168,7 +168,7 @@ def run(args) -> Result:
 
 
 def main(argv: list[str] | None = None) -> Result:
-    """Join the other ranks, train, test and leave."""
+    """Join the group of all ranks, train, test and leave the group."""
     parser = training_arguments(__doc__, epochs=2, batch_size=32)
     add = parser.add_argument
     add(
@@ -187,7 +187,8 @@ def main(argv: list[str] | None = None) -> Result:
         parser.error(f"the variables {', '.join(VARIABLES)} do not define this process: {error}")
     try:
         result = run(args)
-        # Waiting lets go of Python's lock, which gloo's thread needs to free the last tensor.
+        # The barrier releases the GIL while it waits. gloo's thread needs the GIL to free the last
+        # tensor.
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -49,7 +49,10 @@ class FashionCNN(nn.Module):
 
 
 def load(folder: Path) -> tuple[TensorDataset, TensorDataset]:
-    """Return training and test set: images [N, 1, 28, 28] in 0..1, labels [N]."""
+    """Return the training set and the test set.
+
+    A set has images [N, 1, 28, 28] with values from 0 to 1, and labels [N].
+    """
     from torchvision.datasets import FashionMNIST
 
     _make_stand_in(folder)
@@ -90,7 +93,7 @@ def train_epoch(model: nn.Module, loader: DataLoader, optimizer, *, name: str) -
 
 @torch.no_grad()
 def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
-    """Return the share of ``dataset`` that ``model`` gets right, in per cent."""
+    """Return the accuracy of ``model`` on ``dataset``, in per cent."""
     model.eval()
     loader = DataLoader(dataset, batch_size=200)
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in loader)
@@ -98,7 +101,7 @@ def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
 
 
 def first(dataset: TensorDataset, items: int) -> TensorDataset:
-    """Return the first ``items`` of ``dataset``; 0 stands for all."""
+    """Return the first ``items`` samples of ``dataset``; 0 stands for all samples."""
     return TensorDataset(*dataset[: items or len(dataset)])
 
 

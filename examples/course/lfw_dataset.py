@@ -49,7 +49,7 @@ class LFWDataset(Dataset):
     Args:
         path_to_folder: The folder. LFW has a subfolder for each person; other layouts also work.
         transform: A function from a PIL image to a tensor.
-        part, parts: The data set has only the files whose number is ``part`` modulo ``parts``.
+        part, parts: The data set contains every ``parts``-th file, beginning with number ``part``.
     """
 
     def __init__(self, path_to_folder, transform=LIGHT, part: int = 0, parts: int = 1) -> None:
@@ -65,7 +65,7 @@ class LFWDataset(Dataset):
 
 
 class InMemory(Dataset):
-    """The first samples of a data set, held in memory, so that loading is indexing."""
+    """The first samples of a data set in memory, so that loading a sample takes almost no time."""
 
     def __init__(self, dataset: Dataset, count: int = 64) -> None:
         self.samples = [dataset[index] for index in range(min(count, len(dataset)))]
@@ -118,9 +118,9 @@ def measure(
 ) -> list[Timing]:
     """Load all batches ``RUNS`` times with each number of workers.
 
-    The numbers take turns, so that what else the machine does slows all of them. Each pass starts
-    workers of its own, which is part of its time; with ``keep`` they are started once, by a pass
-    that is not counted.
+    The passes alternate between the numbers of workers, so that other programs on the machine slow
+    all numbers equally. Each pass starts its own workers, and its time includes this. With
+    ``keep``, the workers are started only once, by a pass that is not measured.
     """
     loaders = {
         workers: make_loader(dataset, args, workers, args.batches_to_check, keep=keep)
@@ -135,7 +135,10 @@ def measure(
 
 
 def seconds_of_pass(loader: DataLoader) -> float:
-    """Load all batches; a GPU, if there is one, gets them, which -pin_memory makes faster."""
+    """Load all batches, and return the seconds.
+
+    If there is a GPU, the batches are copied to it. -pin_memory makes these copies faster.
+    """
     gpu = torch.cuda.is_available()
     start = perf_counter()
     for batch in loader:
@@ -147,7 +150,7 @@ def seconds_of_pass(loader: DataLoader) -> float:
 
 
 def told(timing: Timing, args) -> str:
-    """Return a measurement in a line."""
+    """Return a line of text about a measurement."""
     pictures = args.batches_to_check * args.batch_size * popdist_py.getNumInstances()
     words = f"{timing.workers} worker{'' if timing.workers == 1 else 's'}, {timing.kind}"
     return (
@@ -162,7 +165,7 @@ def verdict(timings: Sequence[Timing]) -> str:
     if best is first:
         return f"{first.kind}: fastest with {first.workers}"
     ratio = first.mean / best.mean
-    # Two means are told apart where they lie further from one another than they scatter.
+    # Two means differ clearly if their difference is larger than the sum of the deviations.
     clear = first.mean - best.mean > first.deviation + best.deviation
     return (
         f"{best.kind}: fastest with {best.workers}, {ratio:.2f} times as fast as with "
@@ -171,7 +174,7 @@ def verdict(timings: Sequence[Timing]) -> str:
 
 
 def draw(timings: Sequence[Timing], args) -> None:
-    """Draw means and standard deviations over the number of workers, a line for each kind."""
+    """Draw means and standard deviations for each number of workers, with a line for each kind."""
     from common.drawing import COLOURS, mark, new_figure, save
 
     figure = new_figure(6.4, 3.6)
@@ -199,7 +202,7 @@ def draw(timings: Sequence[Timing], args) -> None:
 
 
 def picture_of(dataset: Dataset, args) -> Image.Image:
-    """Return up to 32 pictures of a shuffled batch in rows of eight."""
+    """Return one picture that shows up to 32 pictures of a shuffled batch in rows of eight."""
     from torchvision.transforms.functional import resize, to_pil_image
     from torchvision.utils import make_grid
 
@@ -208,7 +211,10 @@ def picture_of(dataset: Dataset, args) -> Image.Image:
 
 
 def show(picture: Image.Image, output: Path | None) -> str:
-    """Open a window with ``picture``; without a screen, or if told so, write a file instead."""
+    """Show ``picture`` in a window.
+
+    If there is no screen, or ``output`` is given, the picture is written to a file instead.
+    """
     if output is None:
         import matplotlib.pyplot as plt
 
@@ -285,7 +291,7 @@ def make_parser() -> Parser:
 
 
 def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
-    """Return the data set of this instance in the kinds that are asked for, by name."""
+    """Return the requested kinds of this instance's data set, by name."""
     index, count = popdist_py.getInstanceIndex(), popdist_py.getNumInstances()
     try:
         if index == 0 and find_or_make(args.path_to_folder)[1]:

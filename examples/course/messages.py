@@ -1,8 +1,8 @@
-"""Counts what a DataLoader of torch and its workers send to one another.
+"""Functions that count the messages between torch's DataLoader and its workers.
 
-A DataLoader makes all its queues by the multiprocessing context that it is given: the first one is
-for the batches, and then each worker gets one for its lists of indices. So a context whose queues
-take notes sees every message, and nothing inside torch is touched.
+A DataLoader makes all its queues with a multiprocessing context that the caller can pass. The first
+queue is for the batches. Each worker then gets another queue for its lists of indices. This module
+passes a context whose queues count all messages, so it does not change torch itself.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ __all__ = ["Traffic", "count_messages"]
 class Traffic:
     """The messages of a DataLoader during all its batches, seen by the main process."""
 
-    #: For each batch, in order: its worker, and the worker that loaded each of its samples.
+    #: For each batch, in order: the worker that was asked for the batch, and the worker that loaded
+    #: each of its samples.
     asked: list[int] = field(default_factory=list)
     loaded: list[list[int]] = field(default_factory=list)
     index_lists: int = 0
     batches: int = 0
-    #: Of shared memory with the numbers of a batch; they pass through a socket.
+    #: The number of handles of shared memory with the values of a batch. They are sent through a
+    #: socket.
     handles: int = 0
-    #: Messages that end a worker.
+    #: The number of messages that end a worker.
     farewells: int = 0
-    #: Lists of indices that were sent before the first batch came back.
+    #: The number of lists of indices that were sent before the first batch was received.
     ahead: int = 0
 
 
 class _WithWorker(Dataset):
-    """A data set that tells which process loaded a sample; the main process is -1."""
+    """A data set that returns each sample with the number of the worker that loaded it.
+
+    The main process has the number -1.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -50,7 +55,10 @@ class _WithWorker(Dataset):
 
 
 class _Indices(queues.Queue):
-    """Main process to one worker: ``(batch, indices)``, and None at the end."""
+    """The queue from the main process to one worker.
+
+    Its messages are ``(batch, indices)``, and None at the end.
+    """
 
     def note(self, traffic: Traffic, worker: int) -> None:
         self._traffic, self._worker = traffic, worker
@@ -66,7 +74,7 @@ class _Indices(queues.Queue):
 
 
 class _Batches(queues.Queue):
-    """All workers to the main process: ``(batch, data)``."""
+    """The queue from all workers to the main process. Its messages are ``(batch, data)``."""
 
     def note(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -78,7 +86,7 @@ class _Batches(queues.Queue):
 
 
 def _counting_context(method: str | None, traffic: Traffic):
-    """Return a context of ``method`` whose queues write down in ``traffic`` what passes."""
+    """Return a context of ``method`` whose queues record their messages in ``traffic``."""
     plain = mp.get_context(method or mp.get_start_method())
     workers = iter(range(-1, 10**6))
 
@@ -116,5 +124,5 @@ def count_messages(
 
 
 def _pictures_and_workers(samples):
-    # A list of workers, since a second tensor would add a handle.
+    # The workers are a list instead of a tensor, because a second tensor would add a handle.
     return torch.stack([picture for picture, _ in samples]), [worker for _, worker in samples]

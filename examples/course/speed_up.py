@@ -32,7 +32,10 @@ INSTANCE = Path(__file__).with_name("speed_up_instance.py")
 
 @dataclass(frozen=True)
 class Part:
-    """The time that a step of two instances takes longer than half a step of one, by one cause."""
+    """One cause of the loss of two instances, and the time that it adds to a step.
+
+    Without loss, a step of two instances would take half as long as a step of one instance.
+    """
 
     name: str
     seconds: float
@@ -156,7 +159,7 @@ def draw(found: Found, path: Path) -> None:
 
 
 def arguments(argv: list[str] | None):
-    """Read the command line."""
+    """Parse the command line."""
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     add = parser.add_argument
     add("--batch-size", type=positive, default=128, help="images of the global batch")

@@ -28,7 +28,7 @@ Step = Callable[[], None]
 
 
 def step_of(model: nn.Module, batch_size: int) -> tuple[Step, Step]:
-    """Return a whole training step of ``model``, and the optimiser's part of it."""
+    """Return two functions: a whole training step of ``model``, and the optimiser's part of it."""
     images, labels = torch.rand(IMAGES, 1, 28, 28), torch.randint(10, (IMAGES,))
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -73,7 +73,7 @@ def seconds_of_one(step: Step, count: int, meet: Callable[[], None] = lambda: No
 
 
 def seconds_of(step: Step, count: int) -> float:
-    """Return the seconds of one of ``count`` steps, the mean of all instances."""
+    """Return the mean seconds of a step, over ``count`` steps and all instances."""
     total = torch.tensor(seconds_of_one(step, count, dist.barrier))
     dist.all_reduce(total)
     return float(total) / dist.get_world_size()
@@ -101,8 +101,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     found |= {name: statistics.median(values) for name, values in times.items()}
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
-    # The model is freed before the group. Otherwise, freeing the group can deadlock: it waits for
-    # gloo's thread while it holds Python's lock, which that thread may need.
+    # The models are freed before the process group. Otherwise, freeing the group can deadlock: the
+    # main thread waits for gloo's thread and holds the GIL, which gloo's thread may need.
     kinds.clear()
     del step
     dist.barrier()

@@ -64,7 +64,7 @@ def fill_by_action(cell: Cell) -> str:
 
 
 def fill_first(cell: Cell) -> str:
-    """Return green and red for the first micro-batch's passes, pale colours for all else."""
+    """Return green or red for a pass of the first micro-batch, and a pale colour otherwise."""
     if cell.micro_batch == 1 and cell.action in ("forward", "backward"):
         return GREEN if cell.action == "forward" else RED
     return FILLS["idle"] if cell.action == "idle" else PALE
@@ -110,12 +110,12 @@ def describe(kind: str, drawn: Schedule) -> str:
 
 
 def wide(rows: int, steps: int) -> Figure:
-    """Return a figure of a size for these numbers of rows and steps."""
+    """Return an empty figure whose size is suitable for the given numbers of rows and steps."""
     return new_figure(min(2 + 0.36 * steps, 17), 0.9 + 0.36 * rows)
 
 
 def draw_ramp_up(ipus: int, micro_batches: int) -> Figure:
-    """Draw the steps of a pipeline up to its last forward, and where it is full."""
+    """Draw the steps of a pipeline up to its last forward, and mark the first step on all IPUs."""
     drawn = one_update(ipus, micro_batches)
     figure = wide(ipus + 1, len(drawn.cycles))
     axes = figure.subplots()
@@ -143,7 +143,7 @@ def draw_strategies(ipus: int, micro_batches: int) -> Figure:
 
 
 def draw_progression(ipus: int, micro_batches: int) -> Figure:
-    """Draw a pipeline with the way of its first micro-batch in colour."""
+    """Draw the schedule of a pipeline, with the passes of its first micro-batch in colour."""
     drawn = one_update(ipus, micro_batches)
     figure = wide(ipus + 1, len(drawn.cycles))
     axes = figure.subplots()
@@ -269,7 +269,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]
 
 
 def main(argv: list[str] | None = None) -> Path:
-    """Draw one figure; returns its file."""
+    """Draw one figure, and return the path of its file."""
     parser, args = parse_arguments(argv)
     try:
         if args.compare:

@@ -33,7 +33,8 @@ from common.running import make_once, run
 from common.sample_data import make_mnist
 
 IPUS = 4
-#: A pipeline has to be filled: forwards on all IPUs, and the backwards of all but the last.
+#: The least number of micro-batches that fill the pipeline. They are forwards on all IPUs, and
+#: backwards on all IPUs except the last one.
 LEAST_ACCUMULATION = 2 * IPUS - 1
 STRATEGIES = {"pipelined": poptorch.PipelinedExecution, "sharded": poptorch.ShardedExecution}
 
@@ -52,7 +53,7 @@ class ConvLayer(nn.Module):
 
 
 class Network(nn.Module):
-    """Four blocks; which IPU has which is the strategy's business."""
+    """A network of four blocks. The execution strategy chooses the IPU of each block."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +101,7 @@ class Outcome:
 
 
 def say(line: str) -> None:
-    """Print from one instance what all would print."""
+    """Print a line on one instance only."""
     if popdist_py.getInstanceIndex() == 0:
         print(line, flush=True)
 
@@ -111,7 +112,10 @@ def progress_bar(steps, total: int) -> tqdm:
 
 
 def get_training_options(args: argparse.Namespace) -> poptorch.Options:
-    """Return the options of training; instances and replicas are the launcher's."""
+    """Return the options of the training model.
+
+    The launcher chooses the numbers of instances and replicas.
+    """
     options = poptorch.DistributedOptions()
     options.randomSeed(args.seed)
     options.Emulator.device(args.device)
@@ -129,7 +133,10 @@ def get_training_options(args: argparse.Namespace) -> poptorch.Options:
 
 
 def get_inference_options(options: poptorch.Options, iterations: int) -> poptorch.Options:
-    """Return options as those of training, with nothing that only an update needs."""
+    """Return the options of the inference model.
+
+    They are the same as for training, but without the options that only weight updates need.
+    """
     options = options.clone()
     options.Training.gradientAccumulation(1)
     options.deviceIterations(iterations)
@@ -174,7 +181,7 @@ def get_mnist(folder: Path, train: bool) -> torchvision.datasets.MNIST:
 def get_loader(
     options: poptorch.Options, dataset: torchvision.datasets.MNIST, batch_size: int, workers: int
 ) -> poptorch.DataLoader:
-    """Return a loader whose own process prepares the next step while the model has this one.
+    """Return a loader that prepares the next step in its own process while the model runs.
 
     Raises:
         ValueError: The data set is too small for one step.
@@ -280,7 +287,7 @@ def get_loaders(
 
 
 def main(argv: list[str] | None = None) -> Outcome:
-    """Train, test, and write a profile if one is wanted."""
+    """Train and test, and write a profile if --profile is given."""
     parser, args = parse_arguments(argv)
     if args.debug:
         poptorch.setLogLevel("DEBUG")

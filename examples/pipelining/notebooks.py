@@ -35,7 +35,7 @@ def make() -> dict[str, str]:
 
 
 def _joined(parts: list[str]) -> str:
-    """Return cells as one program, with the blank lines around definitions that it should have."""
+    """Return the cells as one program, with the usual blank lines around definitions."""
     text = parts[0]
     for before, after in pairwise(parts):
         last = [line for line in before.splitlines() if line[:1].strip()][-1]
@@ -46,7 +46,7 @@ def _joined(parts: list[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> list[Path]:
-    """Write the files; returns where they are."""
+    """Write the files, and return their paths."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "folder", nargs="?", type=Path, default=HERE, help="where to, by default beside the script"

@@ -50,12 +50,12 @@ class Profile:
 
     @property
     def at_work(self) -> list[int]:
-        """For each step before the update the number of IPUs that do not wait."""
+        """The number of working IPUs in each step before the update."""
         return ipus_at_work(self.schedule)
 
 
 def ipus_at_work(schedule: Schedule) -> list[int]:
-    """Return for each step with a forward or a backward how many IPUs do not wait."""
+    """Return the number of working IPUs in each step that has a forward or a backward."""
     columns = zip(*schedule.rows, strict=True)
     counts = (sum(cell.action in _WORK for cell in column) for column in columns)
     return [count for count in counts if count]

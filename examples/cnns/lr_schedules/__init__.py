@@ -21,13 +21,13 @@ __all__ = ["Cosine", "Exponential", "PolynomialDecay", "Schedule", "Span", "Step
 def make(args: argparse.Namespace, *, epochs: float, global_batch: int) -> Schedule:
     """Return the schedule that the arguments describe.
 
-    The highest rate is 2^N x global batch, where N is ``--base-learning-rate-exponent``. One N
-    therefore suits many batch sizes.
+    The highest rate is 2^N x global batch, where N is ``--base-learning-rate-exponent``. The same N
+    is therefore suitable for many batch sizes.
 
     Args:
         args: All options.
         epochs: The length of the training in epochs, which may be a fraction.
-        global_batch: The images of one weight update.
+        global_batch: The number of images for one weight update.
 
     Raises:
         ValueError: The numbers of factors and of steps of a stepped schedule differ.

@@ -10,8 +10,8 @@ __all__ = ["Cosine"]
 
 
 class Cosine(Schedule):
-    """A decay from the base to 0 (Loshchilov and Hutter 2017, without restarts)."""
+    """A decay from the base rate to 0 (Loshchilov and Hutter 2017, without restarts)."""
 
     def decayed(self, epoch: float) -> float:
-        """Return the base times (1 + cos(pi x progress)) / 2."""
+        """Return the base rate times (1 + cos(pi x progress)) / 2."""
         return self.base * (1 + math.cos(math.pi * self.span.after_warmup(epoch))) / 2

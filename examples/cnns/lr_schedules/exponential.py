@@ -14,14 +14,14 @@ class Exponential(Schedule):
     """A continuous decay, without steps.
 
     Attributes:
-        factor: Of one decay.
-        decay_epochs: The epochs between two multiplications by the factor.
+        factor: The factor of the decay in ``decay_epochs`` epochs.
+        decay_epochs: The number of epochs in which the rate decays by the factor.
     """
 
     factor: float
     decay_epochs: float
 
     def decayed(self, epoch: float) -> float:
-        """Return the base times the factor to the power of the decays since the warm-up."""
+        """Return the base rate times the factor to the power of the decays since the warm-up."""
         since = max(epoch - self.span.warmup, 0.0)
         return self.base * self.factor ** (since / self.decay_epochs)

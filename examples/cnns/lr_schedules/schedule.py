@@ -13,7 +13,7 @@ class Span:
 
     Attributes:
         epochs: The length of the training in epochs.
-        warmup: The epochs in which the rate rises from 0. A training may be shorter.
+        warmup: The number of epochs in which the rate rises from 0. A training may be shorter.
     """
 
     epochs: float
@@ -40,8 +40,8 @@ class Schedule:
     def rate(self, epoch: float) -> float:
         """Return the rate after a number of epochs.
 
-        The warm-up is a straight line from 0 to the rate at its end. If the training ends before
-        the warm-up, the line rises to the base.
+        During the warm-up, the rate rises linearly from 0 to the rate at the end of the warm-up. If
+        the training ends before the warm-up, the rate rises towards the base rate.
         """
         warmup = self.span.warmup
         if epoch >= warmup:

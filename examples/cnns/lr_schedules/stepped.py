@@ -12,14 +12,14 @@ __all__ = ["Stepped"]
 
 @dataclass(frozen=True)
 class Stepped(Schedule):
-    """The rate is multiplied by a factor at each step.
+    """A schedule that multiplies the rate by a factor at each step.
 
     Attributes:
         steps: The times of the steps as fractions of the whole training.
         factors: One factor for each step, or a single factor for all steps.
 
     Raises:
-        ValueError: The numbers of factors and of steps differ.
+        ValueError: The number of factors differs from the number of steps.
     """
 
     steps: tuple[float, ...]
@@ -34,7 +34,7 @@ class Stepped(Schedule):
             )
 
     def decayed(self, epoch: float) -> float:
-        """Return the base times the factors of all steps so far."""
+        """Return the base rate times the factors of all steps so far."""
         done = epoch / self.span.epochs
         factors = self.factors if len(self.factors) > 1 else self.factors * len(self.steps)
         pairs = zip(self.steps, factors, strict=True)

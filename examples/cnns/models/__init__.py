@@ -1,7 +1,7 @@
 """The networks of the CNN programs by name, with functions that make and cut them.
 
-torchvision is imported for EfficientNet only, so that other networks start faster. A wrong option
-raises a ValueError whose text is one line.
+torchvision is imported for EfficientNet only, so that programs with other networks start faster. A
+wrong option raises a ValueError with a message of one line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def sizes(model: str, dataset: str) -> tuple[str, ...]:
 def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
     """Return the network that the arguments describe, with weights of the chosen precision.
 
-    It maps images [N, 3, S, S] to scores [N, classes]. Weights are drawn from torch's generator.
+    The network maps images [N, 3, S, S] to scores [N, classes]. torch's random generator determines
+    its weights.
 
     Raises:
         ValueError: The data set does not have this model size, or a batch norm gets too few values.
@@ -68,7 +69,7 @@ def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
 
 
 def label(args: argparse.Namespace) -> str:
-    """Return the model and its size in short, such as "RN20", "RNX50" or "ENB0"."""
+    """Return a short name of the model and its size, such as "RN20", "RNX50" or "ENB0"."""
     return _SHORT_NAMES[args.model] + args.model_size.upper()
 
 

@@ -27,12 +27,13 @@ def make(args: argparse.Namespace) -> Norm:
             f"--BN-momentum {args.bn_momentum} is given, the share of the running statistics that "
             "a step keeps: a number from 0 to below 1 is accepted"
         )
-    # torch's momentum is the share of the new statistics, and --BN-momentum that of the old ones.
+    # torch's momentum is the share of the new statistics. --BN-momentum is the share of the old
+    # statistics.
     return partial(nn.BatchNorm2d, momentum=1 - args.bn_momentum)
 
 
 def _group_norm(channels: int, most_groups: int) -> nn.GroupNorm:
-    """Return a norm with at most ``most_groups`` groups, whose number divides the channels."""
+    """Return a norm with at most ``most_groups`` groups of the same number of channels."""
     most = min(most_groups, channels)
     groups = next(number for number in range(most, 0, -1) if channels % number == 0)
     return nn.GroupNorm(groups, channels)

@@ -1,7 +1,7 @@
 """Placement of a network: the layers of each IPU, and the activations kept for the backward pass.
 
-The name of a cut is the name of the first layer after it. The layers are the modules that a plain
-Sequential runs one after the other. A residual block is one layer.
+The name of a cut is the name of the first layer after the cut. A layer is a module that a plain
+Sequential runs after other modules. A residual block is one layer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["place", "splits"]
 
 
 def splits(network: nn.Module) -> list[str]:
-    """Return the layers where the network can be cut, in the order of the forward pass."""
+    """Return the names of all possible cuts of the network, in the order of the forward pass."""
     return list(_layers(network))[1:]
 
 
 def place(network: nn.Module, args: argparse.Namespace) -> None:
-    """Give every IPU its layers, and mark the activations that recomputation keeps.
+    """Assign layers to the IPUs, and mark the activations that are kept instead of recomputed.
 
     Raises:
         ValueError: A cut does not exist, or the number of cuts or of IPUs is wrong.
@@ -59,7 +59,7 @@ def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """Return the layers by name, in order."""
     found: dict[str, nn.Module] = {}
     for name, part in network.named_children():
-        # A subclass of Sequential is one layer, such as a convolution with its norm.
+        # A module of a subclass of Sequential, such as a convolution with its norm, is one layer.
         inner = _layers(part, f"{prefix}{name}.") if type(part) is nn.Sequential else {}
         found |= inner or {f"{prefix}{name}": part}
     return found
@@ -116,7 +116,10 @@ def _wanted(args: argparse.Namespace) -> str:
 
 
 def _balanced_cuts(network: nn.Module, args: argparse.Namespace) -> list[str]:
-    """Return the cuts that minimise the largest part, by its weights and activations."""
+    """Return the cuts that minimise the size of the largest part.
+
+    The size of a part is the number of its weights and activations.
+    """
     names = list(_layers(network))
     include, exclude = args.sharding_include_filter, args.sharding_exclude_filter
     allowed = [
@@ -137,9 +140,9 @@ def _balanced_cuts(network: nn.Module, args: argparse.Namespace) -> list[str]:
 
 
 def _even_parts(sizes: Sequence[int], allowed: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Divide a list into parts with the smallest possible largest sum.
+    """Divide a list into parts so that the largest sum of a part is as small as possible.
 
-    Return the first index of each part but the first.
+    The result has the first index of each part except the first part.
 
     Args:
         sizes: The sizes of the list's items, in order.
@@ -203,7 +206,7 @@ def _begin_stages(network: nn.Module, cuts: Sequence[str]) -> None:
 
 
 def _keep_inputs(network: nn.Module, cuts: Sequence[str]) -> None:
-    """Keep the inputs of these layers for the backward pass; other activations are recomputed."""
+    """Keep the inputs of the layers after the cuts; other activations are recomputed."""
     for name in cuts:
         _layers(network)[name].register_forward_pre_hook(_kept_input)
 
@@ -216,7 +219,7 @@ def _keep_blocks(network: nn.Module) -> None:
 
 
 def _limit_products(network: nn.Module, cuts: Sequence[str], shares: Sequence[float]) -> None:
-    """Give the matrix products of each stage their available memory proportion."""
+    """Set the available memory proportion for the matrix products of each stage."""
     stage = 0
     for name, layer in _layers(network).items():
         stage += name in cuts

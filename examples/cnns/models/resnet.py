@@ -1,8 +1,8 @@
 """Residual networks by He et al. (2015) for CIFAR, and in version 1.5 for ImageNet.
 
 Layers have torchvision's names, so that weights trained with torchvision can be loaded. Version 1.5
-halves the image in the 3x3 convolution of a bottleneck; the paper halves it in the 1x1 convolution
-before.
+halves the image in the 3x3 convolution of a bottleneck. The paper halves it in the first 1x1
+convolution.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Bottleneck(nn.Module):
 
 
 class PaddedShortcut(nn.Module):
-    """A shortcut without weights: every second pixel, and zeros in the new channels."""
+    """A shortcut without weights. It takes every second pixel; new channels contain zeros."""
 
     def __init__(self, stride: int, new_channels: int) -> None:
         super().__init__()
@@ -93,10 +93,11 @@ class Plan:
         expansion: The output channels of a block divided by its inner channels.
         depths: The number of blocks of each stage. Each stage after the first halves the image.
         width: The channels of the first stage. Each later stage has twice as many.
-        small_images: Whether the stages get the whole image. Otherwise it is quartered before.
+        small_images: Whether the stages get the whole image. Otherwise the first layers reduce the
+            height and width to a quarter.
         projections: Whether a shortcut that changes the shape is a 1x1 convolution, not padding.
-        zero_last: Whether the last norm of a block begins with zeros, so that the block begins as
-            its shortcut. Goyal et al. (2017) do so for large batches.
+        zero_last: Whether the weights of a block's last norm begin with zeros, so that the block
+            at first returns its shortcut, as in Goyal et al. (2017) for large batches.
     """
 
     block: partial | type

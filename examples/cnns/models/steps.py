@@ -18,7 +18,8 @@ __all__ = ["ForTraining", "ForValidation", "prepare"]
 def prepare(network: nn.Module, args: argparse.Namespace) -> nn.Module:
     """Convert the weights to half precision for --precision 16.16.
 
-    Running statistics stay float32, because half precision would round their small changes away.
+    The running statistics of norms stay in float32, because their small changes would be lost by
+    rounding in half precision.
     """
     if args.precision != "16.16":
         return network
