@@ -35,7 +35,7 @@ from tqdm import tqdm
 import popdist_py
 from popdist_py import poptorch
 
-#: The arguments of the tutorial's two experiments, where they differ from this program's defaults.
+#: The arguments of the tutorial's two experiments that differ from this program's defaults.
 TEXT = {"batch_size": 16, "device_iterations": 50, "workers": 32, "items": 10_000, "side": 128}
 CASES = {1: {**TEXT, "replicas": 1}, 2: {**TEXT, "replicas": 4}}
 LOADER, SYNTHETIC, REAL = "DataLoader alone", "synthetic data", "real data"
@@ -58,8 +58,8 @@ class ClassificationModel(nn.Module):
         self.fc1 = nn.Linear(12 * ((side - 2) // 2 - 4) ** 2, 100)
         self.relu = nn.ReLU()
         self.fc2 = nn.Linear(100, 10)
-        # The tutorial has dim=0, whose probabilities add up over the pictures of a micro-batch.
-        # They have to add up over the ten classes of a picture.
+        # The tutorial has dim=0, so that the sum of the probabilities over the pictures of a
+        # micro-batch is 1. Here the sum over the ten classes of a picture is 1.
         self.log_softmax = nn.LogSoftmax(dim=1)
         self.loss = nn.NLLLoss()
 
@@ -75,7 +75,7 @@ class ClassificationModel(nn.Module):
 
 
 class SlowDataset(Dataset):
-    """A data set with a delay for each item, like that of a disk or a network."""
+    """A data set with a delay for each item, as if a disk or a network were slow."""
 
     def __init__(self, dataset: TensorDataset, seconds: float) -> None:
         self.dataset = dataset
@@ -91,7 +91,7 @@ class SlowDataset(Dataset):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The factors of a step, over all instances."""
+    """The factors of the number of samples in a step, over all instances."""
 
     micro_batch: int
     replicas: int
@@ -100,12 +100,12 @@ class Sizes:
 
     @property
     def global_batch(self) -> int:
-        """The samples of one weight update."""
+        """The number of samples for one weight update."""
         return self.micro_batch * self.replicas * self.gradient_accumulation
 
     @property
     def step(self) -> int:
-        """The samples of one call of the model."""
+        """The number of samples for one call of the model."""
         return self.global_batch * self.device_iterations
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Report:
     verdict: str
 
     def __getitem__(self, what: str) -> float:
-        """Return a measured throughput."""
+        """Return the measured throughput with the given name."""
         return next(one.items_per_second for one in self.measurements if one.what == what)
 
 
@@ -167,7 +167,7 @@ def make_dataset(args: argparse.Namespace) -> TensorDataset:
 
 
 def make_loader(dataset: TensorDataset, args: argparse.Namespace) -> poptorch.DataLoader:
-    """Return the loader, with processes of its own unless the mode is "sync" without workers."""
+    """Return the loader. It has its own processes unless the mode is "sync" without workers."""
     mode = {"async": poptorch.DataLoaderMode.Async, "sync": poptorch.DataLoaderMode.Sync}
     options = make_options(args).randomSeed(42)  # all instances shuffle in one order
     return poptorch.DataLoader(
@@ -182,12 +182,12 @@ def make_loader(dataset: TensorDataset, args: argparse.Namespace) -> poptorch.Da
 
 
 def endless(loader: Iterable) -> Iterator:
-    """Yield the batches of one epoch after the other."""
+    """Yield the batches of an endless number of epochs."""
     return chain.from_iterable(repeat(loader))
 
 
 def drain(loader: poptorch.DataLoader) -> float:
-    """Run through one epoch, and return its seconds.
+    """Load one epoch, and return its duration in seconds.
 
     A loader fills its buffers in advance, so its first batches come faster than it can load. After
     an epoch of reading without computing, the buffers are empty, and the measurement is fair.
@@ -218,7 +218,7 @@ def throughput(batches: Iterator, steps: int, step: Callable, what: str, sizes: 
 
 
 def measure_loader(dataset: TensorDataset, args: argparse.Namespace) -> Measurement:
-    """Measure whole epochs of the loader while the model is idle."""
+    """Measure the loader's throughput over whole epochs, while the model is idle."""
     sizes = sizes_of(args)
     loader = make_loader(dataset, args)
     drain(loader)  # and start the workers
@@ -231,7 +231,7 @@ def measure_loader(dataset: TensorDataset, args: argparse.Namespace) -> Measurem
 def measure_model(
     dataset: TensorDataset, args: argparse.Namespace, *, synthetic: bool
 ) -> Measurement:
-    """Measure the training, compiled and warmed up before the clock starts.
+    """Measure the training's throughput, after the compilation and a warm-up.
 
     With synthetic data, the loader is not used. Each call gets the same batch, and only its shapes
     matter.
@@ -263,7 +263,7 @@ def measure_model(
 
 
 def verdict(loader: float, synthetic: float, args: argparse.Namespace, cores: int) -> str:
-    """Return whether loader or model is the limit, by what factor, and what to try next."""
+    """Return a text that names the bottleneck, its factor, and advice about what to try next."""
     ratio = loader / synthetic
     times = f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.0f}"
     if ratio >= 1:
@@ -295,7 +295,7 @@ def table(report: Report, device: str) -> str:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the arguments. Other options override the settings of ``--case``."""
+    """Parse the arguments. Other options override the settings of ``--case``."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--case", type=int, choices=CASES, help="sizes of an experiment of the tutorial")

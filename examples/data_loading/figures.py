@@ -34,7 +34,7 @@ from popdist_py.ipu.schedule import Cell, Schedule, least_accumulation
 if TYPE_CHECKING:  # each function that draws imports matplotlib
     from matplotlib.axes import Axes
 
-#: The defaults of each figure, where they differ from DEFAULTS.
+#: The defaults of each figure that differ from DEFAULTS.
 FIGURES: Mapping[str, Mapping[str, int]] = {
     "iterations": {"device_iterations": 5},
     "pipeline": {"stages": 4, "gradient_accumulation": 8},
@@ -80,7 +80,7 @@ class Share:
 
 
 def options_of(sizes: Sizes) -> poptorch.Options:
-    """Return options of these sizes."""
+    """Return options of PopTorch with the given sizes."""
     options = poptorch.Options()
     options.replicationFactor(sizes.replicas)
     options.deviceIterations(sizes.device_iterations)
@@ -216,7 +216,7 @@ def _colour(action: str) -> str:
 
 
 def _draw_host(axes: Axes, schedule: Schedule, edges: Sequence[float], sizes: Sizes) -> None:
-    """Draw the queue of micro-batches, each above the first forward that takes it."""
+    """Draw the queue of micro-batches, each of them above its first forward."""
     from common.drawing import NEUTRAL
 
     forwards = [cell for cell in schedule.rows[0] if cell.action == "forward"]
@@ -322,7 +322,7 @@ def draw_throughput(path: Path, measured: Mapping) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the arguments. Each figure has its own defaults."""
+    """Parse the arguments. Each figure has its own defaults."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("figure", choices=FIGURES, help="what is drawn")
@@ -367,7 +367,7 @@ def _read(path: Path, parser: Parser) -> Mapping:
 
 
 def draw(args: argparse.Namespace, sizes: Sizes) -> None:
-    """Draw the figure that was asked for."""
+    """Draw the figure that the arguments select."""
     if args.figure == "throughput":
         draw_throughput(args.file, args.measured or asdict(measure([])))
     elif args.figure == "batching":
@@ -377,7 +377,7 @@ def draw(args: argparse.Namespace, sizes: Sizes) -> None:
 
 
 def main(argv: list[str] | None = None) -> Path:
-    """Draw one figure, and return its file."""
+    """Draw one figure, and return the path of its file."""
     args = parse(argv)
     sizes = Sizes(
         args.batch_size, args.replicas, args.gradient_accumulation, args.device_iterations

@@ -1,4 +1,4 @@
-"""The parts of PopART that PopTorch programs use: enumerations and devices.
+"""PopART's enumerations and devices, which are the parts of PopART that PopTorch programs use.
 
 No module of this package builds graphs or runs PopART sessions.
 May call: pods, pods.model, device_numbers, context, ipu.

@@ -35,7 +35,7 @@ _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
-    """PopART's exception: a device is missing or held by another process, or the pod failed."""
+    """PopART's exception, for a missing device, a device of another process, or a pod's error."""
 
 
 @dataclass(eq=False, slots=True)

@@ -29,7 +29,7 @@ class ReductionType(IntEnum):
 
 
 class MeanReductionStrategy(IntEnum):
-    """The points in time at which a sum of gradients is divided to get the mean."""
+    """The moments when a sum of gradients is divided to get the mean."""
 
     Running = 0
     Post = 1
@@ -37,7 +37,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The patterns in which IPUs synchronise."""
+    """The patterns of the synchronisation of IPUs."""
 
     Full = 0
     SinglePipeline = 1
@@ -45,7 +45,7 @@ class SyncPattern(IntEnum):
 
 
 class AnchorReturnTypeId(IntEnum):
-    """The choice of the micro-batches for which the host gets the value of a tensor."""
+    """The micro-batches that return the value of a tensor to the host."""
 
     Final = 0
     EveryN = 1
@@ -82,7 +82,7 @@ class VirtualGraphMode(IntEnum):
 
 
 class SubgraphCopyingStrategy(IntEnum):
-    """The points in time at which tensors are copied into and out of subgraphs."""
+    """The moments when tensors are copied into and out of subgraphs."""
 
     OnEnterAndExit = 0
     JustInTime = 1
@@ -98,7 +98,7 @@ class MergeVarUpdateType(IntEnum):
 
 
 class BatchSerializationTransformContext(IntEnum):
-    """The passes (forward or backward) in which batches are serialised."""
+    """The passes, forward or backward, that serialise batches."""
 
     Fwd = 0
     Bwd = 1
@@ -113,7 +113,7 @@ class BatchSerializationMethod(IntEnum):
 
 
 class BatchSerializationBatchSchedule(IntEnum):
-    """The orders in which serialised batches are computed."""
+    """The possible orders of the computation of serialised batches."""
 
     Scheduler = 0
     Isomorphic = 1
@@ -122,7 +122,7 @@ class BatchSerializationBatchSchedule(IntEnum):
 
 
 class AccumulateOuterFragmentSchedule(IntEnum):
-    """The orders in which weights are updated after gradient accumulation."""
+    """The possible orders of the weight updates after gradient accumulation."""
 
     Scheduler = 0
     Serial = 1
@@ -131,7 +131,7 @@ class AccumulateOuterFragmentSchedule(IntEnum):
 
 
 class ExecutionPhaseIOSchedule(IntEnum):
-    """The points in time at which the tensors of an execution phase are loaded."""
+    """The moments when the tensors of an execution phase are loaded."""
 
     Preload = 0
     OnDemand = 1
@@ -154,7 +154,7 @@ class GradientTensorTrackingMethod(IntEnum):
 
 
 class ExchangeStrategy(IntEnum):
-    """The points in time at which IPUs exchange inputs and outputs with the host."""
+    """The moments when IPUs exchange inputs and outputs with the host."""
 
     JustInTime = 0
     OverlapInnerLoop = 1
@@ -189,7 +189,7 @@ class DeviceType(IntEnum):
 
 
 class DeviceConnectionType(IntEnum):
-    """The points in time at which a program attaches to its device."""
+    """The moments when a program attaches to its device."""
 
     Always = 0
     OnDemand = 1
@@ -213,7 +213,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """The choice of the replicas from which the host reads a variable."""
+    """The replicas that return the value of a variable to the host."""
 
     OnePerGroup = 0
     AllReduceReplicas = 1

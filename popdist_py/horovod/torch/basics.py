@@ -109,8 +109,8 @@ def init(
     context.init()
     here = context.environment()
     world = context.communicator()
-    # The order in which launchers place instances on hosts differs. An instance therefore learns
-    # the local indices of the other instances from them, instead of computing these indices.
+    # Launchers place instances on hosts in different orders. An instance therefore receives the
+    # local indices of the other instances from them, instead of computing these indices.
     everyone = world.all_gather_object((here.local_instance_index, here.num_local_instances))
     own = world.instance_index
     with_same_local_rank = [
