@@ -76,7 +76,7 @@ class Background:
     """Runs functions one after the other in one thread, which starts on first use.
 
     Args:
-        is_alone: Whether this is the only instance. In that case a forked child may make calls.
+        is_alone: Whether this is the only instance, so that a forked child may make calls.
     """
 
     def __init__(self, *, is_alone: bool = False) -> None:

@@ -29,7 +29,7 @@ _USUAL_THRESHOLD, _USUAL_MMAP_MAX = 128 << 10, 65536
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep up to 2 GiB of freed memory, and return whether glibc accepted this.
+    """Let glibc keep up to 2 GiB of freed memory; return whether glibc accepted the setting.
 
     The function does nothing with another C library, or if the user has set a ``MALLOC_...``
     variable or malloc options in ``GLIBC_TUNABLES``.
@@ -38,7 +38,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Let glibc return large freed blocks to the system at once; return whether it accepted this.
+    """Let glibc free large blocks to the system at once; return whether glibc accepted the setting.
 
     Training steps cannot reuse the blocks that compiling a model frees, because the sizes differ.
     If glibc kept these blocks, the job would need more memory. ``keep_freed_memory()`` ends this

@@ -81,7 +81,8 @@ def _has_equal(place: Place) -> bool:
 def first_overlap(places: Sequence[Place]) -> tuple[int, int] | None:
     """Return the indices of two arrays that share memory; None if all are disjoint."""
     spans = sorted((*place.span, number) for number, place in enumerate(places))
-    open_spans: list[tuple[int, int]] = []  # (end, index) of spans that the next may overlap
+    # End and index of each earlier span that may overlap the next span.
+    open_spans: list[tuple[int, int]] = []
     for begin, end, number in spans:
         if begin == end:
             continue

@@ -25,7 +25,7 @@ def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
     The measurement takes some milliseconds.
 
     Args:
-        wait_for_all: The barrier of all instances of the host. All of them call ``measure``.
+        wait_for_all: The barrier of all instances of the host, which must all call ``measure``.
     """
     left, right = np.zeros((2, _BYTES // 4), np.float32)
     per_barrier = _shortest(_BARRIERS, wait_for_all)

@@ -47,7 +47,7 @@ class Span(IntEnum):
 
     WITHIN_HOST = 0
     BETWEEN_HOSTS = 1
-    # A wait for the first instance of the own host while that instance waits for other hosts.
+    # A wait for the first instance of this host while that instance waits for other hosts.
     FOR_FIRST = 2
 
 

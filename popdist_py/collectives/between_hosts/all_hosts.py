@@ -28,7 +28,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class AllHosts:
-    """All instances of several hosts. All of them must make every call, also the constructor.
+    """All instances of several hosts, which must all call the constructor and every method.
 
     The argument ``call`` of the methods is the collective call, as messages name it.
 

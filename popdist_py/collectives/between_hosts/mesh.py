@@ -58,8 +58,8 @@ class Request:
         self.missing_sums: set[int] = set()
         self.unsent: set[tuple[int, int]] = set()
         self._combine: Callable[[Request], None] | None = combine
-        # If this is true, ``combine`` must wait until all values are sent, because the result
-        # overwrites them.
+        # Whether ``combine`` must wait until all values are sent, because the result overwrites
+        # these values.
         self._waits_for_sends = waits_for_sends
 
     def combine(self) -> bool:

@@ -1,4 +1,4 @@
-"""Collective calls over a mesh, which connects one instance of each host, with a time limit."""
+"""Collective calls with a time limit, over a mesh that connects one instance of each host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Started: TypeAlias = Request | ConnectionLostError
 
 
 class MeshGroup:
-    """The ranks of a mesh. All of them must make every call.
+    """The ranks of a mesh, which must all make every call.
 
     The argument ``call`` of the methods is the collective call, as messages name it.
 

@@ -46,7 +46,7 @@ class MpiMeeting:
     """The processes of an MPI communicator; satisfies ``popdist_py.collectives.Meeting``.
 
     Args:
-        comm: The communicator of the processes. No other code may use it.
+        comm: The communicator of the processes. No other code may use this communicator.
     """
 
     # Only MPI_Finalize frees the communicators. ``MPI_Comm_free`` is collective, but the instances
@@ -123,7 +123,7 @@ class MpiMesh(Mesh):
     """The processes of an MPI communicator.
 
     Args:
-        comm: The communicator of the processes. No other code may use it.
+        comm: The communicator of the processes. No other code may use this communicator.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:

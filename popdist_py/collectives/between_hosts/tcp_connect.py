@@ -41,7 +41,7 @@ _CLAIM_BYTES = 1 + _RANK_BYTES
 
 
 def connect(meeting: Meeting, network: str | None, towards: str | None = None) -> TcpMesh | None:
-    """Connect all ranks of ``meeting``. All of them must call this function.
+    """Connect all ranks of ``meeting``, which must all call this function.
 
     Args:
         meeting: One instance of each host.
@@ -65,7 +65,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
         if listener is not None and None not in addresses:
             _connect_pairs(meeting.rank, addresses, listener, secret, connections)
     except OSError:
-        pass  # a rank that lacks a connection reports that below
+        pass  # the all_gather below tells all ranks that this rank lacks a connection
     finally:
         if listener is not None:
             listener.close()

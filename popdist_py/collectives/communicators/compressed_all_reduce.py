@@ -88,7 +88,8 @@ class CompressedAllReduce:
     ) -> None:
         reduction = plan.reduction
         assert reduction is not None
-        targets = views if reduction.is_half else views[1:]  # the first view holds the sums itself
+        # Unless the floats have 16 bits, the first view already holds the sums.
+        targets = views if reduction.is_half else views[1:]
         for part in compression.parts(self._host.position, self._num_owners):
             if len(self._in_flight) == _PARTS_IN_FLIGHT:
                 self._complete_first()

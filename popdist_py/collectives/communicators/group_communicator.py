@@ -71,8 +71,8 @@ class Links(NamedTuple):
     use_tcp: bool
 
 
-# A function that connects one instance of each host. Its arguments are a color, a key, and whether
-# this instance takes part.
+# A function that connects one instance of each host. The arguments of the function are a color, a
+# key, and whether this instance takes part.
 ConnectHosts = Callable[..., Links]
 
 
@@ -375,7 +375,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def gradient_buffer(self, num_bytes: int) -> Array:
-        """Return zeroed memory that the instances of this host share. All of them call this."""
+        """Return zeroed memory that the instances of this host share. All instances must call this."""
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._shared_buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
 

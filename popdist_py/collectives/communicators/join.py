@@ -33,7 +33,8 @@ from popdist_py.errors import PopdistError
 __all__ = ["join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A function that connects the members of a meeting, and returns their mesh. All members call it.
+# A function that connects the members of a meeting, and returns their mesh. All members call the
+# function.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
 # With MPI instead of shared memory, a call of two instances took 75 us instead of 4 us for 4 bytes,
@@ -49,7 +50,7 @@ _MPI_BETWEEN_HOSTS = (
 
 
 def join_job(settings: CollectiveSettings) -> Communicator:
-    """Connect all instances of the job over MPI. All of them must call this function.
+    """Connect all instances of the job over MPI. All instances must call this function.
 
     The communicator uses a duplicate of MPI's COMM_WORLD. So the library's messages never mix with
     the messages of a program that uses mpi4py.
@@ -103,7 +104,7 @@ def join(
     instances: Sequence[int] | None = None,
     tries_tcp: bool = True,
 ) -> GroupCommunicator:
-    """Connect the instances of a meeting. All of them must call this function.
+    """Connect the instances of a meeting. All instances must call this function.
 
     Args:
         meeting: The instances, in the order of their indices.

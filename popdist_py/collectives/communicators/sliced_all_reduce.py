@@ -142,7 +142,7 @@ class SlicedAllReduce:
             return
         if agreement.some_in_window:
             # An instance whose array is in a window has not copied it to its slot yet, because all
-            # arrays might have been in a window. So it copies the array now.
+            # arrays might have been in a window. So that instance copies the array now.
             if not is_published:
                 self._publish(plan, flat[: self._slot_size(plan)], self._host.current_turn)
             self._host.barrier.wait_for_all(plan.signature)
@@ -285,7 +285,8 @@ class SlicedAllReduce:
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
             values = flat[part]
-            # The result overwrites ``flat`` after the second source, so later sources are copied.
+            # If ``flat`` is the third source or a later one, copy its values, because the result
+            # overwrites ``flat`` before they are added.
             if own > 1:
                 kept[:count] = values
                 values = kept[:count]

@@ -256,7 +256,7 @@ class HostBarrier:
             if passed >= self._limits.launcher_grace:
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
-                # An instance that called ``close()`` was not lost in this call.
+                # If the instance called ``close()`` before its end, say that the call is missing.
                 if reason == "ended" and self._words[first + _LEFT]:
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
@@ -274,7 +274,7 @@ class HostBarrier:
     def give_up(self, position: int, call: object) -> NoReturn:
         """Raise the error for the instance at ``position``, which has ended.
 
-        Later waits of this instance raise the same error, so it does not arrive at another barrier.
+        Later waits raise the same error, so this instance does not arrive at another barrier.
 
         Raises:
             InstanceLostError: The method always raises this error.

@@ -104,7 +104,7 @@ def exposed(array: Array) -> Iterator[None]:
 
 
 def make_window(local: Meeting) -> Window:
-    """Return a new window for the instances of one host. All of them must call this.
+    """Return a new window for the instances of one host, which must all call this function.
 
     Raises:
         WindowError: The instances of this host cannot share memory.
@@ -121,7 +121,7 @@ def _count_cores(local: Meeting) -> int:
 
 
 class HostGroup:
-    """The instances of this host. All of them must call the constructor.
+    """The instances of this host, which must all call the constructor.
 
     Args:
         local: The instances of this host, in order.

@@ -55,7 +55,8 @@ class PeerMemory:
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        # The kernel's Yama module may let only the parent access a process. This call permits all.
+        # The kernel's Yama module may let only the parent access a process. This call of prctl
+        # permits access by all processes of the user.
         libc.prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
         self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
         for function in (self._read, self._write):
@@ -72,7 +73,7 @@ class PeerMemory:
         self._pidfds: list[int] = []
         self._ended: dict[int, select.poll] = {}
         # The arguments of the system calls are allocated only once, because this takes as long as
-        # copying some pages. All copies use them, so only one thread may copy at a time.
+        # copying some pages. All copies share the arguments, so only one thread may copy at a time.
         self._local, self._remote = _IoVec(), _IoVec()
         self._vectors = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
@@ -118,7 +119,7 @@ class PeerMemory:
         self._copy(self._write, pid, address, own_address, size)
 
     def close(self) -> None:
-        """Close the pidfds of the peers. Reading and writing their memory then fails."""
+        """Close the pidfds of the peers. Afterwards no memory of a peer can be read or written."""
         self._ended.clear()
         while self._pidfds:
             os.close(self._pidfds.pop())

@@ -31,7 +31,7 @@ class WindowError(Exception):
 
 
 class Window:
-    """Shared memory of the instances in ``local``. All of them must call the constructor.
+    """Shared memory of the instances in ``local``, which must all call the constructor.
 
     Args:
         local: The instances of this host.

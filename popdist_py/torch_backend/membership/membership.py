@@ -36,7 +36,7 @@ class Membership:
     """The membership of this process in one group.
 
     Args:
-        group: The process group. torch.distributed knows the group when the first call is made.
+        group: The process group, which torch.distributed must know only from the first call on.
         store: The store that torch made for this group.
         settings: The settings for communication. ``hang_timeout`` is the default time-out of every
             call.
@@ -55,7 +55,7 @@ class Membership:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the group; False in a process that was forked from it."""
+        """Whether this process made the group; False in a process that was forked later."""
         return os.getpid() == self._pid
 
     @property
@@ -104,7 +104,7 @@ class Membership:
             raise as_torch_error(error) from None
         except BaseException as error:
             # The call is incomplete, and other ranks may still wait for its data. If this rank made
-            # another call, they would mistake its data for the data of the incomplete call.
+            # another call, the others would mistake its data for the data of the incomplete call.
             self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
             self._leave_communicator()
             raise
