@@ -375,7 +375,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def gradient_buffer(self, num_bytes: int) -> Array:
-        """Return zeroed memory that the instances of this host share. All instances must call this."""
+        """Return zeroed memory that this host's instances share. All instances must call this."""
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._shared_buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
 
