@@ -17,12 +17,14 @@ import numpy as np
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.compression_rounds import Round, exact_round
 
-__all__ = ["SUMS", "VALUES", "ConnectionLostError", "Mesh", "Request"]
+__all__ = ["LENGTH_BYTES", "SUMS", "VALUES", "ConnectionLostError", "Mesh", "Request", "length_of"]
 
 # The channels of a mesh: VALUES is for the values of the ranks, and SUMS is for segments of
 # results. Values and sums interleave differently from run to run, so only messages of the same
 # channel keep their order.
 VALUES, SUMS = 0, 1
+# The bytes at the start of a message that hold its length.
+LENGTH_BYTES = 8
 # The mesh keeps receive buffers up to this size and reuses them, because new memory costs a page
 # fault for every page.
 _MAX_FREE_BYTES = 64 * 1024 * 1024
@@ -110,6 +112,13 @@ class Mesh(ABC):
         """
 
     @abstractmethod
+    def _receive_message(self, rank: int, memory: Array, missing: set[int]) -> None:
+        """Start to receive a message of ``start_messages`` at the start of ``memory``.
+
+        Once the message has arrived, the mesh removes ``rank`` from ``missing``.
+        """
+
+    @abstractmethod
     def progress(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until bytes can be sent or received; then transfer them.
 
@@ -182,11 +191,34 @@ class Mesh(ABC):
         Raises:
             ConnectionLostError: Another rank has closed its connection.
         """
-        request = Request(lambda _: None, waits_for_sends=False)
+        request = Request(_combine_nothing, waits_for_sends=False)
         for rank in self._others:
             self._start_receive(VALUES, rank, incoming[rank], request.missing_values)
         for rank in self._others:
             self._start_send(VALUES, rank, outgoing[rank], request)
+        return self._started(request)
+
+    def start_messages(self, messages: Sequence[Array]) -> Request:
+        """Start to send this rank's message to every other rank, and to receive theirs.
+
+        The lengths of the messages may differ. The caller must not read or change the messages
+        before the exchange is done.
+
+        Args:
+            messages: For each rank, its message or the memory for the longest message, as bytes.
+                The first 8 bytes are the message's length in bytes, as an integer.
+
+        Raises:
+            ConnectionLostError: Another rank has closed its connection.
+        """
+        request = Request(_combine_nothing, waits_for_sends=False)
+        own = messages[self.rank]
+        own = own[: length_of(own)]
+        for rank in self._others:
+            request.missing_values.add(rank)
+            self._receive_message(rank, messages[rank], request.missing_values)
+        for rank in self._others:
+            self._start_send(VALUES, rank, own, request)
         return self._started(request)
 
     def _start_send(self, channel: int, rank: int, array: Array, request: Request) -> None:
@@ -227,3 +259,12 @@ class Mesh(ABC):
         if buffer.nbytes <= _MAX_FREE_BYTES:
             self._free_buffers.setdefault(buffer.nbytes, []).append(buffer)
             self._free_bytes += buffer.nbytes
+
+
+def length_of(message: Array) -> int:
+    """Return the number of bytes of a message, whose first bytes have arrived."""
+    return int(message[:LENGTH_BYTES].view(np.int64)[0])
+
+
+def _combine_nothing(_: Request) -> None:
+    """Leave the received values as they are."""

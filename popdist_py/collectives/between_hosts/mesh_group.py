@@ -10,17 +10,26 @@ import numpy as np
 
 from popdist_py import activities
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
-from popdist_py.collectives.between_hosts.mesh import ConnectionLostError, Mesh, Request
+from popdist_py.collectives.between_hosts.mesh import (
+    LENGTH_BYTES,
+    ConnectionLostError,
+    Mesh,
+    Request,
+)
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
-from popdist_py.collectives.compression_rounds import Round
+from popdist_py.collectives.compression_rounds import Round, reduce_in_order
 from popdist_py.collectives.tree import Node
 from popdist_py.collectives.waiting import Span, WaitLimits, WaitTime
 from popdist_py.errors import InstanceLostError
 
-__all__ = ["MeshGroup", "Started"]
+__all__ = ["MeshGroup", "Started", "max_compared_bytes"]
 
 # The longest time, in seconds, to wait for the mesh before the time limit is checked again.
 _POLL_SECONDS = 0.1
+# A message of ``compare`` begins with its length, the code and the number.
+_HEADER_BYTES = 3 * LENGTH_BYTES
+# Up to this size, together for all other ranks, an array is sent with the comparison of its call.
+_MAX_COMPARED_BYTES = 64 * 1024
 _NOTHING = np.empty(0, np.uint8)
 
 # A request that has started, or the error if it could not start. ``wait`` raises this error,
@@ -51,6 +60,9 @@ class MeshGroup:
         self._limits = limits
         self.rank = mesh.rank
         self.size = mesh.size
+        memory = np.empty((self.size, _HEADER_BYTES + max_compared_bytes(self.size)), np.uint8)
+        self._messages = list(memory)
+        self._headers = memory[:, :_HEADER_BYTES].view(np.int64)
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
 
@@ -117,17 +129,28 @@ class MeshGroup:
 
     # --- Calls --------------------------------------------------------------------------------
 
-    def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
+    def compare(
+        self, code: int, number: int, call: object, array: Array = _NOTHING, op: str = "sum"
+    ) -> tuple[bool, int]:
         """Return whether all ranks pass the same ``code``, and the largest ``number``.
 
-        Codes have 63 bits.
+        Codes have 63 bits. If the codes are equal, this also reduces the flat ``array`` in place,
+        in order of rank. The array has at most ``max_compared_bytes()``.
         """
-        extremes = np.array([code, -code, number], np.int64)
-        # Count this call as waiting: sending three numbers takes little time, so a long call has
+        end = _HEADER_BYTES + array.nbytes
+        self._headers[self.rank] = end, code, number
+        if array.size:
+            self._messages[self.rank][_HEADER_BYTES:end] = array.view(np.uint8)
+        # Count this call as waiting: sending a small message takes little time, so a long call has
         # waited for late ranks.
         with activities.doing(activities.WAITING):
-            self.wait(self.start_all_reduce(extremes, "max"), call)
-        return bool(extremes[0] == -extremes[1]), int(extremes[2])
+            self.wait(self._started(lambda: self.mesh.start_messages(self._messages)), call)
+        _, codes, numbers = zip(*self._headers.tolist(), strict=True)
+        are_equal = codes.count(code) == self.size
+        if are_equal and array.size:
+            values = [row[_HEADER_BYTES:end].view(array.dtype) for row in self._messages]
+            reduce_in_order(values, FUNCTIONS[op], array)
+        return are_equal, max(numbers)
 
     def broadcast(self, array: Array, root: int, call: object) -> None:
         """Overwrite the flat ``array`` with the array of rank ``root``."""
@@ -182,3 +205,9 @@ class MeshGroup:
     def close(self) -> None:
         """Close the connections."""
         self.mesh.close()
+
+
+def max_compared_bytes(num_hosts: int) -> int:
+    """Return the bytes of the largest array that is sent with the comparison of its call."""
+    # A multiple of 8 bytes keeps the numbers of all messages aligned.
+    return _MAX_COMPARED_BYTES // (num_hosts - 1) // LENGTH_BYTES * LENGTH_BYTES

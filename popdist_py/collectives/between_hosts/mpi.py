@@ -144,11 +144,18 @@ class MpiMesh(Mesh):
             request.unsent.discard((channel, rank))
 
         messages = [self._comm.Isend(part, rank, channel) for part in _parts(array)]
-        self._transfers.append((messages, sent))
+        if MPI.Request.Testall(messages):  # MPI has copied a short message
+            sent()
+        else:
+            self._transfers.append((messages, sent))
 
     def _receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:
         messages = [self._comm.Irecv(part, rank, channel) for part in _parts(array)]
         self._transfers.append((messages, lambda: missing.discard(rank)))
+
+    def _receive_message(self, rank: int, memory: Array, missing: set[int]) -> None:
+        # MPI knows the length of a message, which may be shorter than the memory.
+        self._receive(VALUES, rank, memory, missing)
 
     def progress(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until an array is completely sent or received.
@@ -180,17 +187,20 @@ class MpiMesh(Mesh):
 
     def _complete_some(self) -> bool:
         """Complete the arrays whose messages are all done; return whether there were any."""
-        waiting: list[_Transfer] = []
-        completed: list[_Transfer] = []
-        for transfer in self._transfers:
-            (completed if MPI.Request.Testall(transfer[0]) else waiting).append(transfer)
-        if not completed:
+        waiting = [one for one in self._transfers if not _is_complete(*one)]
+        if len(waiting) == len(self._transfers):
             return False
         self._transfers = waiting
-        for _, complete in completed:
-            complete()
         self._advance()
         return True
+
+
+def _is_complete(messages: list[MPI.Request], complete: Callable[[], None]) -> bool:
+    """Tell whether all messages of a transfer are done; if so, call ``complete``."""
+    is_complete = MPI.Request.Testall(messages)
+    if is_complete:
+        complete()
+    return is_complete
 
 
 def _parts(array: Array) -> list[list[Any]]:

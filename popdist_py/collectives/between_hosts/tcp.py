@@ -12,18 +12,20 @@ import select
 import socket
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.between_hosts.mesh import (
+    LENGTH_BYTES,
     SUMS,
     VALUES,
     ConnectionLostError,
     Mesh,
     Request,
+    length_of,
 )
 from popdist_py.peers.silence import is_silent
 
@@ -48,7 +50,7 @@ class _Stream:
         self.rank = rank
         self.connection = connection
         self._outgoing: deque[tuple[memoryview, Request]] = deque()
-        self._incoming: deque[tuple[memoryview, set[int]]] = deque()
+        self._incoming: deque[tuple[memoryview, Callable[[], None]]] = deque()
 
     def send(self, array: Array, request: Request) -> None:
         """Queue an array for sending, and send the bytes that the system accepts now."""
@@ -60,7 +62,17 @@ class _Stream:
 
         Once the array is full, this connection's rank is removed from ``missing_ranks``.
         """
-        self._incoming.append((_bytes(array), missing_ranks))
+        self._incoming.append((_bytes(array), lambda: missing_ranks.discard(self.rank)))
+
+    def receive_message(self, memory: Array, missing_ranks: set[int]) -> None:
+        """Queue a message to receive, whose length arrives first."""
+        view = _bytes(memory)
+
+        def receive_rest() -> None:
+            rest = view[LENGTH_BYTES : length_of(memory)]
+            self._incoming.appendleft((rest, lambda: missing_ranks.discard(self.rank)))
+
+        self._incoming.append((view[:LENGTH_BYTES], receive_rest))
 
     @property
     def events(self) -> int:
@@ -86,7 +98,7 @@ class _Stream:
     def receive_queued(self) -> None:
         """Receive the bytes that have arrived."""
         while self._incoming:
-            view, missing_ranks = self._incoming[0]
+            view, complete = self._incoming[0]
             try:
                 received = self.connection.recv_into(view)
             except BlockingIOError:
@@ -96,10 +108,10 @@ class _Stream:
             if received == 0:
                 raise ConnectionLostError(self.rank)
             if received < len(view):
-                self._incoming[0] = (view[received:], missing_ranks)
+                self._incoming[0] = (view[received:], complete)
             else:
                 self._incoming.popleft()
-                missing_ranks.discard(self.rank)
+                complete()
 
     def _lost(self, error: OSError) -> ConnectionLostError:
         return ConnectionLostError(self.rank, is_silent=error.errno == errno.ETIMEDOUT)
@@ -160,6 +172,9 @@ class TcpMesh(Mesh):
 
     def _receive(self, channel: int, rank: int, array: Array, missing: set[int]) -> None:
         self._streams[channel][rank].receive(array, missing)
+
+    def _receive_message(self, rank: int, memory: Array, missing: set[int]) -> None:
+        self._streams[VALUES][rank].receive_message(memory, missing)
 
     def progress(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until bytes can be sent or received; then transfer them.

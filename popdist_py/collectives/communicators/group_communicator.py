@@ -2,7 +2,8 @@
 
 The communicator chooses the algorithm of a call. Small arrays are reduced in one shot: every
 instance copies its array to its slot, and after a single barrier every instance reduces the slots
-of all instances. ``SlicedAllReduce`` reduces large arrays.
+of all instances. With several hosts, a small array is sent together with the comparison of its
+call. ``SlicedAllReduce`` reduces large arrays.
 
 This module does not map memory, poll or reduce itself. The module has over 500 lines, because it
 contains a class with all calls that a communicator offers.
@@ -19,7 +20,7 @@ from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
 from popdist_py.collectives.between_hosts.all_hosts import AllHosts
 from popdist_py.collectives.between_hosts.mesh import Mesh
-from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
+from popdist_py.collectives.between_hosts.mesh_group import MeshGroup, max_compared_bytes
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.interrupted_calls import (
@@ -189,6 +190,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
         """Reduce ``flat`` in place in several steps. ``move`` is explained in ``all_reduce``."""
+        if plan.is_compared_with_data:
+            with numeric_errors_last():
+                self._reduce_with_comparison(plan, flat)
+            return
         shared = self._shared_buffers.find(flat)
         if shared is None:
             self._sliced.publish_first_slot(plan, flat)
@@ -202,6 +207,13 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
                 self._sliced.all_reduce_private(plan, flat, agreement, is_published=shared is None)
         if agreement.all_movable and move is not None:
             self._share(flat.nbytes, move)
+
+    def _reduce_with_comparison(self, plan: CallPlan, flat: Array) -> None:
+        """Reduce a small ``flat`` in place; the first instances of the hosts exchange all data."""
+        host = self._host
+        plan.slots[host.coming_turn][host.position][: flat.size] = flat
+        self._agree(plan, flat=flat)
+        flat[...] = plan.results[host.current_turn][: flat.size]
 
     def _share(self, num_bytes: int, move: Callable[[Array], None]) -> None:
         """Move arrays of all instances of this host to a window."""
@@ -461,6 +473,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             slots = self._slots_as(array.dtype, num_bytes // array.itemsize)
             results = tuple(part[:num_bytes].view(array.dtype) for part in self._host.results)
             plan = CallPlan(signature, signature.code, reduction, slots, results)
+            if self._world is not None:
+                num_bytes = array.size * reduction.accumulate_dtype.itemsize
+                plan.is_compared_with_data = num_bytes <= max_compared_bytes(len(self.hosts))
             return self._remember(key, plan)
         slots = self._slots_as(array.dtype, array.size)
         one_shot = slots
@@ -487,13 +502,17 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     # --- Comparing calls ----------------------------------------------------------------------
 
-    def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> Agreement:
+    def _agree(
+        self, plan: CallPlan, location: int = 0, address: int = 0, flat: Array | None = None
+    ) -> Agreement:
         """Wait for all instances of the communicator, and compare their calls.
 
         Args:
             plan: Plan of the call.
             location: Location of the array in the windows, or ``_MOVABLE``; 0 for other arrays.
             address: Address of the array in this process.
+            flat: A small array, which is in the slot of the coming turn. It is reduced over all
+                hosts into ``plan.results``.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.
@@ -516,7 +535,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             if not same:
                 raise mismatch(host.descriptions(plan.signature), host.instances, self.names)
             return Agreement(all_shared, some_shared, all_movable, addresses)
-        self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
+        self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same, flat)
         barrier.wait_for_all(plan.signature, Span.FOR_FIRST)
         calls_are_equal, number = self._verdict.tolist()
         if number >= _FIRST_LOST:
@@ -529,17 +548,24 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             raise mismatch(calls, range(self.num_instances), self.names)
         return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
-    def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
+    def _compare_hosts(
+        self, plan: CallPlan, number: int, same: bool = False, flat: Array | None = None
+    ) -> None:
         """Compare the calls of all hosts, on the first instance of each host.
 
         Two results are stored in ``_verdict``, which the instances of the host share: whether the
-        calls are equal, and the largest ``number`` of all hosts.
+        calls are equal, and the largest ``number`` of all hosts. If the calls are
+        equal, ``flat`` is reduced as for ``_agree``.
         """
         owners, barrier = self._slice_owners, self._host.barrier
         if owners is None or self._host.position:
             return
         try:
-            self._verdict[:] = owners.compare(plan.code if same else 0, number, plan.signature)
+            if flat is None or not same:
+                code = plan.code if same else 0
+                self._verdict[:] = owners.compare(code, number, plan.signature)
+            else:
+                self._verdict[:] = self._compare_with_data(owners, plan, number, flat)
         except InstanceLostError as error:
             if owners.lost_instance >= 0 and barrier.lost_error is None:
                 self._verdict[:] = 0, _FIRST_LOST + owners.lost_instance
@@ -548,6 +574,21 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
                 barrier.lost_error = error
             raise
         self._verdict[0] &= same
+
+    def _compare_with_data(
+        self, owners: MeshGroup, plan: CallPlan, number: int, flat: Array
+    ) -> tuple[bool, int]:
+        """Compare the calls of all hosts; reduce small arrays like ``flat``, as for ``_agree``."""
+        turn, reduction = self._host.current_turn, plan.reduction
+        assert reduction is not None
+        out = plan.results[turn][: flat.size]
+        total = np.empty(flat.size, reduction.accumulate_dtype) if reduction.is_half else out
+        reduction.accumulate((slot[: flat.size] for slot in plan.slots[turn]), total)
+        verdict = owners.compare(plan.code, number, plan.signature, total, reduction.op)
+        if verdict[0]:
+            reduction.finalize(total)
+            reduction.narrow(total, out)
+        return verdict
 
 
 _BARRIER = Signature("barrier")

@@ -51,6 +51,8 @@ class CallPlan:
         results: For each turn, a shared array of a slot's size, which all instances write and read.
         one_shot: For each turn, the parts of the slots that this instance reduces in a one-shot
             call; None for arrays that are too large for one.
+        is_compared_with_data: Whether the hosts send the array together with the comparison of the
+            call.
 
     A plan must not store results of calls, because instances may drop a plan at different times.
     """
@@ -61,6 +63,7 @@ class CallPlan:
     slots: tuple[list[Array], list[Array]] = ((), ())  # type: ignore[assignment]
     results: tuple[Array, ...] = ()
     one_shot: tuple[list[Array], list[Array]] | None = None
+    is_compared_with_data: bool = False
 
 
 class Agreement(NamedTuple):

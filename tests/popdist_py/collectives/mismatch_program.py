@@ -27,6 +27,7 @@ CASES = {
     "op": lambda: all_reduce(np.ones(2), "max" if last else "sum"),
     "name": lambda: all_reduce(1.0, name="loss" if last else "accuracy"),
     "call": lambda: barrier() if last else all_reduce(np.ones(1_000_000)),
+    "small call": lambda: barrier() if last else all_reduce(np.ones(6)),
     "block": lambda: (
         all_reduce(np.ones(6), name="n")
         if last

@@ -20,7 +20,9 @@ from support.processes import connections
 from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
 from popdist_py.collectives.between_hosts.mesh import VALUES, ConnectionLostError
+from popdist_py.collectives.between_hosts.mesh_group import MeshGroup, max_compared_bytes
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS, TcpMesh
+from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.peers import greeting
 
 LIMIT = 30
@@ -77,6 +79,33 @@ def test_all_ranks_end_with_the_values_reduced_in_order(count, sizes, op, seed):
     for arrays in results:
         for array, total in zip(arrays, expected, strict=True):
             assert np.array_equal(array, total)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_arrays_are_reduced_with_the_comparison_only_if_the_calls_are_equal(count):
+    longest = max_compared_bytes(count) // 4
+
+    def run(mesh):
+        group, rank = MeshGroup(mesh, range(count), WaitLimits(LIMIT)), mesh.rank
+        arrays = [np.full(size, 10.0**rank, "f4") for size in (5, longest, rank * 99, 1)]
+        verdicts = [group.compare(7, rank, "call", array) for array in arrays[:2]]
+        # The messages of calls that differ have different lengths.
+        verdicts.append(group.compare(7 + rank, 0, "call", arrays[2]))
+        verdicts.append(group.compare(7, 1, "call"))
+        verdicts.append(group.compare(7, 0, "call", arrays[3], "max"))
+        return verdicts, arrays
+
+    connected = meshes(count)
+    with ThreadPoolExecutor(count) as pool:
+        results = list(pool.map(run, connected))
+    for mesh in connected:
+        mesh.close()
+    for rank, (verdicts, arrays) in enumerate(results):
+        assert verdicts == [(True, count - 1)] * 2 + [(False, 0), (True, 1), (True, 0)]
+        total = sum(10**other for other in range(count))
+        wanted = [total, total, 10**rank, 10 ** (count - 1)]
+        for array, value in zip(arrays, wanted, strict=True):
+            assert np.all(array == value)
 
 
 @settings(max_examples=15)
