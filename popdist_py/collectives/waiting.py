@@ -1,17 +1,19 @@
 """The time limits of waits for other instances, and the errors of these waits.
 
 All waits of one communicator share one ``WaitLimits``. So a new limit or an abort takes effect for
-all waits at once.
+all waits at once. A group of torch.distributed also uses it for its store and its messages.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 
 from popdist_py.collectives.signature import INSTANCES, Names
 from popdist_py.errors import InstanceLostError
+from popdist_py.peers.silence import SILENT_SECONDS
 
 __all__ = ["Span", "WaitLimits", "WaitTime"]
 
@@ -56,17 +58,41 @@ class WaitLimits:
 
     Args:
         hang_timeout: Seconds after which a wait within a host raises an error.
-        names: Names of the instances in messages.
+        names: Names of the instances in messages, or a function that returns them.
 
     Attributes:
-        hang_timeout: The limit in seconds, which may be changed between two collective calls.
+        hang_timeout: The limit in seconds. It may be changed at any time.
         abort_reason: If this is not empty, every wait raises an error that states this reason.
     """
 
-    def __init__(self, hang_timeout: float, names: Names = INSTANCES) -> None:
+    def __init__(self, hang_timeout: float, names: Names | Callable[[], Names] = INSTANCES) -> None:
         self.hang_timeout = hang_timeout
-        self.names = names
         self.abort_reason = ""
+        self._names = names
+        self._call_timeout: float | None = None
+
+    @property
+    def names(self) -> Names:
+        """Names of the instances in messages."""
+        return self._names if isinstance(self._names, Names) else self._names()
+
+    @property
+    def call_timeout(self) -> float:
+        """The time-out of the collective call that runs now, in seconds."""
+        return self.hang_timeout if self._call_timeout is None else self._call_timeout
+
+    @contextmanager
+    def during_call(self, seconds: float | None) -> Iterator[None]:
+        """Use another time-out for the collective call in this context; None for the usual one.
+
+        Waits outside of collective calls keep ``hang_timeout``, because they may run meanwhile in
+        other threads.
+        """
+        self._call_timeout = seconds
+        try:
+            yield
+        finally:
+            self._call_timeout = None
 
     @property
     def launcher_grace(self) -> float:
@@ -75,12 +101,12 @@ class WaitLimits:
         In this time the launcher ends the job and reports why the instance ended. Errors of the
         waiting instances would only hide that reason.
         """
-        return min(_MOST_LAUNCHER_GRACE_SECONDS, self.hang_timeout / 2)
+        return min(_MOST_LAUNCHER_GRACE_SECONDS, self.call_timeout / 2)
 
     def seconds(self, span: Span) -> float:
         """Return the time limit in seconds for a wait of this span."""
-        extra = self.hang_timeout / 4 + min(_MOST_EXTRA_SECONDS, self.hang_timeout)
-        return self.hang_timeout + span * extra
+        timeout = self.call_timeout
+        return timeout + span * (timeout / 4 + min(_MOST_EXTRA_SECONDS, timeout))
 
     def check_abort(self, call: object) -> None:
         """Raise an error if the communicator was aborted.
@@ -96,9 +122,25 @@ class WaitLimits:
 
         ``missing`` contains the instances that did not arrive; no instance if all of them arrived.
         """
-        limit = f"within {self.hang_timeout:g} s ({self.names.time_limit})"
+        limit = f"within {self.call_timeout:g} s ({self.names.time_limit})"
         if not missing:
             text = f"all {self.names.noun}s arrived, but did not end {limit}"
         else:
             text = f"{self.names.of(*sorted(missing))} did not arrive {limit}"
         return InstanceLostError(f"{call}: {text}")
+
+    def host_error(self, instance: int, call: object, *, is_silent: bool) -> InstanceLostError:
+        """Return the error for an instance that was lost on another host.
+
+        Args:
+            instance: Index of the lost instance.
+            call: The waiting call, as messages name it.
+            is_silent: Whether the other host does not answer.
+        """
+        lost = self.names.of(instance)
+        if not is_silent:
+            return InstanceLostError(f"{call}: {lost} was lost on another host")
+        return InstanceLostError(
+            f"{call}: no answer from {lost} on another host for {SILENT_SECONDS} s: that host is "
+            "down, or the network between it and this one"
+        )

@@ -8,8 +8,21 @@ that read slowly.
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
+
+# The instances of a job report a silent host after this time. The launcher notices a lost host after
+# 15 s and reports more details, so its report must come first.
+SILENT_SECONDS = 20
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_SECONDS // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS // 4),
+)
+# The kernel gives up a connection with the last error that the network reported, if there is one.
+_SILENCE_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 # Offsets in Linux's struct tcp_info. Retransmissions and probes are counted since the last answer.
 # The last field is the number of milliseconds since the last answer.
@@ -18,10 +31,22 @@ _SIZE, _RETRANSMITS, _PROBES, _LAST_ANSWER = 60, 2, 3, slice(56, 60)
 _MANY_RETRANSMITS, _MANY_PROBES = 3, 2
 
 
-def is_silent(connection: socket.socket, seconds: float) -> bool:
+def keep_alive(connection: socket.socket) -> None:
+    """Make the kernel ask the other host regularly, so that ``is_silent`` also works when idle."""
+    for option in _KEEP_ALIVE:
+        connection.setsockopt(*option)
+
+
+def is_silence(error: OSError) -> bool:
+    """Return whether a connection failed because the other host does not answer."""
+    return error.errno in _SILENCE_ERRORS
+
+
+def is_silent(connection: socket.socket, seconds: float = SILENT_SECONDS) -> bool:
     """Return whether the other host has not answered repeated packets for ``seconds``.
 
-    An idle connection needs SO_KEEPALIVE, with an interval that is shorter than ``seconds``.
+    An idle connection needs ``keep_alive``, or SO_KEEPALIVE with an interval that is shorter than
+    ``seconds``.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
     is_asking = info[_RETRANSMITS] >= _MANY_RETRANSMITS or info[_PROBES] >= _MANY_PROBES

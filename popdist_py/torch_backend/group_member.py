@@ -57,7 +57,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._group_name = ""
         self._group_desc = "undefined"
-        self._messages = Messages(store, rank, size, settings, self._membership.names)
+        self._messages = Messages(store, rank, size, settings, self._membership.limits)
         self._sequence_number = 0
         _open.add(self)
 
@@ -174,7 +174,6 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of all later calls."""
         self._membership.timeout = timeout
-        self._messages.timeout = timeout.total_seconds()
 
     def abort(self) -> None:
         """Leave the group at once; running calls and incomplete messages fail."""

@@ -2,7 +2,8 @@
 
 The first argument is a size: of an all-reduce and an all-gather whose results are checked. The
 second is optional and replaces the training. ``endless`` makes calls until one fails. ``late-2``
-makes a call for which rank 2 is late by minutes.
+makes a call for which rank 2 is late by minutes. ``messages`` lets ranks 0 and 1 wait for messages
+of rank 2, which never come, with a time-out of minutes; each prints how long its wait took.
 """
 
 from __future__ import annotations
@@ -38,6 +39,28 @@ if how == "endless":
     print("goes on", flush=True)
 while how == "endless":
     dist.all_reduce(everything)
+
+if how == "messages":
+    dist.group.WORLD.set_timeout(timedelta(minutes=4))
+    # Each rank exchanges a message with each other one, so that all connections are open.
+    batch = []
+    for other in {*range(count)} - {rank}:
+        batch.append(dist.P2POp(dist.isend, torch.ones(1), other))
+        batch.append(dist.P2POp(dist.irecv, torch.zeros(1), other))
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    print("exchanged", flush=True)
+    if rank == 2:
+        time.sleep(300)
+    began = time.monotonic()
+    try:
+        if rank == 0:
+            dist.recv(torch.zeros(1), 2)
+        else:
+            (work,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(1), 2)])
+            work.wait()
+    finally:
+        print("waited", time.monotonic() - began, flush=True)
 
 torch.manual_seed(7)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU()))

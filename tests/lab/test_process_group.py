@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from lab.lab import Lab
 
+from popdist_py.peers.silence import SILENT_SECONDS
+
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("process_group_program.py")
 
@@ -84,28 +86,35 @@ def three_hosts(lab_permitted, tmp_path_factory):
 
 
 def lose_a_host(lab, how, say):
-    """Lose node2 while three ranks run; return what the other two say, once they have failed."""
+    """Lose node2 while three ranks run; return the output and errors of the other two ranks."""
     processes = start_alone(lab, (0, 1, 2), how)
     for process in processes:
         assert say in process.stdout.readline()
     lab[2].link("down")
-    errors = []
+    ended = []
     for process in processes[:2]:
-        errors.append(process.communicate(timeout=90)[1])
-        assert process.returncode, errors
+        ended.append(process.communicate(timeout=90))
+        assert process.returncode, ended
     lab[2].run("pkill", "-KILL", "-f", PROGRAM.name)
     processes[2].communicate(timeout=30)
     lab[2].link("up")
-    return errors
+    return ended
 
 
 def test_a_dead_host_that_others_wait_for_is_named_within_the_time_out(three_hosts):
-    for error in lose_a_host(three_hosts, "late-2", "waits"):
+    for _, error in lose_a_host(three_hosts, "late-2", "waits"):
         assert "RankLostError" in error
         assert "rank 2 " in error
 
 
 def test_a_host_that_dies_during_a_call_is_noticed_within_the_time_out(three_hosts):
     """Its name is unknown where everything was received from it, but not sent to it."""
-    for error in lose_a_host(three_hosts, "endless", "goes on"):
+    for _, error in lose_a_host(three_hosts, "endless", "goes on"):
         assert "RankLostError" in error
+
+
+def test_a_receive_notices_a_dead_host_as_soon_as_a_collective_does(three_hosts):
+    for output, error in lose_a_host(three_hosts, "messages", "exchanged"):
+        assert "RankLostError" in error
+        assert f"no answer from rank 2 on another host for {SILENT_SECONDS} s" in error
+        assert float(output.split()[-1]) < SILENT_SECONDS + 10, output

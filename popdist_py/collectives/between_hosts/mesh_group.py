@@ -16,7 +16,6 @@ from popdist_py.collectives.between_hosts.mesh import (
     Mesh,
     Request,
 )
-from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
 from popdist_py.collectives.compression_rounds import Round, reduce_in_order
 from popdist_py.collectives.tree import Node
 from popdist_py.collectives.waiting import Span, WaitLimits, WaitTime
@@ -99,12 +98,8 @@ class MeshGroup:
             self._limits.check_abort(call)
             time.sleep(self._limits.launcher_grace)
             self.lost_instance = self._instances[error.rank]
-            lost = self._limits.names.of(self.lost_instance)
-            self.lost_error = InstanceLostError(
-                f"{call}: no answer from {lost} on another host for {SILENT_SECONDS} s: that host "
-                "is down, or the network between it and this one"
-                if error.is_silent
-                else f"{call}: {lost} was lost on another host"
+            self.lost_error = self._limits.host_error(
+                self.lost_instance, call, is_silent=error.is_silent
             )
             raise self.lost_error from None
         except InstanceLostError as error:

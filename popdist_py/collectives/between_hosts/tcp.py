@@ -6,7 +6,6 @@ A host whose program is slow still answers. ``mesh_group`` handles time-outs and
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
@@ -27,19 +26,9 @@ from popdist_py.collectives.between_hosts.mesh import (
     Request,
     length_of,
 )
-from popdist_py.peers.silence import is_silent
+from popdist_py.peers.silence import is_silence, is_silent, keep_alive
 
-__all__ = ["SILENT_SECONDS", "TcpMesh"]
-
-# A host is lost if it does not answer for this time. The launcher notices a lost host after 15 s
-# and reports more details, so its report must come first.
-SILENT_SECONDS = 20
-_KEEP_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_SECONDS // 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS // 4),
-)
+__all__ = ["TcpMesh"]
 
 
 class _Stream:
@@ -114,11 +103,11 @@ class _Stream:
                 complete()
 
     def _lost(self, error: OSError) -> ConnectionLostError:
-        return ConnectionLostError(self.rank, is_silent=error.errno == errno.ETIMEDOUT)
+        return ConnectionLostError(self.rank, is_silent=is_silence(error))
 
     def is_silent(self) -> bool:
         """Tell whether the host at the other end no longer answers."""
-        return is_silent(self.connection, SILENT_SECONDS)
+        return is_silent(self.connection)
 
 
 class TcpMesh(Mesh):
@@ -146,8 +135,7 @@ class TcpMesh(Mesh):
         for stream in self._streams_by_descriptor.values():
             stream.connection.setblocking(False)
             stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for option in _KEEP_ALIVE:
-                stream.connection.setsockopt(*option)
+            keep_alive(stream.connection)
         # A forked child closes the connections, because it would keep them open after this process
         # has ended.
         reference = weakref.ref(self)

@@ -397,14 +397,6 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
-    def set_hang_timeout(self, seconds: float) -> None:
-        """Set the seconds after which a wait raises an error."""
-        self._limits.hang_timeout = seconds
-
-    def abort(self, reason: str) -> None:
-        """Make running calls of other threads raise an error soon, and all later calls too."""
-        self._limits.abort_reason = reason
-
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
         """Leave the group if ``error`` has interrupted a call; later calls raise an error.
 

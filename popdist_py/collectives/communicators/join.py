@@ -22,7 +22,7 @@ from popdist_py.collectives.communicators.group_communicator import (
 )
 from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.collectives.interfaces import Communicator, Meeting
-from popdist_py.collectives.signature import INSTANCES, Names
+from popdist_py.collectives.signature import Names
 from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.collectives.within_host.host_barrier import is_supported
 from popdist_py.collectives.within_host.host_group import make_window
@@ -88,7 +88,7 @@ def join_group(
         meeting,
         settings,
         own_mesh=MpiMeeting.mesh,
-        names=names,
+        limits=WaitLimits(settings.hang_timeout, names),
         instances=instances,
         tries_tcp=job.links_use_tcp,
     )
@@ -100,7 +100,7 @@ def join(
     *,
     own_mesh: OwnMesh | None = None,
     towards: str | None = None,
-    names: Names = INSTANCES,
+    limits: WaitLimits | None = None,
     instances: Sequence[int] | None = None,
     tries_tcp: bool = True,
 ) -> GroupCommunicator:
@@ -113,7 +113,8 @@ def join(
             transport cannot send arrays.
         towards: A host that all hosts reach through the network between them. This argument is used
             if the user does not set a network.
-        names: Names of the instances in messages.
+        limits: Limits of the waits, and the names of the instances in messages; None to take the
+            limit from ``settings``.
         instances: Index in the job of each instance; None for all instances of the job.
         tries_tcp: Whether the hosts may reach one another by TCP. If not, ``own_mesh`` is used.
 
@@ -121,7 +122,8 @@ def join(
         PopdistError: The hosts do not reach one another. All instances raise this error.
     """
     local, window, shares_memory = _share_memory(meeting, settings)
-    limits = WaitLimits(settings.hang_timeout, names)
+    if limits is None:
+        limits = WaitLimits(settings.hang_timeout)
     if own_mesh is not None and not (shares_memory and tries_tcp):
         connect_hosts: ConnectHosts = partial(_connect_without_tcp, meeting, own_mesh)
     else:

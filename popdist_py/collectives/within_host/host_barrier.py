@@ -262,7 +262,7 @@ class HostBarrier:
                 self._lose(peer, reason, call)
         elif is_late and line in missing_lines:
             limits = self._limits
-            limit = f"{limits.hang_timeout:g} s ({limits.names.time_limit})"
+            limit = f"{limits.call_timeout:g} s ({limits.names.time_limit})"
             self._lose(self._peer(line), f"did not arrive within {limit}", call)
 
     def _missing(self, arrived: int) -> list[int]:

@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from popdist_py.collectives.communicators.join import place_of_this_process
 from popdist_py.collectives.signature import Names
-from popdist_py.collectives.waiting import WaitTime
+from popdist_py.collectives.waiting import WaitLimits, WaitTime
 from popdist_py.torch_backend.membership.errors import (
-    GroupClosedError,
     RankLostError,
     StoreLostError,
+    as_torch_error,
     store_lost,
 )
 
@@ -41,15 +41,14 @@ class GroupStore:
         store: The store that torch made for this group.
         rank: The rank of this process in the group.
         size: The number of ranks.
+        limits: The limits of all waits of the group, and the names of its ranks.
     """
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int, size: int, limits: WaitLimits) -> None:
         self.rank = rank
         self.size = size
-        self.names = Names("rank")
-        self.timeout = float("inf")
         self._store = store
-        self._abort_reason = ""
+        self._limits = limits
         self._watched: dict[int, _Process] = {}
         self.put(f"process/{rank}", [os.getpid(), place_of_this_process()])
 
@@ -60,10 +59,35 @@ class GroupStore:
         except dist.DistError as error:
             raise self._lost_store(error) from None
 
-    def take(
-        self, keys: Mapping[int, str], call: object, seconds: float | None = None
-    ) -> list[Any]:
+    @property
+    def names(self) -> Names:
+        """The names of the ranks in messages."""
+        return self._limits.names
+
+    def take(self, keys: Mapping[int, str], call: object) -> list[Any]:
         """Return the values of ``keys``, once the ranks have published them.
+
+        Args:
+            keys: The key of each rank that publishes a value.
+            call: The name of the waiting call, for messages.
+
+        Raises:
+            RankLostError: A rank has ended, or did not publish its value in time.
+            StoreLostError: The store does not answer.
+            InstanceLostError: Another thread has aborted the group.
+        """
+        missing = self.wait(keys, call)
+        if missing:
+            raise as_torch_error(self._limits.late_error(missing, call))
+        try:
+            return [json.loads(self._store.get(key)) for key in keys.values()]
+        except dist.DistError as error:
+            raise self._lost_store(error) from None
+
+    def wait(
+        self, keys: Mapping[int, str], call: object, seconds: float | None = None
+    ) -> list[int]:
+        """Wait for values of all keys; return the ranks whose value is still missing at the end.
 
         Args:
             keys: The key of each rank that publishes a value.
@@ -71,48 +95,29 @@ class GroupStore:
             seconds: The longest time to wait. None stands for the time-out of the group.
 
         Raises:
-            RankLostError: A rank has ended, or did not publish its value in time.
-            StoreLostError: The store does not answer.
-            GroupClosedError: Another thread has aborted the group.
-        """
-        limit = self.timeout if seconds is None else seconds
-        missing = self.wait(keys, call, limit)
-        if missing:
-            text = f"did not arrive within {limit:g} s ({self.names.time_limit})"
-            raise RankLostError(f"{call}: {self.names.of(*missing)} {text}")
-        try:
-            return [json.loads(self._store.get(key)) for key in keys.values()]
-        except dist.DistError as error:
-            raise self._lost_store(error) from None
-
-    def wait(self, keys: Mapping[int, str], call: object, seconds: float) -> list[int]:
-        """Wait at most ``seconds`` for values of all keys; return the ranks whose value is missing.
-
-        Raises:
             RankLostError: A rank has ended without publishing its value.
             StoreLostError: The store does not answer.
-            GroupClosedError: Another thread has aborted the group.
+            InstanceLostError: Another thread has aborted the group.
         """
+        limits = self._limits
         missing = dict(keys)
         wait, pause, looked_at = WaitTime(), _SHORTEST_PAUSE, time.monotonic()
         while missing:
             if self._has(*missing.values()):
                 return []
-            if self._abort_reason:
-                raise GroupClosedError(f"{call}: {self._abort_reason}")
+            limits.check_abort(call)
             if (now := time.monotonic()) - looked_at > _LONGEST_PAUSE * 5:
                 looked_at = now
                 missing = {rank: key for rank, key in missing.items() if not self._has(key)}
                 self._check_processes(missing, call)
-            if wait.seconds() > seconds:
+            # Every rank sees all keys itself, so all ranks have the same limit. The spans of
+            # ``WaitLimits.seconds`` are for ranks that learn from others which rank is missing. The
+            # ranks may not be connected yet, so only this limit finds a host that does not answer.
+            if wait.seconds() > (limits.hang_timeout if seconds is None else seconds):
                 return [rank for rank, key in missing.items() if not self._has(key)]
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
         return []
-
-    def abort(self, reason: str) -> None:
-        """Make the current wait of another thread, and all later waits, raise an error soon."""
-        self._abort_reason = reason
 
     def close(self) -> None:
         """Stop watching the other processes."""

@@ -10,7 +10,6 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from popdist_py.collectives.communicators.group_communicator import GroupCommunicator
 from popdist_py.collectives.communicators.join import join
 from popdist_py.collectives.signature import Names
+from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.environment import CollectiveSettings
 from popdist_py.errors import PopdistError
 from popdist_py.torch_backend.membership.errors import GroupClosedError, as_torch_error
@@ -40,6 +40,9 @@ class Membership:
         store: The store that torch made for this group.
         settings: The settings for communication. ``hang_timeout`` is the default time-out of every
             call.
+
+    Attributes:
+        limits: The limits of the group's waits: in its store, its collectives and its messages.
     """
 
     def __init__(self, group: dist.ProcessGroup, store: Any, settings: CollectiveSettings) -> None:
@@ -49,9 +52,9 @@ class Membership:
         self._communicator: GroupCommunicator | None = None
         self._closed = ""
         self._failure: PopdistError | None = None
-        self.store = GroupStore(store, group.rank(), group.size())
+        self.limits = WaitLimits(settings.hang_timeout, self.names)
+        self.store = GroupStore(store, group.rank(), group.size(), self.limits)
         self._monitored = MonitoredBarrier(self.store)
-        self.timeout = timedelta(seconds=settings.hang_timeout)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -61,14 +64,11 @@ class Membership:
     @property
     def timeout(self) -> timedelta:
         """The longest time for which a call may wait for another rank."""
-        return self._timeout
+        return timedelta(seconds=self.limits.hang_timeout)
 
     @timeout.setter
     def timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-        self.store.timeout = timeout.total_seconds()
-        if self._communicator is not None:
-            self._communicator.set_hang_timeout(timeout.total_seconds())
+        self.limits.hang_timeout = timeout.total_seconds()
 
     def call(
         self, function: Callable[[GroupCommunicator], None], timeout: timedelta | None = None
@@ -90,14 +90,8 @@ class Membership:
                 communicator = self._communicator or self._join()
                 if self._closes():
                     raise self._closed_error()
-                if timeout is None:
+                with self.limits.during_call(None if timeout is None else timeout.total_seconds()):
                     function(communicator)
-                    return
-                communicator.set_hang_timeout(timeout.total_seconds())
-                try:
-                    function(communicator)
-                finally:
-                    communicator.set_hang_timeout(self._timeout.total_seconds())
         except PopdistError as error:
             if self._closed:
                 raise self._closed_error() from None
@@ -121,10 +115,14 @@ class Membership:
         """
         if self._closes():
             raise self._closed_error()
-        limit = self._timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
-        self.store.names = self.names()
-        self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
+        try:
+            self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
+        except PopdistError as error:
+            if self._closed:
+                raise self._closed_error() from None
+            raise as_torch_error(error) from None
 
     def _join(self) -> GroupCommunicator:
         """Connect the ranks; after a failure, later calls raise the same error."""
@@ -132,18 +130,14 @@ class Membership:
             raise self._closed_error()
         if self._failure is not None:
             raise self._failure
-        settings = replace(self._settings, hang_timeout=self._timeout.total_seconds())
-        self.store.names = self.names()
         try:
             meeting = StoreMeeting(self.store)
             towards = os.environ.get("MASTER_ADDR")
-            communicator = join(meeting, settings, towards=towards, names=self.store.names)
+            communicator = join(meeting, self._settings, towards=towards, limits=self.limits)
         except PopdistError as error:
             self._failure = error
             raise
         self._communicator = communicator
-        if self._closes():  # another thread has aborted the group
-            communicator.abort(self._closed)
         return communicator
 
     def _closes(self) -> bool:
@@ -185,9 +179,7 @@ class Membership:
         if not self.is_of_this_process or self._closed:
             return
         self._closed = reason
-        self.store.abort(reason)
-        if self._communicator is not None:
-            self._communicator.abort(reason)
+        self.limits.abort_reason = reason
 
     def close(self) -> None:
         """Leave the group. The caller ensures that no call is running.

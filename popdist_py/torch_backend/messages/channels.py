@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
+from popdist_py.peers.silence import is_silence, is_silent
 
 __all__ = ["INLINE_BYTES", "Channel", "Header", "Kind", "Receiver"]
 
@@ -140,6 +141,18 @@ class Channel:
         poll.register(self.connection, select.POLLRDHUP)
         return bool(poll.poll(0))
 
+    def check_silence(self) -> None:
+        """Raise an error if the channel is to another host, which does not answer.
+
+        Raises:
+            ConnectionLostError: The other host does not answer.
+        """
+        connection = self.connection
+        if connection is None or connection.family == socket.AF_UNIX:
+            return
+        if is_silent(connection):
+            raise ConnectionLostError(self.rank, is_silent=True)
+
     # --- Sending ------------------------------------------------------------------------------
 
     def send(
@@ -194,8 +207,8 @@ class Channel:
             return self.connection.sendmsg(views)
         except BlockingIOError:
             return 0
-        except OSError:
-            raise ConnectionLostError(self.rank) from None
+        except OSError as error:
+            raise ConnectionLostError(self.rank, is_silent=is_silence(error)) from None
 
     # --- Receiving ----------------------------------------------------------------------------
 
@@ -216,8 +229,8 @@ class Channel:
                 self._take(self._rest + data if self._rest else data)
         except BlockingIOError:
             return False
-        except OSError:
-            count = 0
+        except OSError as error:
+            raise ConnectionLostError(self.rank, is_silent=is_silence(error)) from None
         if not count:
             raise ConnectionLostError(self.rank)
         return True

@@ -26,6 +26,7 @@ from popdist_py.environment import job_secret
 from popdist_py.peers.calls import Calls
 from popdist_py.peers.gate import Gate, peer_of
 from popdist_py.peers.greeting import joined
+from popdist_py.peers.silence import keep_alive
 
 __all__ = ["Endpoint", "Guest", "place_of_this_process"]
 
@@ -201,7 +202,7 @@ class Endpoint:
         answered = self._calls.serve()
         for _, connection in answered:
             if connection is not None:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                keep_alive(connection)
         return answered
 
     def welcome(self) -> list[Guest]:
@@ -214,7 +215,7 @@ class Endpoint:
                     each.connection.close()
                     continue
                 if not each.pid:
-                    each.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    keep_alive(each.connection)
                 guests.append(Guest(rank, each.connection, each.pid, probe))
         return guests
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from popdist_py.collectives.signature import Names
+from popdist_py.collectives.waiting import WaitLimits
+from popdist_py.errors import PopdistError
 from popdist_py.torch_backend.membership.errors import (
     GroupClosedError,
     MismatchError,
     RankLostError,
+    as_torch_error,
 )
 from popdist_py.torch_backend.messages.message_work import MessageWork
 
@@ -20,19 +20,27 @@ class MessageErrors:
 
     Args:
         rank: The rank of this process.
-        names: A function that returns the names of the ranks.
+        limits: The limits of all waits of the group, and the names of its ranks.
     """
 
-    def __init__(self, rank: int, names: Callable[[], Names]) -> None:
+    def __init__(self, rank: int, limits: WaitLimits) -> None:
         self._rank = rank
-        self._names = names
+        self._limits = limits
 
     def late(self, work: MessageWork, seconds: float) -> RankLostError:
-        """Return the error for a send or receive that was not complete after its time-out."""
+        """Return the error of a wait that reached its time-out.
+
+        The text differs from ``WaitLimits.late_error``, because one wait may have a time-out of its
+        own, and because the counterpart of a message is another call.
+        """
         return RankLostError(
             f"{self._name()} has waited {seconds:g} s to {self._text(work)}: let the other rank "
             "call its counterpart, or raise the timeout of the group"
         )
+
+    def silent(self, work: MessageWork, rank: int) -> PopdistError:
+        """Return the error of a work when the host of the other rank does not answer."""
+        return as_torch_error(self._limits.host_error(rank, self._text(work), is_silent=True))
 
     def lost(self, work: MessageWork, rank: int, *, has_left: bool) -> RankLostError:
         """Return the error for a send or receive whose other rank has left the group or ended."""
@@ -73,7 +81,7 @@ class MessageErrors:
 
     def _name(self, rank: int | None = None) -> str:
         """Return the name of a rank; None stands for this rank."""
-        return self._names().of(self._rank if rank is None else rank)
+        return self._limits.names.of(self._rank if rank is None else rank)
 
     def _could(self, work: MessageWork) -> str:
         return f"{self._name()} could {self._text(work)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -20,10 +20,10 @@ import torch
 
 from popdist_py import activities
 from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
-from popdist_py.collectives.signature import Names
+from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.environment import CollectiveSettings
-from popdist_py.torch_backend.membership.errors import RankLostError
+from popdist_py.errors import PopdistError
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
 from popdist_py.torch_backend.messages.endpoint import Endpoint
 from popdist_py.torch_backend.messages.mailbox import Mailbox
@@ -60,10 +60,7 @@ class Messages:
         rank: The rank of this process.
         size: The number of ranks.
         settings: The settings of the group.
-        names: A function that returns the names of the ranks, for error texts.
-
-    Attributes:
-        timeout: The default time-out of every wait, in seconds.
+        limits: The limits of all waits of the group, and the names of its ranks.
     """
 
     def __init__(
@@ -72,11 +69,11 @@ class Messages:
         rank: int,
         size: int,
         settings: CollectiveSettings,
-        names: Callable[[], Names],
+        limits: WaitLimits,
     ) -> None:
-        self._errors = MessageErrors(rank, names)
+        self._errors = MessageErrors(rank, limits)
         self._rank, self._size, self._settings = rank, size, settings
-        self.timeout = settings.hang_timeout
+        self._limits = limits
         self._endpoint = Endpoint(store, rank, size, settings.network)
         self._memory: PeerMemory | None = None
         self._traffic: Traffic | None = None
@@ -207,9 +204,16 @@ class Messages:
         The work fails after ``seconds``. None stands for the time-out of the group.
         """
         assert self._traffic is not None
-        limit = self.timeout if seconds is None else seconds
+
+        def limit() -> float:
+            # The spans of ``WaitLimits.seconds`` let the instances of a collective agree on the
+            # instance that is missing. A message has only one sender and one receiver.
+            return self._limits.hang_timeout if seconds is None else seconds
+
+        # An abort ends this wait through ``close``, which also fails the works that no thread waits
+        # for. Therefore ``WaitLimits.check_abort`` is not needed.
         with activities.awaiting_background():
-            self._traffic.wait(lambda: work.is_done, limit, lambda: self._give_up(work, limit))
+            self._traffic.wait(lambda: work.is_done, limit, lambda: self._give_up(work, limit()))
         self.tell()
 
     def look(self) -> None:
@@ -236,10 +240,7 @@ class Messages:
 
     def _give_up(self, work: MessageWork, seconds: float) -> None:
         self._mailbox.withdraw(work, work.peer, work.tag)
-        self._finish(
-            work,
-            self._errors.late(work, seconds),
-        )
+        self._finish(work, self._errors.late(work, seconds))
 
     # --- Arriving messages --------------------------------------------------------------------
 
@@ -381,8 +382,10 @@ class Messages:
             self._mailbox.withdraw(work, None, work.tag)
             self._finish(work, self._lost(work, lost[0] if lost else max(gone)))
 
-    def _lost(self, work: MessageWork, rank: int) -> RankLostError:
+    def _lost(self, work: MessageWork, rank: int) -> PopdistError:
         assert self._traffic is not None
+        if rank in self._traffic.silent:
+            return self._errors.silent(work, rank)
         return self._errors.lost(work, rank, has_left=rank in self._traffic.leaving)
 
 

@@ -2,7 +2,7 @@
 
 A thread that waits for a message handles the traffic of all channels while it waits. So it does not
 depend on another thread. While no thread waits, a background thread handles the traffic. When a
-rank ends, its connections close, which tells the other ranks that it has ended.
+rank ends, its connections close. When its host goes down, its connections fall silent.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _LINGER_SECONDS = 0.002
 # The interval, in seconds, between two searches for ranks that have not joined yet. The second
 # number is the longest time for which a thread waits for events.
 _LOOK_SECONDS, _SLEEP_SECONDS = 0.02, 1.0
+# The interval between two checks whether the other hosts still answer.
+_SILENCE_CHECK_SECONDS = 1.0
 # When this rank leaves, the time limit for sending the last messages, and the time limit for the
 # end of waiting threads.
 _FLUSH_SECONDS = 5.0
@@ -58,7 +60,8 @@ class Traffic:
     Attributes:
         lock: Protects the state of this object and of ``post``.
         gone: The ranks that cannot be reached any more.
-        leaving: The ranks that have left the group normally, which does not count as a loss.
+        leaving: The ranks that have left the group in order.
+        silent: The ranks that are gone because their host does not answer.
         is_closed: Whether this rank has left.
     """
 
@@ -66,6 +69,7 @@ class Traffic:
         self.lock = threading.RLock()
         self.gone: set[int] = set()
         self.leaving: set[int] = set()
+        self.silent: set[int] = set()
         self.is_closed = False
         self._endpoint, self._post, self._memory = endpoint, post, memory
         # Only one thread at a time reads the memory of other processes.
@@ -75,7 +79,7 @@ class Traffic:
         self._inward: dict[int, Channel] = {}
         self._jobs: deque[Callable[[], None]] = deque()
         self._waiters, self._waited_at, self._one_moves = 0, 0.0, False
-        self._looked_at = 0.0
+        self._looked_at = self._heard_at = 0.0
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
@@ -116,8 +120,8 @@ class Traffic:
             try:
                 channel.send(header, data, on_sent)
                 self._watch(channel)
-            except ConnectionLostError:
-                self._lose(channel.rank)
+            except ConnectionLostError as error:
+                self._lose(channel.rank, is_silent=error.is_silent)
 
     def later(self, job: Callable[[], None]) -> None:
         """Let the thread that handles the traffic call ``job``, without holding the lock."""
@@ -132,18 +136,22 @@ class Traffic:
     # --- Handling traffic ---------------------------------------------------------------------
 
     def wait(
-        self, is_done: Callable[[], bool], seconds: float, give_up: Callable[[], None]
+        self, is_done: Callable[[], bool], limit: Callable[[], float], give_up: Callable[[], None]
     ) -> None:
-        """Handle traffic until ``is_done`` returns True.
+        """Handle traffic until a wait is done.
 
-        After ``seconds``, ``give_up`` is called, which must make ``is_done`` return True.
+        Args:
+            is_done: A function that tells whether the wait is done.
+            limit: A function that returns the longest time to wait, in seconds. The time may change
+                while the wait lasts.
+            give_up: A function that is called after this time; it must end the wait.
         """
         wait = WaitTime()
         with self.lock:
             self._waiters += 1
             try:
                 while not is_done():
-                    left = seconds - wait.seconds()
+                    left = limit() - wait.seconds()
                     if left <= 0:
                         give_up()
                     elif self._one_moves:
@@ -204,6 +212,8 @@ class Traffic:
                 self._look_around()
             if self._endpoint.has_pending:
                 self._welcome()
+            if time.monotonic() - self._heard_at > _SILENCE_CHECK_SECONDS:
+                self._check_silence()
 
     def _do_jobs(self) -> None:
         while self._jobs:
@@ -229,8 +239,19 @@ class Traffic:
                 if event & ~select.EPOLLOUT:
                     channel.receive()
                 self._watch(channel)
+            except ConnectionLostError as error:
+                self._lose(channel.rank, is_silent=error.is_silent)
+
+    def _check_silence(self) -> None:
+        """Lose the ranks whose host does not answer."""
+        self._heard_at = time.monotonic()
+        for channel in list(self._channels.values()):
+            if channel.rank in self.gone:  # its other channel has just been found silent
+                continue
+            try:
+                channel.check_silence()
             except ConnectionLostError:
-                self._lose(channel.rank)
+                self._lose(channel.rank, is_silent=True)
 
     def _watch(self, channel: Channel) -> None:
         """Register the channel's connection for the epoll events that the channel needs."""
@@ -313,12 +334,14 @@ class Traffic:
         with self.reading:
             return self._memory.works_with(guest.pid, guest.probe)
 
-    def _lose(self, rank: int) -> None:
-        """Record that a rank is gone, after handling the data that it sent before its end."""
+    def _lose(self, rank: int, *, is_silent: bool = False) -> None:
+        """Handle the data that a rank sent before its end, and record that the rank is gone."""
         channels = [known[rank] for known in (self._outward, self._inward) if rank in known]
         if rank in self.gone and not channels:
             return
         self.gone.add(rank)
+        if is_silent:
+            self.silent.add(rank)
         self._welcome()
         channels = [known.pop(rank) for known in (self._outward, self._inward) if rank in known]
         for channel in channels:

@@ -21,9 +21,10 @@ from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
 from popdist_py.collectives.between_hosts.mesh import VALUES, ConnectionLostError
 from popdist_py.collectives.between_hosts.mesh_group import MeshGroup, max_compared_bytes
-from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS, TcpMesh
+from popdist_py.collectives.between_hosts.tcp import TcpMesh
 from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.peers import greeting
+from popdist_py.peers.silence import SILENT_SECONDS
 
 LIMIT = 30
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.processes import wait_until
 
-from popdist_py.collectives.signature import Names
+from popdist_py.collectives.waiting import WaitLimits
 from popdist_py.environment import CollectiveSettings
 from popdist_py.torch_backend.membership.errors import RankLostError
 from popdist_py.torch_backend.messages.channels import Header, Kind
@@ -36,9 +36,9 @@ HEADERS = st.builds(
 def opened():
     """Yield ranks 0 and 2 of three, and a function that connects to rank 0 as another rank."""
     store, died = dist.HashStore(), []
-    limits = CollectiveSettings(hang_timeout=20, shared_memory=False)
+    wanted = CollectiveSettings(hang_timeout=20, shared_memory=False)
     before, threading.excepthook = threading.excepthook, died.append
-    groups = [Messages(store, rank, 3, limits, Names) for rank in (0, 2)]
+    groups = [Messages(store, rank, 3, wanted, WaitLimits(20)) for rank in (0, 2)]
     # The listening socket of rank 1.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")
