@@ -12,8 +12,8 @@ import errno
 import socket
 import sys
 
-# The instances of a job report a silent host after this time. The launcher notices a lost host after
-# 15 s and reports more details, so its report must come first.
+# The instances of a job report a silent host after this time. The launcher notices a lost host
+# after 15 s and reports more details, so its report must come first.
 SILENT_SECONDS = 20
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
