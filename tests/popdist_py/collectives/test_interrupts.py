@@ -191,7 +191,7 @@ def _left_by_one(folder):
             popdist_py.barrier()
             me = communicator.instance_index
             if me == 0:
-                communicator.abort("it was aborted")
+                communicator._limits.abort_reason = "it was aborted"
             if me != 1:
                 found["aborted"] = _told(popdist_py.barrier)
             _wait_for_each(folder / "aborted", me)
