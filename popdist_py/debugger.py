@@ -165,7 +165,8 @@ class _Terminal:
                 os.dup2(saved, descriptor)
                 os.close(saved)
         _ask("leave", self._call)
-        # The next debugger must not mistake the old answer for an answer to its own request.
+        # Wait until the launcher's old answer is gone. Otherwise the next debugger could mistake it
+        # for an answer to its own request.
         while heartbeat.lent_terminal():
             time.sleep(_WAIT_SECONDS / 10)
 

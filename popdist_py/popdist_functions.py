@@ -61,11 +61,11 @@ def getLocalInstanceIndex() -> int:
 def getDeviceId(ipusPerReplica: int = 0) -> int:
     """Return the id of the emulated multi-IPU device that this instance attaches to.
 
-    A system of N IPUs first numbers its single IPUs. Pairs of IPUs get the next ids, then groups of
-    four IPUs, and so on. The ids of devices with s IPUs start at 2N - 2N/s, and instance i attaches
-    to the device at index i among them. N and s are rounded up to powers of two. This rule was
-    derived from the ids in PopRun's logs. With 16 IPUs and 4 instances of 4 IPUs, the ids are 24 to
-    27.
+    In a system of N IPUs, the devices of one IPU have the ids 0 to N - 1. The devices of two IPUs
+    have the next ids, then the devices of four IPUs, and so on. The ids of devices with s IPUs
+    start at 2N - 2N/s, and instance i attaches to the device at index i among them. N and s are
+    rounded up to powers of two. This rule was derived from the ids in PopRun's logs. With 16 IPUs
+    and 4 instances of 4 IPUs, the ids are 24 to 27.
 
     Args:
         ipusPerReplica: The number of IPUs of one replica. 0 means the number that the launcher has

@@ -41,9 +41,10 @@ def shard(
         num_processes: The number P of instances that read the data set.
         process: The index of this instance, 0 to P - 1.
         step: The number of samples that one call of the model takes from one instance.
-        drop_last: Whether incomplete steps are dropped. If true, every process gets n = step * (N
-            // (step * P)) elements, and N % n elements are left over (N if n is 0). If false, every
-            process gets N // P elements, and each of the first N % P processes gets one more.
+        drop_last: Whether incomplete steps are dropped. If ``drop_last`` is true, every process
+            gets n = step * (N // (step * P)) elements, and N % n elements are left over (N if n is
+            0). If ``drop_last`` is false, every process gets N // P elements, and each of the first
+            N % P processes gets one more.
 
     Raises:
         ValueError: An argument is out of range.

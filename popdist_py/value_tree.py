@@ -76,7 +76,10 @@ def rebuilt(x: Any, values: Iterator[Any]) -> Any:
 
 
 def _container_like(x: Any, items: list[Any]) -> Any:
-    """Return a container like ``x`` with other items, in the order of ``_items``."""
+    """Return a container of the class of ``x`` with these items.
+
+    The items are in the order in which ``_items`` returns them.
+    """
     if isinstance(x, dict):
         # A copy keeps the order of the keys, and the attributes of a subclass.
         result = x.copy() if type(x) is dict else copy.copy(x)

@@ -47,7 +47,7 @@ _NANOSECONDS: Final = 16  # one word for each activity
 _CALL, _CALL_BEGAN = 26, 27
 _NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
 _CALLS: Final = {name: code << 1 for code, name in enumerate(COLLECTIVES) if name}
-# The ring buffer of the last steps. Each row describes one step by the number of steps done, the
+# A ring buffer stores the last steps. Each row describes one step by the number of steps done, the
 # end time of the step, its duration, its duration without waiting for other instances, its samples,
 # and its loss as a float. The times are in nanoseconds.
 _ROWS: Final = 32

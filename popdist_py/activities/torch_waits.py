@@ -1,9 +1,9 @@
 """Counting of the time that a program waits in torch.distributed and DistributedDataParallel.
 
 Python waits for a collective in ``Work.wait()``. DistributedDataParallel waits in C++ during
-backward, and during forward for the buffers of a model. In these two functions, the time when the
-thread sleeps is counted as waiting for other instances. A thread sleeps while it neither computes
-nor waits for a CPU.
+backward, and during forward for the buffers of a model. While a thread is in one of these
+functions, the time for which it sleeps is counted as waiting for other instances. A thread sleeps
+while it neither computes nor waits for a CPU.
 
 This module does not import torch, because a program that uses torch.distributed has imported it.
 """

@@ -59,8 +59,8 @@ class Handle(Generic[T]):
 
         Raises:
             PopdistError: The collective raised this error.
-            ForkedProcessError: This process was forked after the call was submitted. Only its
-                parent makes the call.
+            ForkedProcessError: This process was forked after the call was submitted. The call is
+                made only in the parent process.
         """
         if not self._done.is_set():
             if os.getpid() != self._pid:

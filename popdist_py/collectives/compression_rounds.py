@@ -52,7 +52,10 @@ def segments(array: _Array, size: int) -> list[_Array]:
 
 
 def exact_round(array: _Array, function: np.ufunc, rank: int, size: int) -> Round:
-    """Return the round that reduces a flat array in place, in order of rank, uncompressed."""
+    """Return the round that reduces a flat array in place without compression.
+
+    The arrays of the ranks are combined in order of rank.
+    """
     is_whole = size == 2 or array.nbytes * (size - 2) <= _MAX_UNSEGMENTED_BYTES
     outgoing = [array] * size if is_whole else segments(array, size)
     own = outgoing[rank]
@@ -64,9 +67,9 @@ def exact_round(array: _Array, function: np.ufunc, rank: int, size: int) -> Roun
 
 
 def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -> None:
-    """Reduce the received arrays in order of rank into ``out``, which may be one of them.
+    """Reduce ``values`` in order of rank into ``out``, which may be one of ``values``.
 
-    The arrays from other ranks may be overwritten.
+    The elements of ``values`` from other ranks may be overwritten.
     """
     # The running total may overwrite only the first two values, because the others are read later.
     total = out if out is values[0] or out is values[1] else values[0]

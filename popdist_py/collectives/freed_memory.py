@@ -23,7 +23,7 @@ __all__ = [
 
 # The parameter numbers of mallopt(3) are part of glibc's interface.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_MOST_KEPT_BYTES = (1 << 31) - 1  # mallopt takes a C int
+_MOST_KEPT_BYTES = (1 << 31) - 1  # mallopt accepts a C int.
 # The initial settings of glibc. By default glibc raises the mmap threshold up to 32 MiB by itself.
 _USUAL_THRESHOLD, _USUAL_MMAP_MAX = 128 << 10, 65536
 

@@ -89,7 +89,7 @@ class ObjectCalls:
 def _pickled(value: object, name: str) -> Array:
     try:
         data = pickle.dumps(value, _PROTOCOL)
-    except Exception as error:  # the class of an object may raise any error
+    except Exception as error:  # methods of the class may raise any error
         data = pickle.dumps(_Unpicklable(_reason(value, name or "obj", error)))
     if secret := job_secret(os.environ):
         data = hmac.digest(secret, data, _HASH) + data

@@ -94,7 +94,7 @@ def mismatch(
 
     Args:
         descriptions: The description of every instance's call.
-        instances: The index in the group of the instance that belongs to each description.
+        instances: For each description, the index in the group of the instance that made the call.
         names: Names of the members of the group.
     """
     calls, leaves = [], []

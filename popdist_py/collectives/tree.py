@@ -56,7 +56,7 @@ def combine(
 
 
 def nodes_of(held_leaves: Iterable[int], num_leaves: int) -> list[Node]:
-    """Return the nodes that remain after an instance has combined its ``held_leaves``."""
+    """Return the nodes of the tree that remain after an instance has combined ``held_leaves``."""
     return list(combine({(0, leaf): None for leaf in held_leaves}, num_leaves, lambda *_: None))
 
 
@@ -79,8 +79,8 @@ class Adder:
     def __call__(self, left: Array, right: Array) -> Array:
         """Return the sum of two arrays of at most ``size`` elements.
 
-        The sum is valid until the next ``start()``. If an operand is itself a sum that this Adder
-        returned, the operand may be overwritten.
+        The returned sum is valid until the next call of ``start()``. If an operand is itself a sum
+        that this Adder returned, the operand may be overwritten.
         """
         if id(left) in self._sums:
             return np.add(left, right, out=left)

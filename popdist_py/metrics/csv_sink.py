@@ -23,7 +23,8 @@ class CsvSink:
 
     The sink appends to an existing file, after it has removed the rows from the first written step
     on. The file then contains each step once, also if a training continues from a checkpoint. Give
-    each run its own file. Use one sink for several ``Metrics``.
+    each run its own file. If a program has several ``Metrics`` objects, pass the same sink to all
+    of them.
 
     Args:
         path: The path of the file. Its folder is made if it does not exist.

@@ -4,10 +4,10 @@ The launcher starts this separate process, so that a slow or large package does 
 The process ends when its standard input ends, even if the launcher is killed. Before it ends, the
 process writes a line about each failed sink to standard output.
 
-Each line of standard input is a JSON document. The first document is ``{"sinks": [...]}``, with
-``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of wandb.init}`` for
-each sink. The following documents are ``{"begins": true}`` at the begin of each attempt, and
-``{"step": 7, "values": {name: number}}`` for each step.
+Each line of standard input is a JSON document. The first document, ``{"sinks": [...]}``, describes
+the sinks, with ``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of
+wandb.init}`` for each sink. The following documents are ``{"begins": true}`` at the begin of each
+attempt, and ``{"step": 7, "values": {name: number}}`` for each step.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def feed(lines: Iterable[bytes]) -> list[str]:
 
 
 def main() -> None:
-    """Feed the sinks from standard input, and write messages about failed sinks."""
+    """Pass the values from standard input to the sinks, and write messages about failed sinks."""
     # Output of packages such as wandb must not mix with the messages on standard output. Child
     # processes of the packages must not inherit the pipe to the launcher.
     said = os.dup(1)

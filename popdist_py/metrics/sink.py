@@ -11,7 +11,9 @@ STEP_COLUMN: Final = "step"
 
 
 class MetricsSink(Protocol):
-    """The interface of a sink for ``Metrics.log``. Any object with these methods is a sink.
+    """The interface of a sink for ``Metrics.log``.
+
+    Any object with the methods of this class is a sink.
 
     All instances of the job make a sink, but only the first instance writes. A sink must therefore
     not open anything before its first ``write``. The first error of a sink is logged as a warning.

@@ -23,8 +23,8 @@ class TensorBoardSink:
 
     From the first step in the new file on, TensorBoard ignores the steps in earlier files of the
     folder. TensorBoard therefore displays each step once if a training continues from a checkpoint.
-    Give each run its own folder. Use one sink for several ``Metrics``. Values are rounded to 32
-    bits, as in TensorBoard.
+    Give each run its own folder. If a program has several ``Metrics`` objects, pass the same sink
+    to all of them. Values are rounded to 32 bits, as in TensorBoard.
 
     Args:
         folder: The folder of the file. The folder is made if it does not exist.
@@ -77,7 +77,11 @@ def _event(step: int, content: bytes) -> bytes:
 
 
 def _summary(values: Mapping[str, float]) -> bytes:
-    """Return a ``Summary`` message. Each value (1) has a tag (1) and a simple_value (2)."""
+    """Return a ``Summary`` message.
+
+    Field 1 of the message is a ``value``. Its field 1 is the ``tag``, and its field 2 is the
+    ``simple_value``.
+    """
     return b"".join(
         _message(1, _message(1, name.encode()) + b"\x15" + _float32(value))
         for name, value in values.items()

@@ -32,7 +32,7 @@ def open_own(path: Path) -> int:
             it.
         OSError: The file cannot be opened, or is not a regular file.
     """
-    path = Path(os.path.realpath(path))  # Path.resolve() raises other errors for link loops
+    path = Path(os.path.realpath(path))  # Path.resolve() has other errors for link loops
     folder = os.open(path.parent, _READ | os.O_DIRECTORY)
     try:
         _check_folder(folder, path.parent, path)

@@ -43,7 +43,7 @@ _GCD: Final = "IPUOF_VIPU_API_GCD_ID"
 _TIMEOUT: Final = "IPUOF_VIPU_API_TIMEOUT"
 # The default of IPUOF_VIPU_API_TIMEOUT, which is the same as in PopRun.
 _TIMEOUT_SECONDS: Final = 120.0
-# The pause between two attempts to attach. PopTorch tries every 15 seconds.
+# The pause between two attempts to attach. Graphcore's PopTorch makes an attempt every 15 seconds.
 _POLL_SECONDS: Final = 0.5
 
 
@@ -80,7 +80,9 @@ class ProgramPod:
         self._environ = environ
 
     def partition(self) -> Partition:
-        """Return the partition that IPUOF_VIPU_API_PARTITION_ID names, or else the only partition.
+        """Return the partition that IPUOF_VIPU_API_PARTITION_ID names.
+
+        If this variable is not set, the pod's only partition is returned.
 
         Raises:
             UnknownNameError: The pod has no partition, or no partition of this name.

@@ -1,9 +1,10 @@
 """PopART's ``DeviceManager``, which lists devices of emulated IPUs and attaches to them.
 
 If the launcher started the program, the program gets the devices of its instance, and the launcher
-holds their IPUs. Other programs use the partition of the configured pod, where a device has one
-holder at a time. If no pod is configured, each process has 64 IPUs of its own. The classes of this
-module do not run programs on a device.
+holds their IPUs. A program that was started without the launcher uses the partition of the
+configured pod. Only one process at a time can hold a device of this partition. If no pod is
+configured, each such process has 64 IPUs of its own. The classes of this module do not run programs
+on a device.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import Device
     from popdist_py.pods.program_devices import HeldDevice, ProgramPod
 
-# The number of IPUs of each process if no pod is configured.
+# If no pod is configured, each process has its own emulated IPUs. This is their number.
 _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
-    """PopART's exception, for a missing device, a device of another process, or a pod's error."""
+    """PopART's exception.
+
+    It is raised if no device is available, if another process holds the device, or if the pod
+    reports an error.
+    """
 
 
 @dataclass(eq=False, slots=True)

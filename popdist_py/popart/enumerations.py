@@ -45,7 +45,7 @@ class SyncPattern(IntEnum):
 
 
 class AnchorReturnTypeId(IntEnum):
-    """The micro-batches that return the value of a tensor to the host."""
+    """Selects the micro-batches after which the value of a tensor is returned to the host."""
 
     Final = 0
     EveryN = 1
@@ -213,7 +213,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """The replicas that return the value of a variable to the host."""
+    """Selects the replicas that return the value of a variable to the host."""
 
     OnePerGroup = 0
     AllReduceReplicas = 1
@@ -253,7 +253,10 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class TensorLocationSettings:
-    """The location of tensors of one kind. It applies only to tensors of at least a given size."""
+    """Where tensors of one kind are stored.
+
+    The setting applies only to tensors of at least a given size.
+    """
 
     location: TensorLocation = field(default_factory=TensorLocation)
     minElementsForOffChip: int = 2

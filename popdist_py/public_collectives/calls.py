@@ -80,8 +80,8 @@ def all_reduce(
         InstanceLostError: Another instance has ended or did not make the call in time.
     """
     if not async_op:
-        # This is the fast path of most calls. It is short, because the other instances wait for
-        # this instance.
+        # Most calls take this fast path. It is short, because the other instances wait for this
+        # instance.
         array = value_calls.leaf_arrays().own_memory(x, op)
         if array is not None:
             communicator = context.communicator()

@@ -21,7 +21,10 @@ _has_failed = False
 
 
 def log_values(step: int, values: Mapping[str, float]) -> None:
-    """Add a line to the file if this process writes it. The first error is logged as a warning."""
+    """Append the values of a step to the run's file of logged values, if this process writes it.
+
+    The first error is logged as a warning.
+    """
     global _has_failed
     path = None if _has_failed else run_file(NAME)
     if path is None:

@@ -40,7 +40,9 @@ _LIBC.ptrace.restype = ctypes.c_long
 
 
 def move_of(process: int, network: str) -> list[int]:
-    """Move another process's sockets from every address to this machine's address on a network.
+    """Move another process's sockets that listen on all addresses to one address.
+
+    The new address is this machine's address on ``network``.
 
     A socket is moved only if the kernel chose its port, because the kernel does not let other
     sockets change their address. The other process is stopped during the move. The kernel drops the

@@ -112,7 +112,8 @@ def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.sock
     with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
         for each in (listener, narrow):
             # The two sockets and all accepted connections use the same port for a moment, which
-            # requires both options. Sockets of other users cannot take the port.
+            # requires both options. Even with these options, sockets of other users cannot be bound
+            # to this port.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:

@@ -40,7 +40,8 @@ class _Mover:
         """Run the code of mpi4py.MPI and move the sockets that it opens."""
         self._started(execute, module)
         if not module.Is_initialized():
-            # With mpi4py.rc.initialize set to false, the program starts MPI later.
+            # If mpi4py.rc.initialize is false, importing mpi4py.MPI does not start MPI. The program
+            # then starts MPI later.
             for start in ("Init", "Init_thread"):
                 setattr(module, start, self._watched(getattr(module, start)))
 

@@ -61,7 +61,8 @@ class _Watch:
 def _has_trained() -> bool:
     """Tell whether the program has made an optimizer.
 
-    When an optimizer is made, torch sets the attribute ``hooked`` of its class's method ``step``.
+    When a program makes an optimizer, torch sets the attribute ``hooked`` on the ``step`` method of
+    the optimizer's class.
     """
     module = sys.modules.get("torch.optim.optimizer")
     if module is None:

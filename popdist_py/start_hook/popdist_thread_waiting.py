@@ -1,8 +1,8 @@
 """The default of GOMP_SPINCOUNT, which limits how long waiting OpenMP threads spin.
 
-PyTorch's wheels contain the OpenMP runtime of GNU. The default of this runtime is 300,000 spins,
-which take about 16 ms on processors where the pause instruction takes 140 cycles. On a busy
-machine, a spinning thread takes a core from the thread that it waits for.
+PyTorch's wheels contain the OpenMP runtime of GNU. By default, a waiting thread of this runtime
+spins 300,000 times. This takes about 16 ms on processors where the pause instruction takes 140
+cycles. On a busy machine, a spinning thread takes a core from the thread that it waits for.
 
 Importing this module sets the variable. Python imports this module at its start, so the module
 imports only ``os``, which Python has already loaded.

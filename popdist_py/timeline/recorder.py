@@ -81,9 +81,9 @@ class Recorder:
 
         Args:
             name: The name of the span.
-            track: The same as for ``record``.
+            track: The row of the span. Every thread except the main thread has rows of its own.
             begin: The time in nanoseconds of the monotonic clock.
-            is_call: The same as for ``record``.
+            is_call: Whether the span is a call that every instance makes.
 
         Returns:
             The open span, which the caller passes to ``record``, or None if this process cannot
@@ -116,8 +116,8 @@ class Recorder:
             begin: The begin in nanoseconds of the monotonic clock.
             end: The end in nanoseconds of the monotonic clock.
             arguments: A JSON object, or an empty string.
-            is_call: Whether the span is a call that every instance makes. Such calls are numbered,
-                separately for each name.
+            is_call: Whether the span is a call that every instance makes. The calls of each name
+                are numbered.
             opened: The result of ``begin``.
         """
         writer = self._writer or self._open()
@@ -149,7 +149,8 @@ class Recorder:
         return next(counter)
 
     def _row(self, writer: SpanWriter, track: str) -> int:
-        # The key is the thread's name, because thread ids are reused after a thread has ended.
+        # The keys of ``_rows`` contain the thread's name and not its id, because thread ids are
+        # reused after a thread has ended.
         thread = current_thread()
         found = self._rows.get((track, thread.name))
         if found is not None:

@@ -69,8 +69,8 @@ class Span:
         track: The row in which the span is displayed.
         begin: The begin in nanoseconds of the host's monotonic clock.
         end: The end in nanoseconds of the same clock, which is not less than ``begin``.
-        number: The position of this call in the sequence of calls with this name, counted in every
-            instance. None for a span that is not a call.
+        number: The number of earlier calls with the same name. Every instance counts its calls, so
+            the same call has the same number in all instances. None for a span that is not a call.
         arguments: A JSON object, or an empty string.
         is_open: Whether the file does not contain the end of the span. If the end is missing,
             ``end`` is the last known time of the process.

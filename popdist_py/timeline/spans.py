@@ -50,7 +50,8 @@ _LIBRARY: Final = {
 }
 
 _recorder: Recorder | None = None
-# The text that names the instances that make the current calls. Empty for all instances.
+# A text with the names of the instances that make the current calls. It is empty if all instances
+# make them.
 _group = ""
 
 
@@ -93,7 +94,7 @@ class span:
     ) -> None:
         if _recorder is not None:
             end = time.monotonic_ns()
-            # If there is no begin, recording was started inside the block.
+            # If the begin of the block is unknown, the recording was started inside the block.
             begin, opened, self._begun = self._begun or (end, None, None)
             arguments = _shown(self._arguments) if self._arguments else ""
             _recorder.record(str(self._name), self._track, begin, end, arguments, opened=opened)

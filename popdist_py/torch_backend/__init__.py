@@ -60,7 +60,8 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     offer(NAME)
     # From version 2.15 on, torch records the calls of each group under a C++ name. A back end that
-    # is written in Python has no such name. torch does not record the back ends in this set.
+    # is written in Python has no such name. torch does not record the calls of the back ends that
+    # are in this set.
     recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(NAME)
     wanted = os.environ.get(_WANTED) or "auto"

@@ -109,7 +109,7 @@ def check_like(
     """Require tensors that have the dtype of ``like``, and its size unless ``any_size``.
 
     Raises:
-        ArgumentError: A tensor has a different dtype or number of elements.
+        ArgumentError: A tensor differs from ``like`` in dtype or number of elements.
     """
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:

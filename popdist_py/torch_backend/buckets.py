@@ -42,7 +42,8 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     Returns:
         None if the tensors are not a bucket. Otherwise a function that gets memory of the bucket's
         size, copies the bucket to this memory, and makes it the memory of the bucket's storage.
-        NumPy arrays that were made from the bucket before are then invalid.
+        After a call of this function, NumPy arrays that share the old memory of the bucket are
+        invalid.
     """
     if len(tensors) != 1 or _caller() != _BACKWARD:
         return None

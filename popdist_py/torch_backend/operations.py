@@ -101,7 +101,7 @@ def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
             f"{call}: Cannot use ReduceOp.{kind.name}: expected one of {accepted}, "
             "or PREMUL_SUM with a factor"
         )
-    # torch does not offer the factor to Python, except in the pickled state of a ReduceOp.
+    # In Python, the factor of PREMUL_SUM can be read only from the pickled state of a ReduceOp.
     return Operation("sum", "PREMUL_SUM", reduce_op.__getstate__()[1])
 
 

@@ -1,7 +1,8 @@
 """The second signature of a process group's methods, which takes each option as an argument.
 
 For example, ``group.broadcast(tensor, root=1)`` and ``group.broadcast([tensor], options)`` mean the
-same. Programs that call the methods of a group directly use both signatures.
+same. Some programs that call the methods of a group directly use the first signature, and others
+use the second.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ _NAMES = (
     "float8_e8m0fnu",
     "complex32",
 )
-# The NumPy dtype for each torch dtype that NumPy lacks. Each has a named field, so that its values
-# are not mistaken for integers. Older versions of torch lack some of these dtypes.
+# The NumPy dtype for each torch dtype that NumPy lacks. Each of these NumPy dtypes has a named
+# field, so that its values are not mistaken for integers. Older versions of torch lack some of
+# these dtypes.
 _WITHOUT_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype([(name, _BITS[dtype.itemsize][1])])
     for name in _NAMES

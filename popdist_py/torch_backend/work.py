@@ -63,8 +63,8 @@ class PopdistWork(dist.Work):
         self._pending = threading.Lock()
         self._pending.acquire()
         self._error: BaseException | None = None
-        # Two futures. ``tell`` completes the first one, which then completes the second one with
-        # the result or the error. ``get_future`` returns the second one.
+        # Two futures. ``tell`` completes the first future. The first future then completes the
+        # second future with the result or the error. ``get_future`` returns the second future.
         self._futures: tuple[torch.futures.Future[Any], torch.futures.Future[Any]] | None = None
         self._are_futures_done = False
 
@@ -317,7 +317,7 @@ class CallQueue:
                 del self._calls[0]
                 self._run(work)
         finally:
-            if work is not None and not work.is_completed():  # interrupted before it began
+            if work is not None and not work.is_completed():  # the call did not begin
                 self._calls.appendleft(work)
                 self._wake.put(True)
             self._turn.release()

@@ -2,7 +2,7 @@
 
 The instances of a host copy their bytes to the first instance of the host. The first instances of
 all hosts exchange these bytes. Then each first instance copies the received bytes to the other
-instances of its host. So no data are sent between two hosts twice.
+instances of its host. So the same data are never sent twice between two hosts.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class AllHosts:
             host.broadcast(data, 0, plan)
 
     def all_gather(self, array: Array, call: object) -> Array:
-        """Return the arrays of all instances, which have the same size, stacked."""
+        """Return the arrays of all instances, stacked. The arrays must have the same size."""
         return self._stacked(self._collected(array, call, None), array)
 
     def gather(self, array: Array, root: int, call: object) -> Array | None:

@@ -179,12 +179,13 @@ class Mesh(ABC):
         return self._started(request)
 
     def start_exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> Request:
-        """Start to send every other rank its array, and to receive an array from each.
+        """Start to send one array to every other rank, and to receive one array from each of them.
 
         The caller must not read or change the arrays before the exchange is done.
 
         Args:
-            outgoing: The flat array for each rank. The entry of this rank is not used.
+            outgoing: The flat array to send to each rank. The array at the index of this rank is
+                not sent.
             incoming: For each rank, the flat array to receive into. Its size is the size of the
                 array that the rank sends.
 
@@ -244,7 +245,7 @@ class Mesh(ABC):
         self._running = [one for one in self._running if not one.is_done]
 
     def _take_buffer(self, like: Array) -> Array:
-        """Return a buffer for the values of another rank."""
+        """Return a buffer of the size of ``like`` for the values of another rank."""
         free = self._free_buffers.get(like.nbytes)
         if not free:
             return np.empty_like(like)
@@ -254,7 +255,7 @@ class Mesh(ABC):
     def _keep_buffer(self, buffer: Array) -> None:
         """Keep a buffer for later requests of this size, unless enough are kept."""
         if self._free_bytes + buffer.nbytes > _MAX_FREE_BYTES:
-            self._free_buffers.clear()  # drop all, because some sizes may no longer be used
+            self._free_buffers.clear()  # some of these sizes may not be used again
             self._free_bytes = 0
         if buffer.nbytes <= _MAX_FREE_BYTES:
             self._free_buffers.setdefault(buffer.nbytes, []).append(buffer)

@@ -179,7 +179,7 @@ class MeshGroup:
 
         Args:
             values: The sums at the nodes of this rank, which all have the same size.
-            nodes: The nodes of every rank.
+            nodes: For each rank, the nodes of the reduction tree that this rank holds.
             call: The collective call, as messages name it.
         """
         like = values[0]

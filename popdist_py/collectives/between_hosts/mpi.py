@@ -49,9 +49,9 @@ class MpiMeeting:
         comm: The communicator of the processes. No other code may use this communicator.
     """
 
-    # Only MPI_Finalize frees the communicators. ``MPI_Comm_free`` is collective, but the instances
-    # close their groups in different orders, and a lost instance does not close them. A group joins
-    # only once, so there are few communicators.
+    # Only MPI_Finalize frees the communicators. All instances would have to call ``MPI_Comm_free``
+    # in the same order, but they close their groups in different orders, and a lost instance does
+    # not close its groups. A group joins only once, so there are few communicators.
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm

@@ -111,7 +111,7 @@ def _is_reached(address: str) -> bool:
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address from which this host reaches ``host``; None if it is only loopback."""
+    """Return the address from which this host reaches ``host``; None if it is loopback."""
     for theirs in _addresses_of(host):
         with suppress(OSError), socket.socket(family_of(theirs), socket.SOCK_DGRAM) as probe:
             probe.connect((theirs, 9))  # sends nothing

@@ -66,7 +66,10 @@ class CompressedAllReduce:
         self._in_flight: deque[_Running] = deque()
 
     def start(self, plan: CallPlan, views: Sequence[Array], compression: Compression) -> None:
-        """Start to sum the arrays of all instances; ``views`` are the arrays of this host."""
+        """Start to sum the arrays of all instances.
+
+        ``views`` contains the array of each instance of this host.
+        """
         self._num_calls += 1
         self._started.append((self._num_calls, plan))
         if self._owners is not None:
@@ -114,9 +117,11 @@ class CompressedAllReduce:
 
 
 def _sum_on_host(reduction: Reduction, views: Sequence[Array], part: slice) -> Array:
-    """Return the sum over this host's instances, in the order of an exact reduction.
+    """Return the sum of one part of the arrays over this host's instances.
 
-    The sum overwrites the part in the first instance's array. The sum of 16-bit floats is in new
+    The arrays are added in the same order as in a reduction without compression.
+
+    The sum overwrites this part of the first instance's array. The sum of 16-bit floats is in new
     memory instead, because they are added up in float32.
     """
     if reduction.is_half:

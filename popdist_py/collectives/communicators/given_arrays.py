@@ -125,8 +125,9 @@ class GivenArrayCalls(ABC):
         """Fill output i with the input of instance i for this instance; sizes may differ.
 
         Raises:
-            CollectiveMismatchError: An output and its input differ in size. The receiver raises the
-                error, and on one host the sender too. All other outputs are filled.
+            CollectiveMismatchError: An output and its input differ in size. The instance that
+                receives the input raises the error. If all instances are on one host, the instance
+                that sends the input raises it too. All other outputs are filled.
         """
         names = sorted({dtype_name(array.dtype) for array in (*inputs, *outputs)})
         plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))

@@ -168,9 +168,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             array: A contiguous array.
             op: The operation that combines the elements.
             name: Name of the call, the same on all instances.
-            move: A function that moves the array to the shared memory that it gets. If every
-                instance of this host passes a function, it is called after the first reduction of a
-                large array that is outside all windows.
+            move: A function that moves the array to shared memory. The shared memory is passed to
+                the function as its argument. If every instance of this host passes a function, it
+                is called after the first reduction of a large array that is outside all windows.
         """
         try:
             if self.background.last is not None:
@@ -418,7 +418,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self._slice_owners.leave(refusal)
 
     def close(self) -> None:
-        """Leave the group. If no instance was lost, first wait for the background calls.
+        """Leave the group. Before that, wait for the background calls, unless an instance was lost.
 
         In a forked child this method does nothing. The child shares the parent's memory, so the
         other instances would believe that the parent has left.
@@ -546,8 +546,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         """Compare the calls of all hosts, on the first instance of each host.
 
         Two results are stored in ``_verdict``, which the instances of the host share: whether the
-        calls are equal, and the largest ``number`` of all hosts. If the calls are
-        equal, ``flat`` is reduced as for ``_agree``.
+        calls are equal, and the largest ``number`` of all hosts. If the calls are equal, ``flat``
+        is reduced as ``_agree`` describes.
         """
         owners, barrier = self._slice_owners, self._host.barrier
         if owners is None or self._host.position:

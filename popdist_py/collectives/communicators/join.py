@@ -33,8 +33,8 @@ from popdist_py.errors import PopdistError
 __all__ = ["join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A function that connects the members of a meeting, and returns their mesh. All members call the
-# function.
+# A function that connects the members of a meeting, and returns their mesh. All members must call
+# this function.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
 # With MPI instead of shared memory, a call of two instances took 20 us instead of 2 us for 4 bytes,

@@ -33,8 +33,8 @@ _MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
 # So many bytes fit into the second-level cache. The part that is read from one instance has a
 # minimum size, because reading smaller parts would need too many system calls.
 _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
-# A slice is reduced between the hosts in pieces. Large pieces need fewer calls, and small pieces
-# start earlier.
+# A slice is reduced between the hosts in pieces. With larger pieces, fewer calls are necessary.
+# With smaller pieces, the first piece can be sent earlier.
 _CHUNKS_PER_PIECE, _PIECES_IN_FLIGHT = 2, 4
 _MAX_TRIALS = 1024
 _NOT_TRIED = ReadingTrial()
@@ -200,7 +200,8 @@ class SlicedAllReduce:
         offset = half * flat.itemsize
         start = time.perf_counter_ns()
         self._publish(plan, flat[:slot_size], self._host.current_turn)
-        # Exclude the next barrier from the time, because calls after the trial do not need it.
+        # Exclude the next barrier from the measured time, because calls after the trial do not need
+        # this barrier.
         published = time.perf_counter_ns()
         self._host.barrier.wait_for_all(plan.signature)
         start += time.perf_counter_ns() - published
@@ -285,8 +286,8 @@ class SlicedAllReduce:
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
             values = flat[part]
-            # If ``flat`` is the third source or a later one, copy its values, because the result
-            # overwrites ``flat`` before they are added.
+            # The result overwrites ``flat`` as soon as the first two sources are added. If ``flat``
+            # is a later source, its values are therefore copied before.
             if own > 1:
                 kept[:count] = values
                 values = kept[:count]
@@ -305,10 +306,11 @@ class SlicedAllReduce:
     ) -> None:
         """Reduce an array in parts of a slot's size. The first part is already in the slots.
 
-        For each part, every owner reduces its slice, and then all instances copy all slices. Each
-        instance copies its next part to its other slot before it reduces the current part, so one
-        barrier for each part is enough. The results are in separate shared memory, because an
-        instance may still read results while another instance already writes to its slot.
+        Each part of the array is divided into slices, and each slice has one instance as its owner.
+        Every owner reduces its slice, and then all instances copy all slices. Each instance copies
+        its next part to its other slot before it reduces the current part, so one barrier for each
+        part is enough. The results are in separate shared memory, because an instance may still
+        read results while another instance already writes to its slot.
         """
         host, own = self._host, self._host.position
         turn, slot_size = host.current_turn, self._slot_size(plan)

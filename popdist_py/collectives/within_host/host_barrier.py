@@ -38,11 +38,11 @@ _CODE, _LOCATION, _ADDRESS = 1, 3, 5
 _LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 # A wait has three phases. In the first phase it reads the counter in a loop, which takes 50 ns each
-# time. If there are fewer cores than instances, the wait skips this phase, because the missing
-# instance may need this core. In the second phase the wait yields the core to other processes. If
-# the missing instance is one of these processes, yielding is cheaper than sleeping and waking. A
-# long yield shows that an unrelated process used the core, and ends this phase. In the third phase
-# the wait sleeps.
+# time. If there are fewer cores than instances, the first phase is skipped, because the missing
+# instance may need the core on which the wait runs. In the second phase the wait yields the core to
+# other processes. If the missing instance runs on the same core, yielding is cheaper than sleeping
+# and waking. A long yield shows that an unrelated process used the core, and ends this phase. In
+# the third phase the wait sleeps.
 _SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
 # The duration of the second phase. If every instance has its own core, a sleeping instance does not
 # help the others, and the instance that arrives last needs 30 to 100 us to wake it from an idle
@@ -74,7 +74,7 @@ class HostBarrier:
 
     Every ``compare`` publishes a header, which holds the numbers that the other instances read.
     Each instance has two headers and uses them alternately. So other instances may read a header
-    until the second ``compare`` after it.
+    until its instance begins the second ``compare`` after it.
 
     Args:
         memory: Shared memory of ``size(number of peers)`` bytes, zero at the start.
@@ -238,7 +238,7 @@ class HostBarrier:
         first.
 
         Args:
-            line: The line of the instance for which this instance waits.
+            line: The cache line, in shared memory, of the instance for which this instance waits.
             arrived: The counter of the instances that have arrived.
             call: The collective call, as messages name it.
             is_late: Whether the wait has exceeded its time limit.

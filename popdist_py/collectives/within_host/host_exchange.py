@@ -27,8 +27,8 @@ __all__ = ["HostExchange"]
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
-# If word 0 of a table has this value, the receivers read the blocks from the sender's memory. The
-# places in the table are then the addresses of the blocks.
+# A sender writes this value to word 0 of its table if the receivers are to read the blocks directly
+# from its memory. The places in the table are then the addresses of the blocks.
 _IN_PLACE = 0
 # Above this block size, direct reads from the sender's memory are faster than the slots.
 _MIN_READ_BYTES = 2 * 1024 * 1024
@@ -51,7 +51,7 @@ class _BlockTransfer:
     region: int
 
     def part(self, number: int) -> Array:
-        """Return the part of the block that round ``number`` transfers."""
+        """Return the part of the block that is transferred in round ``number``."""
         return self.block[number * self.region : (number + 1) * self.region]
 
     def put(self, number: int, slot: Array) -> None:
@@ -201,7 +201,10 @@ class HostExchange:
         return found
 
     def _arriving(self, turn: int, receives: Sequence[Array]) -> list[_BlockTransfer]:
-        """Return the transfers through slots to this instance, beginning with the next position."""
+        """Return the blocks that this instance receives through slots.
+
+        The order of the senders begins with the next position on the host.
+        """
         arriving, row = [], self._row(self._host.position)
         for position in self._host.others() if receives else ():
             table, block = self._tables[turn][position], receives[position]

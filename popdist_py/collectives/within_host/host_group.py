@@ -72,7 +72,8 @@ class Agreement(NamedTuple):
     Attributes:
         all_in_window: Whether, on every host, the arrays of all instances are at the same location
             in a window.
-        some_in_window: Whether at least one array of this host is in a window.
+        some_in_window: Whether at least one array of this host is in a window, which is shared
+            memory.
         all_movable: Whether all arrays of this host may be moved to a window.
         addresses: The address of each instance's array in that instance's process, for this host.
     """
@@ -130,7 +131,7 @@ class HostGroup:
         local: The instances of this host, in order.
         window: The shared memory of these instances, from ``make_window``.
         instance: Index of this instance in the job.
-        limits: Limits of the waits, and the names of the instances in messages.
+        limits: The time limits of waits, and the names of the instances in messages.
     """
 
     def __init__(self, local: Meeting, window: Window, instance: int, limits: WaitLimits) -> None:
@@ -234,7 +235,8 @@ class HostGroup:
     ) -> None:
         """Copy the root's rows into its slot, wait for all, and copy one row to ``out``.
 
-        Each instance receives the row of its position. ``rows`` is empty except on the root.
+        Each instance receives the row at the index that is its own position on the host. ``rows``
+        is empty except on the root.
         """
         turn, size = self.next_turn(), out.size
         slot = plan.slots[turn][root]
@@ -336,8 +338,9 @@ class HostGroup:
         """Copy ``size`` bytes of another instance to ``own_address``.
 
         Raises:
-            InstanceLostError: The other instance has ended. This instance does not arrive at the
-                next barrier, so other instances do not use its part of the result.
+            InstanceLostError: The other instance has ended. After this error, this instance does
+                not arrive at the next barrier, so other instances do not use its part of the
+                result.
             OSError: The kernel forbids the read, although it permitted reading at the start.
         """
         try:

@@ -31,17 +31,19 @@ from popdist_py.horovod.torch.mpi_ops import *
 from popdist_py.horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from popdist_py.horovod.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
-if not TYPE_CHECKING:  # type checkers cannot read a list of names that is added up
+if not TYPE_CHECKING:  # type checkers do not evaluate these sums of lists
     __all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm"]
     __all__ += basics.__all__
     __all__ += functions.__all__
     __all__ += mpi_ops.__all__
-    # ``horovod.torch`` does not export these two types. Programs import them from ``mpi_ops``.
+    # ``horovod.torch`` does not export ``Handle`` and ``ReduceOp``. Programs import them from
+    # ``mpi_ops``.
     __all__.remove("Handle")
     __all__.remove("ReduceOp")
 
 _PROCESS_SETS = "use popdist_py.execute_on_instances() for some of the instances"
-# Names in Horovod's API that this library does not have. The values tell what to use instead.
+# Names in Horovod's API that this library does not have. The value of each name tells the user what
+# to use instead.
 _REPLACEMENTS = {
     "elastic": "start the job with poprun-py --max-restarts N, and save checkpoints",
     "run": "start the program with poprun-py",

@@ -139,7 +139,10 @@ def _is_inexact(x: Tensor) -> bool:
 
 
 def _scale(x: Tensor, factor: float) -> None:
-    """Multiply a tensor by a factor in place. As in Horovod, integers are rounded towards 0."""
+    """Multiply a tensor by a factor in place.
+
+    For a tensor of integers, the products are rounded towards 0, as in Horovod.
+    """
     if factor == 1.0:
         return
     if _is_inexact(x):

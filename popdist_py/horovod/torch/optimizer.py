@@ -53,8 +53,8 @@ class _Reduction:
 
             return store_sparse
         small, saved = self.compression.compress(gradient)
-        # The prescale and postscale factors cancel out. The division before the sum can prevent
-        # overflow.
+        # The product of the prescale factor and the postscale factor is 1. The division before the
+        # sum can prevent overflow.
         handle = allreduce_async_(
             small, name=name, op=self.op,
             prescale_factor=1.0 / self.predivide_factor, postscale_factor=self.predivide_factor,
@@ -174,7 +174,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._add_missing()
 
     def _add_missing(self) -> None:
-        """Reduce also the gradients of parameters that were added or are no longer frozen."""
+        """Let the reducer also reduce the gradients of added or no longer frozen parameters."""
         if self._reducer is not None:
             for name, parameter in _unnamed(self):
                 if parameter.requires_grad and parameter not in self._reducer:

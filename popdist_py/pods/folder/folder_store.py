@@ -394,8 +394,8 @@ def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
-        # The message mentions force, because a holder with a lease may have ended while the server
-        # was stopped. Its IPUs are then still attached.
+        # The message says that removal can be forced. A holder with a lease may have ended while
+        # the server was stopped, and its IPUs are then still attached.
         force = ", or force it" if done == "removed" else ""
         ways = f"wait for them{',' if force else ', or'} end them{force}"
         raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")

@@ -158,7 +158,8 @@ def _fit(
 
 
 def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]]) -> int:
-    """Return the size of the largest group in any domain, as if all IPUs were free."""
+    """Return the number of IPUs in the largest group that fits in one domain if all IPUs are free.
+    """
     return (
         max(
             (_largest_block(_usable(allocation, domain, ())) for domain in domains.values()),

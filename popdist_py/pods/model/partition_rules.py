@@ -123,7 +123,7 @@ def misfit(partition: Partition, request: PartitionRequest) -> str:
 
     A reconfigurable partition must be large enough. A preconfigured partition must have the
     requested numbers of IPUs, GCDs and replicas. If the request names a number of IPU-Link domains,
-    a sync type, an allocation or a cluster, the partition must have the same.
+    a sync type, an allocation or a cluster, the partition must have the same value.
     """
     wanted: list[tuple[str, object, object]] = []
     if partition.reconfigurable:

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 
 class PodError(Exception):
-    """The base class of all errors of pods. Storage errors are raised as this class itself.
+    """The base class of all errors of pods. An error while the pod is read or written is raised as
+    a plain ``PodError``.
 
     ``code`` identifies the class in the server's answers.
     """

@@ -38,8 +38,8 @@ class Renewal:
         self._renew = renew
         self._attach_again = attach_again
         self._lock = threading.Lock()
-        # The key is the id of the first attachment, which the holder knows. If the IPUs are
-        # attached again, the new attachment in the value has another id.
+        # The key of a lease is the id of its first attachment, because the holder knows this id. If
+        # the IPUs are attached again, the lease contains a new attachment with another id.
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

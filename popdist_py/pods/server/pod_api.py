@@ -54,7 +54,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Call(Generic[Result]):
-    """A call of the server, with its path and the types of its arguments and its result.
+    """A call of the pod's server: its path, and the types of its arguments and its result.
 
     If ``changes`` is True, the call changes the pod. It uses POST, and the body contains the
     arguments. Other calls use GET, and the query contains the arguments as texts.

@@ -59,10 +59,10 @@ _MOST_ANSWER_BYTES: Final = 16 << 20
 class ServerStore:
     """A pod store that calls the server of a pod. Several threads may use it.
 
-    A request without an answer is repeated a few times. The repetition of a change has the same
-    request id, so that the server makes the change only once. A daemon thread renews the leases
-    while this process runs. Leases do not end while the server is stopped. A forked child neither
-    renews nor releases the leases of its parent.
+    A request without an answer is repeated a few times. If the request changes the pod, the
+    repeated request has the same id, so that the server makes the change only once. A daemon thread
+    renews the leases while this process runs. Leases do not end while the server is stopped. A
+    forked child neither renews nor releases the leases of its parent.
 
     Args:
         url: ``http://HOST:PORT``.

@@ -1,10 +1,10 @@
 """Separate keys for groups that a program makes one after the other in the same store.
 
-If a program makes a group again, torch.distributed gives the new group the name of the old one. So
-both would use the same keys in the store. A store often exists longer than a group, because
-torchrun's agent, a late rank or the program may keep the store. Therefore each rank counts the
-groups that it has made with each store. This count is equal on all ranks of a group, and is a part
-of the group's keys.
+If a program makes a group again, torch.distributed gives the new group the name of the old one.
+With this name alone, the new and the old group would use the same keys in the store. A store often
+exists longer than a group, because torchrun's agent, a late rank or the program may keep the store.
+Therefore each rank counts the groups that it has made with each store. This count is equal on all
+ranks of a group, and is a part of the group's keys.
 """
 
 from __future__ import annotations

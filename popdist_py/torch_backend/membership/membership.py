@@ -77,7 +77,7 @@ class Membership:
 
         Args:
             function: A function that makes the call with the communicator of the group.
-            timeout: The time-out of this call. None stands for the time-out of the group.
+            timeout: The time-out of this call. If it is None, the time-out of the group applies.
 
         Raises:
             MismatchError: The ranks make different calls.

@@ -16,7 +16,7 @@ __all__ = ["MessageErrors"]
 
 
 class MessageErrors:
-    """Makes the errors that one rank raises.
+    """Makes the exceptions that this rank raises in sends, receives and waits.
 
     Args:
         rank: The rank of this process.

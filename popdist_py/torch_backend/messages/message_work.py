@@ -114,7 +114,7 @@ class MessageWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether the call is complete, so that ``wait`` returns at once."""
+        """Tell whether the call is complete. If it is, ``wait`` returns at once."""
         if not self.is_done:
             self._progress.look()
         return self.is_done

@@ -145,8 +145,8 @@ class Messages:
             if message is not None:
                 self._match(work, message)
                 return work
-            # Open a channel to each possible sender: when a sender ends, its channel closes, and
-            # the receive can fail.
+            # Open a channel to each rank that may send the message. When such a rank ends, its
+            # channel closes, and the receive can then raise an error.
             for rank in range(self._size) if source is None else [source]:
                 if rank != self._rank and rank not in traffic.gone:
                     traffic.channel_to(rank)

@@ -29,8 +29,8 @@ __all__ = ["Post", "Traffic"]
 # The background thread handles traffic only if the last wait ended at least this long ago. So it
 # does not compete with a wait that follows soon.
 _LINGER_SECONDS = 0.002
-# The interval, in seconds, between two searches for ranks that have not joined yet. The second
-# number is the longest time for which a thread waits for events.
+# The interval, in seconds, between two searches for ranks that have not joined yet, and the longest
+# time, in seconds, for which a thread waits for events.
 _LOOK_SECONDS, _SLEEP_SECONDS = 0.02, 1.0
 # The interval between two checks whether the other hosts still answer.
 _SILENCE_CHECK_SECONDS = 1.0
