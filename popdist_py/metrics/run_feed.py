@@ -4,9 +4,9 @@ The launcher starts this separate process, so that a slow or large package does 
 The process ends when its standard input ends, even if the launcher is killed. Before it ends, the
 process writes a line about each failed sink to standard output.
 
-Each line of standard input is a JSON document. The first document, ``{"sinks": [...]}``, describes
-the sinks, with ``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of
-wandb.init}`` for each sink. The following documents are ``{"begins": true}`` at the begin of each
+Each line of standard input is a JSON document. The first document, ``{"sinks": [...]}``, contains
+``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of wandb.init}`` for
+each sink. The following documents are ``{"begins": true}`` at the begin of each
 attempt, and ``{"step": 7, "values": {name: number}}`` for each step.
 """
 

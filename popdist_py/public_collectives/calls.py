@@ -203,7 +203,7 @@ def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = Fal
     Args:
         obj: An object that can be pickled. Arrays and tensors in it may have different shapes on
             different instances.
-        name: The same as for ``all_gather``.
+        name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list.
 
     Raises:
@@ -230,7 +230,7 @@ def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = F
     Args:
         x: The same as for ``all_gather``.
         root: The index of the instance that gets the list.
-        name: The same as for ``all_gather``.
+        name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list or None.
 
     Raises:
@@ -259,9 +259,10 @@ def gather_object(
     """Return the ``obj`` of every instance as a list at instance ``root``, and None elsewhere.
 
     Args:
-        obj: The same as for ``all_gather_object``.
+        obj: An object that can be pickled. Arrays and tensors in it may have different shapes on
+            different instances.
         root: The index of the instance that gets the list.
-        name: The same as for ``all_gather``.
+        name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list or None.
 
     Raises:
@@ -293,8 +294,8 @@ def reduce_scatter(
     Args:
         x: An array or tensor, which remains unchanged. The size of its first dimension must be a
             multiple of the number of instances.
-        op: The same as for ``all_reduce``.
-        name: The same as for ``all_reduce``.
+        op: The operation ``sum``, ``mean``, ``max``, ``min`` or ``prod``.
+        name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the block.
 
     Raises:

@@ -53,7 +53,7 @@ def move_of(process: int, network: str) -> list[int]:
     Args:
         process: The id of the other process. The other process must belong to this user. Some
             systems also require that it is a child of this process.
-        network: The same as for ``popdist_listening.address_in``.
+        network: The name of an interface, such as ``lo``, or a CIDR.
 
     Returns:
         The ports of the moved sockets.

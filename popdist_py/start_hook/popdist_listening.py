@@ -149,7 +149,7 @@ def borrowed(descriptor: int) -> "Iterator[socket.socket]":
 
 
 def move_own(network: str, before: "set[int]") -> int:
-    """Move this process's sockets from every address to its address on ``network``.
+    """Move this process's sockets that listen on all addresses to its address on ``network``.
 
     The port accepts connections during the whole move. A second socket with the same port gets the
     descriptor of the first socket, and replaces the first socket in each epoll of this process. A
@@ -157,7 +157,7 @@ def move_own(network: str, before: "set[int]") -> int:
     the move is reset.
 
     Args:
-        network: The same as for ``address_in``.
+        network: The name of an interface, such as ``lo``, or a CIDR.
         before: The descriptors of sockets that must not be moved.
 
     Returns:

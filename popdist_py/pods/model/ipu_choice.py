@@ -158,8 +158,7 @@ def _fit(
 
 
 def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]]) -> int:
-    """Return the number of IPUs in the largest group that fits in one domain if all IPUs are free.
-    """
+    """Return the size of the largest group of IPUs in one domain if all IPUs were free."""
     return (
         max(
             (_largest_block(_usable(allocation, domain, ())) for domain in domains.values()),

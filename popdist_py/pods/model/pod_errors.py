@@ -11,8 +11,9 @@ from typing import ClassVar
 
 
 class PodError(Exception):
-    """The base class of all errors of pods. An error while the pod is read or written is raised as
-    a plain ``PodError``.
+    """The base class of all errors of pods.
+
+    If the pod's storage cannot be read or written, the error is a plain ``PodError``.
 
     ``code`` identifies the class in the server's answers.
     """

@@ -92,7 +92,7 @@ class GroupStore:
         Args:
             keys: The key of each rank that publishes a value.
             call: The name of the waiting call, for messages.
-            seconds: The longest time to wait. None stands for the time-out of the group.
+            seconds: The longest time to wait. If it is None, the time-out of the group applies.
 
         Raises:
             RankLostError: A rank has ended without publishing its value.

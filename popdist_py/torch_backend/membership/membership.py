@@ -107,7 +107,7 @@ class Membership:
         """Wait for all ranks; if ranks are missing, raise an error that names them.
 
         Args:
-            timeout: A timedelta or seconds. None stands for the time-out of the group.
+            timeout: A timedelta or seconds. If it is None, the time-out of the group applies.
             wait_all_ranks: Whether the error names all missing ranks, or only the first.
 
         Raises:

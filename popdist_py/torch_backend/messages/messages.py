@@ -201,7 +201,7 @@ class Messages:
     def wait(self, work: MessageWork, seconds: float | None) -> None:
         """Return once a work is complete.
 
-        The work fails after ``seconds``. None stands for the time-out of the group.
+        The work fails after ``seconds``. If it is None, the group's time-out applies.
         """
         assert self._traffic is not None
 
