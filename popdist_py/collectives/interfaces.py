@@ -188,9 +188,9 @@ class Communicator(Protocol):
 
 
 class Meeting(Protocol):
-    """A group of instances that exchange small values; every call is collective.
+    """A group of processes that exchange small values before they are connected.
 
-    Values are JSON values: texts, numbers, booleans, None, and lists of them. A tuple may be
+    All processes of the group must make every call. Values are JSON values: texts, numbers, booleans, None, and lists of them. A tuple may be
     returned as a list.
     """
 
@@ -209,4 +209,4 @@ class Meeting(Protocol):
         """Return the value of rank 0."""
 
     def split(self, color: int, key: int) -> Meeting:
-        """Return the meeting of the instances that pass the same ``color``, ordered by ``key``."""
+        """Return a Meeting of the instances that pass the same ``color``, ordered by ``key``."""

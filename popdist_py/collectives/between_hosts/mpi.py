@@ -1,6 +1,7 @@
-"""A meeting and a mesh of instances over MPI.
+"""Communication of the instances over MPI: MpiMeeting for small values, and MpiMesh for arrays.
 
-The instances of a job first meet over MPI. The mesh is used if TCP is not available or not wanted.
+The instances of a job use MpiMeeting to exchange small values while they connect to one another.
+MpiMesh carries the arrays between hosts if TCP is not available or not wanted.
 Importing this module initialises MPI.
 """
 
@@ -79,11 +80,11 @@ class MpiMeeting:
         return json.loads(text)
 
     def split(self, color: int, key: int) -> MpiMeeting:
-        """Return the meeting of the ranks that pass the same ``color``, in order of ``key``."""
+        """Return an MpiMeeting of the ranks that pass the same ``color``, in order of ``key``."""
         return MpiMeeting(self._comm.Split(color, key))
 
     def group(self, ranks: Sequence[int], limits: WaitLimits, call: object) -> MpiMeeting:
-        """Return the meeting of these ranks. Only they make this call, and each makes it once.
+        """Return an MpiMeeting of the ranks in ``ranks``. Only these ranks call this method, once.
 
         Raises:
             InstanceLostError: A rank did not make this call in time.

@@ -2,8 +2,9 @@
 
 The communicator chooses the algorithm of a call. Small arrays are reduced in one shot: every
 instance copies its array to its slot, and after a single barrier every instance reduces the slots
-of all instances. With several hosts, a small array is sent together with the comparison of its
-call. ``SlicedAllReduce`` reduces large arrays.
+of all instances. Before each call, the instances check that all of them make the same call. With
+several hosts, the message for this check also contains the array, if the array is small.
+``SlicedAllReduce`` reduces large arrays.
 
 This module does not map memory, poll or reduce itself. The module has over 500 lines, because it
 contains a class with all calls that a communicator offers.
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
 __all__ = ["ConnectHosts", "GroupCommunicator", "Links"]
 
 _MAX_PLANS = 1024
-# When hosts compare a call, the first instance of each host sends one of these numbers to the other
-# hosts: _IN_WINDOW if the arrays of its host are in a window, _PRIVATE if they are not, or
-# _FIRST_LOST + the index of a lost instance.
+# The hosts check that they make the same collective call. For this check, the first instance of
+# each host sends one of these numbers to the other hosts: _IN_WINDOW if the arrays of its host are
+# in shared memory, _PRIVATE if they are not, or _FIRST_LOST + the index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-# The location of an array that is outside all windows, but may be moved to a window. This number
-# cannot be the location of an array in a window, because those locations are at least 1 << 48.
+# The location of an array that is outside the shared memory, but may be moved into it. An array in
+# shared memory cannot have this number, because its location is at least 1 << 48.
 _MOVABLE = 1
 
 
@@ -65,7 +66,7 @@ class Links(NamedTuple):
 
     Attributes:
         mesh: The connections of this instance; None if it is not connected.
-        use_tcp: Whether TCP carries the data, and not the transport of the meeting.
+        use_tcp: Whether TCP carries the data between the hosts. If not, MPI carries the data.
     """
 
     mesh: Mesh | None
@@ -81,17 +82,18 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     """The communicator of several instances; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
-        world: The instances, in the order of their indices.
+        world: All instances of the communicator, in the order of their indices. They can already
+            exchange small values.
         local: The instances of this host, in the same order.
         window: The shared memory of the instances of this host, from ``make_window``.
         limits: Limits of the waits, and the names of the instances in messages.
         connect_hosts: A function that connects one instance of each host.
-        instances: Index in the job of each instance; None for all instances of the job.
+        instances: The index of each instance in the job; None for all instances of the job.
         shares_memory: Whether the instances of a host share memory. If this is False, every
             instance is treated as a separate host.
 
     Attributes:
-        meeting: The instances, as ``world``.
+        meeting: The argument ``world``.
         links_use_tcp: Whether TCP carries the data between hosts. It is also true on one host.
     """
 

@@ -1,4 +1,4 @@
-"""The treatment of errors in the middle of a call, which are interrupts and NumPy's numeric errors.
+"""The treatment of errors in the middle of a call: interrupts, and NumPy's numeric errors.
 
 ``ends_if_interrupted`` ends a communicator after an interrupted call, for example by Ctrl-C.
 
@@ -26,8 +26,9 @@ from popdist_py.errors import PopdistError
 
 __all__ = ["ends_if_interrupted", "is_interrupt", "numeric_errors_last"]
 
-# These errors are raised before any data are exchanged, after all data were exchanged, or on every
-# instance. NumPy raises an ArithmeticError or a Warning for values, if the program asks for that.
+# These errors do not end the communicator. They are raised before any data are exchanged, after all
+# data were exchanged, or on every instance. NumPy raises an ArithmeticError or a Warning for values
+# that overflow or are invalid, if the program asks for that.
 # ``numeric_errors_last`` delays these errors.
 _STAYS = (PopdistError, WindowError, TypeError, ValueError, ArithmeticError, Warning)
 
@@ -73,18 +74,19 @@ def ends_if_interrupted(call: Call) -> Call:
 
 
 def numeric_errors_last() -> AbstractContextManager[None]:
-    """Return a block that delays the numeric errors of NumPy until its end.
+    """Return a context manager that delays the numeric errors of NumPy until its block ends.
 
-    A reduction in several steps makes the other instances wait after each step. An error in one of
-    them would leave the instances at different steps.
+    In a reduction with several steps, the instances wait for one another after each step. If one
+    instance raised an error in the middle, the instances would be at different steps.
 
     Raises:
-        FloatingPointError: At the end of the block. The program asks NumPy for errors, and a value
-            in the block overflowed or is invalid.
-        RuntimeWarning: Likewise, if the program turns warnings into errors.
+        FloatingPointError: The block has ended, the program asks NumPy for errors, and a value
+            overflowed or is invalid.
+        RuntimeWarning: The same happened, and the program turns warnings into errors.
     """
     modes = np.geterr()
-    # Most programs ask for neither. For them, a call must not take longer.
+    # Most programs ask neither for numeric errors nor for warnings as errors. In these programs,
+    # calls must not take longer.
     if "raise" in modes.values() or any(action == "error" for action, *_ in warnings.filters):
         return _delayed(cast("dict[str, str]", modes))
     return _AT_ONCE

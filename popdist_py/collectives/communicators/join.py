@@ -33,8 +33,8 @@ from popdist_py.errors import PopdistError
 __all__ = ["join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A function that connects the members of a meeting, and returns their mesh. All members must call
-# this function.
+# A function that connects the processes of a Meeting, and returns the mesh that connects them. All
+# these processes call the function.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
 # With MPI instead of shared memory, a call of two instances took 20 us instead of 2 us for 4 bytes,
@@ -52,8 +52,8 @@ _MPI_BETWEEN_HOSTS = (
 def join_job(settings: CollectiveSettings) -> Communicator:
     """Connect all instances of the job over MPI. All instances must call this function.
 
-    The communicator uses a duplicate of MPI's COMM_WORLD. So the library's messages never mix with
-    the messages of a program that uses mpi4py.
+    The library's messages never mix with the messages of a program that uses mpi4py, because the
+    communicator uses a duplicate of MPI's COMM_WORLD.
     """
     from mpi4py import MPI
 
@@ -104,19 +104,20 @@ def join(
     instances: Sequence[int] | None = None,
     tries_tcp: bool = True,
 ) -> GroupCommunicator:
-    """Connect the instances of a meeting. All instances must call this function.
+    """Connect the instances of ``meeting``. All these instances must call this function.
 
     Args:
-        meeting: The instances, in the order of their indices.
+        meeting: A group of instances that can exchange small values already, in the order of their
+            indices.
         settings: The settings of the user.
-        own_mesh: A function that makes a mesh over the transport of the meeting; None if this
-            transport cannot send arrays.
-        towards: A host that all hosts reach through the network between them. This argument is used
-            if the user does not set a network.
+        own_mesh: A function that makes a mesh over the transport that ``meeting`` uses; None if
+            this transport cannot send arrays.
+        towards: The name of a host. The network interface that leads to this host also leads to all
+            other hosts of the job. This argument is used if the user does not set a network.
         limits: Limits of the waits, and the names of the instances in messages; None to take the
             limit from ``settings``.
-        instances: Index in the job of each instance; None for all instances of the job.
-        tries_tcp: Whether the hosts may reach one another by TCP. If not, ``own_mesh`` is used.
+        instances: The index of each instance in the job; None for all instances of the job.
+        tries_tcp: Whether to try TCP between the hosts. If this is False, ``own_mesh`` is used.
 
     Raises:
         PopdistError: The hosts do not reach one another. All instances raise this error.
@@ -144,7 +145,7 @@ def place_of_this_process() -> str:
 
 
 def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeting, Window, bool]:
-    """Return the instances of this host, their window, and whether instances share memory."""
+    """Return the instances of this host, their shared window, and whether they share memory."""
     wants = all(meeting.all_gather(settings.shared_memory))
     place = place_of_this_process() if wants and is_supported() else ""
     reason = "" if place else "that needs Linux on x86-64, and a /proc that can be read"
@@ -166,7 +167,7 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
 
 
 def _window_or_reason(local: Meeting) -> tuple[Window | None, str]:
-    """Return the window of this host's instances, or None with the reason for the failure."""
+    """Return shared memory of this host's instances, or None with the reason for the failure."""
     try:
         return make_window(local), ""
     except WindowError as error:
@@ -194,12 +195,12 @@ def _connect_hosts(
     """Connect one instance of each host. All instances of ``meeting`` call this function.
 
     Args:
-        meeting: All instances.
+        meeting: All instances of the new communicator, which can exchange small values already.
         settings: The settings of the user.
         own_mesh: A function that makes a mesh if the hosts do not reach one another by TCP.
         towards: The argument ``towards`` of ``join``.
         color: A number. Instances with the same number are connected with one another.
-        key: A number that gives the order of these instances.
+        key: Instances with the same ``color`` are sorted by their ``key``.
         takes_part: Whether this instance is to be connected.
 
     Raises:

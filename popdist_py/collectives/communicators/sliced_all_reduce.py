@@ -25,12 +25,13 @@ from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 
 __all__ = ["SlicedAllReduce"]
 
-# With several hosts, private arrays above this size are read directly from the memory of other
-# processes, because the parts of an array that fit in a slot are too small to keep a network link
-# busy. On one host, a trial finds the faster way for arrays of two slots or more.
+# With several hosts, an instance reads arrays above this size directly from the memory of the other
+# processes. The other way would copy the array in parts of a slot's size, which are too small to
+# keep a network link busy. On one host, measurements show the faster way for arrays of two slots or
+# more.
 _MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
 # The number of bytes that an owner reads from all instances together before it writes the result.
-# So many bytes fit into the second-level cache. The part that is read from one instance has a
+# A second-level cache can hold this number of bytes. The part that is read from one instance has a
 # minimum size, because reading smaller parts would need too many system calls.
 _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
 # A slice is reduced between the hosts in pieces. With larger pieces, fewer calls are necessary.
@@ -72,14 +73,16 @@ class SlicedAllReduce:
         # The scratch memory is allocated once, because the first use of new memory costs a page
         # fault for every 4 KiB.
         self._scratch = np.empty((4, CHUNK_BYTES), np.uint8)
-        # A slice has one owner on every host, so the smallest host limits the number of slices.
+        # Every slice has one owner on every host. So there are as many slices as the smallest host
+        # has instances.
         self._num_owners = min(map(len, hosts))
-        # The trial of each call, by the code of the call. A trial decides how the next call with
-        # this code is made. So it changes only in a call that all instances make.
+        # The measured times of the calls with equal arguments, by a number that stands for these
+        # arguments. The times decide how the next of these calls exchanges its data. All instances
+        # must decide the same, so times are added only in a call that all instances make.
         self._trials: dict[int, ReadingTrial] = {}
 
     def all_reduce_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
-        """Reduce arrays in a window; ``views`` are the arrays of all instances of the host."""
+        """Reduce arrays in shared memory; ``views`` are the arrays of this host's instances."""
         self._reduce_own_slice(plan, _parts_of(views), views[0], _copying_to(views))
         self._host.barrier.wait_for_all(plan.signature)
 
@@ -88,7 +91,7 @@ class SlicedAllReduce:
         return _slice_of(self._host.position, self._num_owners, size)
 
     def reduce_scatter_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
-        """Reduce this instance's slice of arrays in a window, and store it in its own array."""
+        """Reduce this instance's slice of arrays in shared memory, in this instance's array."""
         own = self._host.position
         views = [views[own], *views[:own], *views[own + 1 :]]
         self._reduce_own_slice(plan, _parts_of(views), views[0])
@@ -96,13 +99,13 @@ class SlicedAllReduce:
     def publish_first_slot(self, plan: CallPlan, flat: Array) -> None:
         """Copy the first part of a private array to this instance's slot, if the slots are used.
 
-        After the next barrier, all instances can reduce this part at once.
+        All instances can then reduce this part right after the next barrier.
         """
         if not self._is_read(plan, flat) and not self._is_tried(plan, flat):
             self._publish(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
 
     def reduce_scatter_private(self, plan: CallPlan, blocks: Array, out: Array) -> None:
-        """Reduce this instance's block of arrays outside the windows. This works on one host only.
+        """Reduce this instance's block of arrays outside the shared memory. For one host only.
 
         Args:
             plan: Plan of the call.
@@ -126,12 +129,12 @@ class SlicedAllReduce:
     def all_reduce_private(
         self, plan: CallPlan, flat: Array, agreement: Agreement, *, is_published: bool
     ) -> None:
-        """Reduce arrays that are not all in windows.
+        """Reduce arrays, some of which are outside the shared memory.
 
         Args:
             plan: Plan of the call.
             flat: The array of this instance.
-            agreement: The result of comparing the call.
+            agreement: The locations of the arrays of all instances.
             is_published: Whether ``publish_first_slot`` was called before.
         """
         if self._is_read(plan, flat):
@@ -164,7 +167,7 @@ class SlicedAllReduce:
         Args:
             plan: Plan of the call.
             flat: The array of this instance.
-            agreement: The result of comparing the call.
+            agreement: The locations of the arrays of all instances.
             root: Position of the root; with several hosts it is not used.
             is_root: Whether this instance is the root.
         """
@@ -304,7 +307,7 @@ class SlicedAllReduce:
     def _all_reduce_through_slots(
         self, plan: CallPlan, flat: Array, *, takes_result: bool = True
     ) -> None:
-        """Reduce an array in parts of a slot's size. The first part is already in the slots.
+        """Reduce an array in parts that fit into a slot. The caller has filled the first slot.
 
         Each part of the array is divided into slices, and each slice has one instance as its owner.
         Every owner reduces its slice, and then all instances copy all slices. Each instance copies
@@ -420,10 +423,10 @@ class SlicedAllReduce:
         return complete
 
     def _tree_sum(self, leaves: Sequence[Array], part: slice, plan: CallPlan) -> Array:
-        """Return the sum of the leaves of all replicas, restricted to the columns ``part``.
+        """Return the sum of the rows of all replicas, restricted to the columns ``part``.
 
         Args:
-            leaves: The leaves of each instance of this host.
+            leaves: For each instance of this host, an array with a row for each of its replicas.
             part: The columns to add up.
             plan: Plan of the call.
         """

@@ -41,18 +41,18 @@ _ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
 
 @dataclass(slots=True)
 class CallPlan:
-    """The values that all calls with one signature have in common.
+    """The values that all calls with the same signature have in common.
 
     Attributes:
-        signature: Signature of the call.
-        code: Code of the signature.
+        signature: The description of the call: its name, options, dtype and shape.
+        code: A number made from the signature.
         reduction: The reduction that combines elements; None for calls that only copy elements.
         slots: For each turn, the slots of all instances of the host, as arrays of the call's dtype.
         results: For each turn, a shared array of a slot's size, which all instances write and read.
         one_shot: For each turn, the parts of the slots that this instance reduces in a one-shot
             call; None for arrays that are too large for one.
-        is_compared_with_data: Whether the hosts send the array together with the comparison of the
-            call.
+        is_compared_with_data: Whether the array is part of the message with which the hosts check
+            that they make the same call.
 
     A plan must not store results of calls, because instances may drop a plan at different times.
     """
@@ -67,15 +67,16 @@ class CallPlan:
 
 
 class Agreement(NamedTuple):
-    """The places of a call's arrays. Comparing the call tells every instance these places.
+    """The locations in memory of the arrays that the instances pass to one call.
+
+    An instance learns these locations when the instances check that they make the same call.
 
     Attributes:
         all_in_window: Whether, on every host, the arrays of all instances are at the same location
-            in a window.
-        some_in_window: Whether at least one array of this host is in a window, which is shared
-            memory.
-        all_movable: Whether all arrays of this host may be moved to a window.
-        addresses: The address of each instance's array in that instance's process, for this host.
+            in shared memory.
+        some_in_window: Whether at least one array of this host is in shared memory.
+        all_movable: Whether all arrays of this host may be moved to shared memory.
+        addresses: For each instance of this host, the address of its array in its own process.
     """
 
     all_in_window: bool
@@ -84,8 +85,8 @@ class Agreement(NamedTuple):
     addresses: Sequence[int]
 
 
-# The arrays into which another instance may write. Each exposure has its own key, because several
-# threads may make calls of several groups at once.
+# The arrays into which another instance may write. Each call of ``exposed`` adds its array under a
+# new key, because several threads may make calls of several groups at once.
 _exposed_arrays: dict[object, Array] = {}
 
 
@@ -160,7 +161,7 @@ class HostGroup:
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
-        # The turn of the last comparison, which is 0 or 1.
+        # The number of the slots and headers that the last step used, which is 0 or 1.
         self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
 
@@ -210,7 +211,7 @@ class HostGroup:
     def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
         """Copy ``flat`` into this instance's slot, wait for all, and reduce the slots into ``out``.
 
-        If ``out`` is None, this instance does not compute the result.
+        An instance that passes None for ``out`` does not compute the result.
         """
         assert plan.one_shot is not None
         assert plan.reduction is not None
@@ -233,10 +234,9 @@ class HostGroup:
     def scatter_one_shot(
         self, plan: CallPlan, rows: Sequence[Array], out: Array, root: int
     ) -> None:
-        """Copy the root's rows into its slot, wait for all, and copy one row to ``out``.
+        """Copy the root's rows into its slot, wait for all instances, and copy a row to ``out``.
 
-        Each instance receives the row at the index that is its own position on the host. ``rows``
-        is empty except on the root.
+        The instance at position i receives row i. ``rows`` is empty except on the root.
         """
         turn, size = self.next_turn(), out.size
         slot = plan.slots[turn][root]
@@ -290,7 +290,7 @@ class HostGroup:
             data: The bytes of this instance.
             rows: For each instance, an array as long as its data; empty if this instance does not
                 receive.
-            longest: Size of the largest ``data`` of all instances.
+            longest: The size in bytes of the largest ``data`` that an instance passes.
             plan: Plan of the call.
         """
         if self.size == 1:
@@ -318,7 +318,7 @@ class HostGroup:
     def others(self) -> list[int]:
         """Return the positions of the other instances, beginning with the next position.
 
-        Each instance gets a different order. So the instances do not all read the memory of one
+        The order differs between the instances. So the instances do not all read the memory of one
         instance at the same time.
         """
         return [(self.position + step) % self.size for step in range(1, self.size)]

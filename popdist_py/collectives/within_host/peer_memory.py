@@ -72,14 +72,15 @@ class PeerMemory:
         self._probe = ctypes.c_uint64(_PROBE)
         self._pidfds: list[int] = []
         self._ended: dict[int, select.poll] = {}
-        # The arguments of the system calls are allocated only once, because this takes as long as
-        # copying some pages. All copies share the arguments, so only one thread may copy at a time.
+        # The arguments of the system calls are allocated only once, because allocating them takes
+        # as long as copying some pages. All copies share the arguments, so only one thread may copy
+        # at a time.
         self._local, self._remote = _IoVec(), _IoVec()
         self._vectors = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
     @property
     def probe_address(self) -> int:
-        """Address of a known number in this process, which a peer reads in ``works_with``."""
+        """Address of a number in this process. A peer reads it to test access to this memory."""
         return ctypes.addressof(self._probe)
 
     def works_with(self, pid: int, probe_address: int) -> bool:
@@ -107,15 +108,15 @@ class PeerMemory:
         self.read_bytes(pid, address, out.ctypes.data, out.nbytes)
 
     def write(self, pid: int, address: int, data: Array) -> None:
-        """Copy ``data`` to ``address`` in a peer. This raises the same errors as ``read``."""
+        """Copy ``data`` to ``address`` in a peer. Raises the same errors as ``read``."""
         self.write_bytes(pid, address, data.ctypes.data, data.nbytes)
 
     def read_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes of a peer to ``own_address``. This raises the errors of ``read``."""
+        """Copy ``size`` bytes of a peer to ``own_address``. Raises the same errors as ``read``."""
         self._copy(self._read, pid, address, own_address, size)
 
     def write_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes at ``own_address`` to a peer. This raises the errors of ``read``."""
+        """Copy ``size`` bytes at ``own_address`` to a peer. Raises the same errors as ``read``."""
         self._copy(self._write, pid, address, own_address, size)
 
     def close(self) -> None:

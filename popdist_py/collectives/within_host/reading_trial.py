@@ -2,8 +2,8 @@
 
 A direct read copies from the memory of another process. The faster way depends on the machine's
 caches, on the mapping of the array's pages, and on the number of instances. So the first calls with
-each signature measure both: each way reduces one half of the array. Both ways add up in the same
-order, so the results do not depend on the choice.
+equal arguments measure both ways: each way reduces one half of the array. Both ways add up in the
+same order, so the results do not depend on the choice.
 
 This module stores the times that its callers measure.
 """
@@ -22,12 +22,15 @@ _CALLS = 6
 
 @dataclass(slots=True)
 class ReadingTrial:
-    """The measured times of calls with one signature. All instances of a host store the same times.
+    """The measured times of all-reduce calls with equal arguments.
+
+    All instances of a host store the same times.
 
     Attributes:
-        through_slots: For each call, the time per element through the slots, summed over all
-            instances.
-        reading: For each call, the time per element with direct reads, summed over all instances.
+        through_slots: For each call, the time per element when the data is copied through the
+            slots, summed over all instances.
+        reading: For each call, the time per element when an instance reads the memory of the other
+            processes, summed over all instances.
     """
 
     through_slots: list[int] = field(default_factory=list)
@@ -35,15 +38,15 @@ class ReadingTrial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the trial has the times of enough calls."""
+        """Whether enough calls have been measured."""
         return len(self.reading) >= _CALLS
 
     @property
     def reading_is_faster(self) -> bool:
-        """Whether direct reads had the shortest time; False while the trial is not over."""
+        """Whether the fastest call used direct reads; False until enough calls are measured."""
         return self.is_over and min(self.reading) < min(self.through_slots)
 
     def add(self, through_slots: Sequence[int], reading: Sequence[int]) -> None:
-        """Store the times of one call, with one time for each instance of the host."""
+        """Store the times of one all-reduce, which each instance of the host has measured."""
         self.through_slots.append(sum(through_slots))
         self.reading.append(sum(reading))

@@ -21,7 +21,7 @@ class StoreMeeting:
     Args:
         store: The store of the group. The time-out of the store limits every wait.
         members: The ranks that exchange values; None for all ranks of the group.
-        name: The prefix of this meeting's keys in the store.
+        name: The prefix of the keys that this object uses in the store.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StoreMeeting:
         return self._store.take({root: keys[root]}, _CALL)[0]
 
     def split(self, color: int, key: int) -> StoreMeeting:
-        """Return the meeting of the ranks that pass the same ``color``, in order of ``key``."""
+        """Return a StoreMeeting of the ranks that pass the same ``color``, in order of ``key``."""
         pairs = self.all_gather([color, key])
         places = [place for place in range(self.size) if pairs[place][0] == color]
         places.sort(key=lambda place: pairs[place][1])
