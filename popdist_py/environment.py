@@ -36,22 +36,23 @@ TIMELINE = "POPDIST_TIMELINE"
 # The default total size of the files of a job's timeline, in MiB.
 TIMELINE_MIB = 64
 
-# The common beginning of the paths of files that a program writes into the folder of its run. The
-# value is "PID:PREFIX" after a process has claimed the files. A file has at most RUN_FILE_MIB MiB.
+# The common beginning of the paths of the files that an instance writes into the folder of its run.
+# Once a process has claimed the files, the value is "PID:PREFIX". A file has at most RUN_FILE_MIB
+# MiB.
 RUN_FILES = "POPDIST_RUN_FILES"
 RUN_FILE_MIB = 64
 
-# The path of the file with a function call for the instance, and the common beginning of the paths
-# of the files with the result.
+# CALL is the path of a file that contains a function call, which the instance must make. CALL_FILES
+# is the common beginning of the paths of the files for the result of this call.
 CALL = "POPDIST_CALL"
 CALL_FILES = "POPDIST_CALL_FILES"
 
-# The path of the memory that the instance shares with its wrapper.
+# The path of the file with the memory that the instance shares with its wrapper.
 HEARTBEAT = "POPDIST_HEARTBEAT"
 
-# A signal number and a file, as "NUMBER:PATH". On this signal, the process writes the stacks of all
-# threads to the file. On the signal NUMBER - 1, it writes a NUL to the file as soon as its main
-# thread runs Python code.
+# The number of a signal and the path of a file, as "NUMBER:PATH". When the process receives this
+# signal, it writes the stacks of all its threads to the file. When it receives the signal
+# NUMBER - 1, it writes a NUL to the file as soon as its main thread runs Python code.
 STACKS = "POPDIST_STACKS"
 
 # The number of restarts of the job.
@@ -88,13 +89,14 @@ SDK_NAMES = "POPDIST_SDK_NAMES"
 SDK_COMMAND = "POPDIST_SDK_COMMAND"
 
 # The back end for CPU tensors in programs of torch.distributed. The value "auto" keeps the back end
-# that the program names. Each other value is the back end to use instead of gloo, popdist or an
-# unnamed back end.
+# that the program names. Every other value is the name of a back end. It is used if the program
+# names gloo, popdist or no back end.
 TORCH_BACKEND = "POPDIST_TORCH_BACKEND"
 TORCH_BACKENDS = ("auto", "gloo", "popdist")
 
-# The name of the IPU that defines the memory and the times of models (the launcher's --ipu-model),
-# and the treatment of a model that is too large for this IPU.
+# IPU_MODEL is the name of an IPU, from the launcher's option --ipu-model. The emulated memory and
+# the estimated run times of the user's models are computed for this IPU. IPU_MEMORY tells what
+# happens if a model is too large for this IPU.
 IPU_MODEL = "POPDIST_IPU"
 IPU_MEMORY = "POPDIST_IPU_MEMORY"
 

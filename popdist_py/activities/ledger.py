@@ -42,7 +42,7 @@ _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS: Final = 16  # one word for each activity
 # The word _CALL describes the last collective that has begun. The lowest bit is set while the call
 # is running. The next 7 bits contain the index of the collective in environment.COLLECTIVES. The
-# other bits contain the number of the call, counted from 1. The word _CALL_BEGAN contains the time
+# higher bits contain the number of the call, counted from 1. The word _CALL_BEGAN contains the time
 # when the call began.
 _CALL, _CALL_BEGAN = 26, 27
 _NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
@@ -111,8 +111,8 @@ class doing:
     Args:
         activity: A constant of this module, such as ``LOADING``.
         name: A description for the listener.
-        call: The name of the collective, for the activity REDUCING. The default is ``name``, if
-            this is the name of a collective.
+        call: The name of the collective, for the activity REDUCING. If ``call`` is empty and
+            ``name`` is the name of a collective, ``name`` is used.
 
     Raises:
         ValueError: ``activity`` is not an activity.
@@ -256,7 +256,7 @@ def waited() -> int:
 
 
 def count_as_waiting(nanoseconds: int) -> None:
-    """Count the last ``nanoseconds`` of the current activity as waiting for other instances."""
+    """Move ``nanoseconds`` from the time of the current activity to the time spent waiting."""
     words = _words or _open()
     if nanoseconds > 0 and get_ident() == _owner:
         words[_NANOSECONDS + words[_ACTIVITY]] -= nanoseconds
@@ -282,7 +282,7 @@ def _open() -> memoryview:
 
 
 def _count_here() -> None:
-    """Count the time of this thread from now on, unless the counted thread is in an activity."""
+    """Measure this thread from now on, unless the measured thread is in an activity."""
     global _owner
     if _words is not None and _words[_ACTIVITY] == OTHER:
         _owner = get_ident()

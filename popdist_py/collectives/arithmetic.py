@@ -55,7 +55,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def check_dtype(op: AnyReduceOp, dtype: np.dtype[Any]) -> None:
-    """Raise an error unless the operation is defined for the dtype of an array.
+    """Check that the operation ``op`` is defined for arrays of a dtype.
 
     Raises:
         TypeError: The operation is not defined for the dtype.
@@ -114,7 +114,7 @@ class Reduction:
             np.copyto(out, value, casting="same_kind")
 
     def finalize(self, value: Array) -> None:
-        """Divide the sum over all instances in place if the operation is ``mean``."""
+        """If the operation is ``mean``, divide the sum over all instances in place."""
         if self.divisor is not None:
             np.divide(value, self.divisor, out=value)
 

@@ -42,8 +42,8 @@ class Handle(Generic[T]):
     def run(self) -> None:
         """Make the call and store its result or error for ``wait``."""
         try:
-            # This activity belongs to the background thread. The program's thread has its own
-            # activity.
+            # The background thread measures its activity separately from the activity of the
+            # program's thread.
             with activities.doing(activities.REDUCING, self._name, self._call):
                 self._result = self._function()
         except BaseException as error:
@@ -154,8 +154,8 @@ class Background:
     def refuse(self, error: Exception) -> None:
         """Let all later calls, in every thread, raise ``error``."""
         self._refusal = error
-        # ``drain()`` raises the error in direct calls. Direct calls use ``drain()`` only if
-        # ``last`` is set.
+        # Calls in the thread of the program call ``drain()``, which raises the error. They call
+        # ``drain()`` only if ``last`` is not None.
         self.last = Handle(lambda: None)
 
     def end(self) -> None:
@@ -169,8 +169,8 @@ class Background:
         self._begin()
         if not self._is_alone:
             self._is_forked = True
-            # ``drain()`` raises an error in a forked process. Direct calls use ``drain()`` only if
-            # ``last`` is set.
+            # Calls in the thread of the program call ``drain()``, which raises an error in a forked
+            # process. They call ``drain()`` only if ``last`` is not None.
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:

@@ -35,7 +35,10 @@ class Place:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first address of the elements and the address after them; equal if there are none."""
+        """The address of the first byte of the elements, and the address after their last byte.
+
+        The two addresses are equal if the array has no elements.
+        """
         if 0 in self.shape:
             return self.address, self.address
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
@@ -44,7 +47,7 @@ class Place:
         return self.address + low, self.address + high + self.itemsize
 
     def bytes_at(self, unit: int) -> Array:
-        """Return the addresses of all pieces of ``unit`` bytes of the elements, in any order."""
+        """Divide the elements into pieces of ``unit`` bytes; return all addresses in any order."""
         found = np.array([self.address], np.int64)
         extents = [*zip(self.shape, self.strides, strict=True), (self.itemsize // unit, unit)]
         for size, stride in extents:
@@ -53,11 +56,11 @@ class Place:
 
 
 def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether two elements of one array share memory, as after torch's ``expand()``.
+    """Tell whether two elements of the same array share memory, as after torch's ``expand()``.
 
     Args:
         shape: Shape of the array.
-        strides: Stride of each dimension, in elements.
+        strides: For each dimension, the distance between neighbouring elements, in elements.
     """
     if 0 in shape:
         return False

@@ -14,7 +14,8 @@ from popdist_py import measured_values
 
 __all__ = ["measure", "recall", "remember"]
 
-# The shortest of several rounds is used, because other work on the machine only lengthens a round.
+# A measurement is repeated several times, and the shortest time is used, because other work on the
+# machine only lengthens the times.
 _ROUNDS, _BARRIERS, _REDUCTIONS, _BYTES = 4, 5, 2, 64 * 1024
 _FILE, _VERSION = "crossover", 3
 
@@ -34,7 +35,7 @@ def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
 
 
 def _shortest(calls: int, call: Callable[[], object]) -> float:
-    """Return the seconds that one call takes in the shortest of several rounds."""
+    """Return the seconds that one call takes, as the shortest of several measurements."""
     call()
     rounds = []
     for _ in range(_ROUNDS):

@@ -35,7 +35,8 @@ def combine(
         add: The function that returns the sum of a left and a right value.
 
     Returns:
-        The remaining nodes. If ``nodes`` covered all leaves, only the root remains.
+        The nodes that remain. If the given nodes cover all leaves of the tree, only the root
+        remains.
     """
     for level in range((num_leaves - 1).bit_length()):
         merged: dict[Node, Value] = {}

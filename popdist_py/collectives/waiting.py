@@ -98,8 +98,8 @@ class WaitLimits:
     def launcher_grace(self) -> float:
         """Seconds between the end of a missing instance and the error of a waiting instance.
 
-        In this time the launcher ends the job and reports why the instance ended. Errors of the
-        waiting instances would only hide that reason.
+        In these seconds the launcher ends the job and reports why the missing instance ended.
+        Errors of the waiting instances would only hide that reason.
         """
         return min(_MOST_LAUNCHER_GRACE_SECONDS, self.call_timeout / 2)
 
@@ -120,7 +120,8 @@ class WaitLimits:
     def late_error(self, missing: Sequence[int], call: object) -> InstanceLostError:
         """Return the error for a wait that exceeded its limit.
 
-        ``missing`` contains the instances that did not arrive; no instance if all of them arrived.
+        ``missing`` contains the instances that did not arrive. It is empty if all arrived, but some
+        did not finish the call.
         """
         limit = f"within {self.call_timeout:g} s ({self.names.time_limit})"
         if not missing:

@@ -81,5 +81,6 @@ def claim_of(secret: bytes, caller_nonce: bytes, nonce: bytes, proven: bytes) ->
 
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
-    # All nonces have the same length, so two different lists of parts never join to the same bytes.
+    # All nonces have the same length, so joining two different lists of parts never gives the same
+    # bytes.
     return hmac.digest(secret, b" ".join(parts), _HASH)

@@ -24,8 +24,8 @@ _KEEP_ALIVE = (
 # The kernel gives up a connection with the last error that the network reported, if there is one.
 _SILENCE_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
-# Offsets in Linux's struct tcp_info. Retransmissions and probes are counted since the last answer.
-# The last field is the number of milliseconds since the last answer.
+# The offsets of three fields in Linux's struct tcp_info: the number of retransmissions and the
+# number of probes since the last answer, and the number of milliseconds since the last answer.
 _SIZE, _RETRANSMITS, _PROBES, _LAST_ANSWER = 60, 2, 3, slice(56, 60)
 # After a single retransmission or probe, the answer may still be on its way.
 _MANY_RETRANSMITS, _MANY_PROBES = 3, 2

@@ -331,7 +331,7 @@ def pod_of_process() -> ProgramPod | None:
 def machine_of_process() -> ProgramPod:
     """Return the default pod of this machine.
 
-    This pod is for a program that names the id of a device although no pod is configured.
+    A program uses this pod if it names the id of a device although no pod is configured.
 
     Raises:
         PodError: The pod cannot be made or used.

@@ -3,8 +3,8 @@
 The command mpirun and its daemons listen on every address of the machine, and no option changes
 this. The launcher starts mpirun and moves the sockets of mpirun to a single address. On every other
 host, the first wrapper moves the sockets of the daemon that started it. The kernel allows a process
-to use the sockets of another process that it may trace. This module does not know MPI. The module
-imports only the standard library, because a wrapper imports the module too.
+to use the sockets of another process that it may trace. This module contains no code that is
+specific to MPI. It imports only the standard library, because a wrapper imports it too.
 """
 
 import contextlib
@@ -45,8 +45,9 @@ def move_of(process: int, network: str) -> list[int]:
     The new address is this machine's address on ``network``.
 
     A socket is moved only if the kernel chose its port, because the kernel does not let other
-    sockets change their address. The other process is stopped during the move. The kernel drops the
-    packets of new connections during the move, and their senders repeat the packets after a second.
+    sockets change their address. The other process is stopped during the move. During the move, the
+    kernel drops the packets of new connections, and the senders repeat these packets after a
+    second.
     A socket with connections that wait to be accepted is not moved, but a later call of this
     function may move it.
 
@@ -160,7 +161,7 @@ def _rebind(listener: socket.socket, network: str) -> int:
 
 
 def _drop_all(screen: socket.socket) -> None:
-    """Make the kernel drop the packets of a socket, instead of refusing the connections."""
+    """Make the kernel drop packets that arrive at a socket, instead of refusing connections."""
     instruction = ctypes.create_string_buffer(struct.pack("=HBBI", _BPF_RETURN, 0, 0, 0))
     program = struct.pack("@HP", 1, ctypes.addressof(instruction))
     screen.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

@@ -1,9 +1,9 @@
 """Changing the address of sockets from all addresses of this machine to a single one.
 
-MPI libraries listen on every address, and no option changes this. A process uses this module for
-its own sockets. The module popdist_lent_sockets.py is for the sockets of other processes. This
-module does not know MPI. This module is imported when a program imports MPI, so it imports no other
-module of the library.
+MPI libraries listen on every address, and no option changes this. A process uses popdist_listening
+for its own sockets, and popdist_lent_sockets for the sockets of other processes. This module
+contains no code that is specific to MPI. It is imported when a program imports MPI, so it imports
+no other module of the library.
 """
 
 import contextlib
@@ -111,9 +111,9 @@ def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.sock
     """Yield a new socket at ``address`` that has the same port as ``listener``."""
     with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
         for each in (listener, narrow):
-            # The two sockets and all accepted connections use the same port for a moment, which
-            # requires both options. Even with these options, sockets of other users cannot be bound
-            # to this port.
+            # The old socket, the new socket and all accepted connections use the same port for a
+            # moment. This requires the options SO_REUSEPORT and SO_REUSEADDR. Sockets of other
+            # users cannot take the port.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:

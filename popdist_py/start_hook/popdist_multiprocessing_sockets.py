@@ -34,7 +34,7 @@ def _keep_in(folder: str, util: "ModuleType") -> None:
 
 
 def start() -> None:
-    """Change multiprocessing.util at once, or when a program of a job imports it."""
+    """In a job, change multiprocessing.util now, or when the program imports this module."""
     folder = os.environ.get("POPDIST_JOB_FOLDER", "")
     if not folder or len(os.fsencode(folder)) > _LONGEST_FOLDER:
         return

@@ -1,9 +1,9 @@
 """Finds the SDK's packages (poptorch, popdist, horovod, popart) in the folder ``sdk_names``.
 
 An import finder has two advantages over an entry of ``sys.path``. First, installed packages take
-precedence, even if other finders find them. Second, the finder decides for each package when the
-program imports the package. Python imports this module at its start, so it imports only
-popdist_import_hook and modules that Python has already loaded.
+precedence, even if other finders find them. Second, the finder can decide at the time when the
+program imports a package. Python imports popdist_sdk_finder when it starts. So popdist_sdk_finder
+imports only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os
@@ -31,8 +31,8 @@ class _SdkFinder:
     """An import finder that asks all other finders before it returns one of our packages.
 
     Args:
-        always: Whether our packages replace installed packages. If true, only a package in the
-            program's own folder takes precedence.
+        always: Whether our packages replace installed packages. If this is true, only a package in
+            the program's own folder is used instead of our package.
     """
 
     def __init__(self, always: bool) -> None:

@@ -92,9 +92,9 @@ def clock_line(samples: Sequence[ClockSample]) -> ClockLine | None:
     """
     if not samples:
         return None
-    # The middle between the first and the last sample divides the samples into early and late
-    # samples. A job that was lost has only samples from its start, which are divided in the same
-    # way.
+    # Samples before the middle between the first and the last sample are called early, and samples
+    # after the middle are called late. This also holds for a lost job, which has only samples from
+    # its start.
     middle = (samples[0].sent + samples[-1].received) // 2
     early = [sample for sample in samples if sample.sent <= middle]
     late = [sample for sample in samples if sample.sent > middle] or early

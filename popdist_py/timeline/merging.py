@@ -72,7 +72,7 @@ class Instance:
         return sorted(self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*{suffix}"))
 
     def remove_files(self) -> None:
-        """Remove the merged files and the lock files."""
+        """Remove the instance's files that were merged into the trace, and its lock files."""
         for path in self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*"):
             if path.suffix in (SPANS_SUFFIX, ".lock") or ".torch-" in path.name:
                 with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """The result of merging.
+    """The result of merging the files of all instances into one trace.
 
     Attributes:
         path: The path of the trace.

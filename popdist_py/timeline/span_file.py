@@ -33,15 +33,17 @@ _MAGIC: Final = b"popspan2"
 # on two clocks: the time of day and the monotonic clock.
 _HEADER: Final = struct.Struct("<8sQQqq")
 _HEADER_BYTES: Final = 256
-# The fields of a record are its number (from 1), begin, end, name and track of the span, the number
-# of the call, position and length of the arguments, and the record's number again.
+# A record describes one span. Its fields are the number of the record (from 1), begin, end, name
+# and track of the span, the number of the call, position and length of the arguments, and the
+# number of the record again.
 _RECORD: Final = struct.Struct("<QqqIIqQIQ")
 # The header is followed by words of 8 bytes: the used bytes of the names, the used bytes of the
 # texts, and the number of records written to each region.
 _WORDS_AT: Final = 64
 _NAMES_USED, _TEXTS_USED, _FIRST_COUNT = range(3)
-# The table of open spans follows these words. The fields of an entry are the begin of the span (0
-# for a free entry), the number of the call, name, track, and the begin again.
+# The table of open spans follows these words. An entry describes one span that has not ended. Its
+# fields are the begin of the span (0 for a free entry), the number of the call, name, track, and
+# the begin again.
 _OPEN: Final = struct.Struct("<qqIIq")
 _NUM_OPEN: Final = 64
 _FREE: Final = bytes(8)
@@ -104,7 +106,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The contents of the file of one process.
+    """The contents of the file into which one process wrote its spans.
 
     Attributes:
         header: The header of the file.
@@ -157,9 +159,9 @@ class _Layout:
 
 
 def level_of_step(step: int) -> int:
-    """Return the level of a step: how many times 8 divides it, up to the highest level.
+    """Return the level of a training step: how often its number can be divided by 8.
 
-    The level of step 0 is 0.
+    There is a highest level. Step 0 has level 0.
     """
     if step <= 0:
         return 0
@@ -185,8 +187,8 @@ class SpanWriter:
         layout = _Layout(max(size, MIN_FILE_BYTES))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # The whole file is allocated now, so that a full disk raises an error here. Without
-            # this allocation, a later write to the memory could end the process by SIGBUS.
+            # The whole file is allocated now, so that a full disk raises an error here. Otherwise a
+            # later write to the mapped memory could end the process by SIGBUS.
             os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, layout.size)
             self._memory = mmap.mmap(descriptor, layout.size)
@@ -271,7 +273,8 @@ class SpanWriter:
         """
         text_begin, text_length = self._text(arguments) if arguments else (0, 0)
         region = level + 1
-        # next() of a counter is atomic, so two threads never get the same place.
+        # Calling next() on an itertools.count is atomic, so two threads never get the same place in
+        # the file.
         if self._has_head:
             count = next(self._counters[0])
             if count < self._regions[0][1]:

@@ -28,13 +28,13 @@ _STEP: Final = "step"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The part of one instance in a call that every instance makes.
+    """A collective call as one instance made it.
 
     Attributes:
-        key: The identity of the call, which is equal on all instances.
+        key: A value that identifies the collective call. It is equal on all instances.
         begin: The begin in nanoseconds of the trace's clock.
         process: The number of the instance's process in the trace.
-        row: The number of the call's row.
+        row: The number of the row in which the call is displayed.
     """
 
     key: tuple[Any, ...]
@@ -48,8 +48,8 @@ class Rows:
 
     Args:
         process: The number of the process, from 1.
-        numbers: An iterator that gives each row its number, which is a thread id and unique in the
-            trace.
+        numbers: An iterator that yields the numbers of new rows. The trace stores such a number as
+            a thread id, so it must be unique in the trace.
     """
 
     def __init__(self, process: int, numbers: Iterator[int]) -> None:

@@ -94,7 +94,7 @@ class PopdistWork(dist.Work):
         self._pending.release()
 
     def tell(self) -> None:
-        """Complete the future if it exists, and run its callbacks."""
+        """If ``get_future`` has returned a future, complete it, and run its callbacks."""
         if self._futures is not None:
             with _futures_lock:
                 is_told, self._are_futures_done = self._are_futures_done, True
@@ -224,7 +224,7 @@ class CallQueue:
 
         Raises:
             PopdistError: The call failed with this error.
-            NestedCallError: This thread is in another call.
+            NestedCallError: This thread is already running another call.
         """
         self._check_outside(work)
         if self._calls or not self._turn.acquire(blocking=False):
@@ -241,7 +241,7 @@ class CallQueue:
         """Run the calls up to ``work`` in this thread, unless another thread is running a call.
 
         Raises:
-            NestedCallError: This thread is in another call.
+            NestedCallError: This thread is already running another call.
         """
         self._check_outside(work)
         while not work.is_completed() and self._turn.acquire(blocking=False):
@@ -268,8 +268,8 @@ class CallQueue:
         Args:
             last: A function to run once no call is running. ``last`` does not run if a call is
                 still running after the time limit.
-            seconds: The time limit for the end of each thread, and for the end of the last call; -1
-                for no limit.
+            seconds: The longest time to wait for the end of each thread, and then for the end of
+                the last call; -1 for no limit.
         """
         if self._thread is not None:
             self._wake.put(False)
@@ -285,7 +285,7 @@ class CallQueue:
             if thread is not threading.current_thread():
                 thread.join(None if seconds < 0 else seconds)
             with self._changing:
-                if self._thread is thread:  # a callback may have replaced it
+                if self._thread is thread:  # a callback may have started another thread instead
                     self._thread = None
 
     def _started_thread(self) -> threading.Thread | None:
@@ -330,7 +330,7 @@ class CallQueue:
     def _tell(self, work: PopdistWork) -> None:
         this = threading.current_thread()
         if work.may_call_back and self._thread is this:
-            self._replace_thread(this)  # a callback may wait for another call
+            self._replace_thread(this)  # this thread may wait in a callback for another call
         work.tell()
 
     def _run(self, work: PopdistWork) -> None:

@@ -22,7 +22,9 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["AllHosts"]
 
-# The instances have already compared the call, so every plan of this module has the same code.
+# A plan's code is a number that is equal on two instances if they make the same call. Before this
+# module is used, the instances have checked that they make the same call. So every plan of this
+# module has the same code.
 _AGREED_CODE = 1
 _NOTHING = np.empty(0, np.uint8)
 
@@ -61,8 +63,8 @@ class AllHosts:
         self.size = len(order)
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
-        # A number in shared memory, which is 0 at first. If the first instance of this host finds
-        # that an instance of another host was lost, it stores 1 + the index of the lost instance.
+        # The index of a lost instance of another host, plus 1, in shared memory. The number is 0
+        # while no instance is lost. The first instance of this host writes the number.
         self._missed = Window(host.local, 8).parts[0][:8].view(np.int64)
 
     # --- Between the hosts --------------------------------------------------------------------

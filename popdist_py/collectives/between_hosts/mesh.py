@@ -45,12 +45,12 @@ class ConnectionLostError(Exception):
 
 
 class Request:
-    """An all-reduce, a round or an exchange that has started.
+    """A communication between all ranks that has started.
 
     Attributes:
         missing_values: The ranks from which values are still to arrive.
         missing_sums: The ranks from which segments of the result are still to arrive.
-        unsent: Channel and rank of each array that is not completely sent yet.
+        unsent: Channel and receiving rank of each array that is not completely sent yet.
     """
 
     __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
@@ -143,7 +143,7 @@ class Mesh(ABC):
     # --- Requests -----------------------------------------------------------------------------
 
     def start_all_reduce(self, array: Array, function: np.ufunc) -> Request:
-        """Start to reduce a flat array in place over all ranks, in their order.
+        """Start to reduce a flat array in place over all ranks, in order of rank.
 
         The caller must not read or change the array before the all-reduce is done.
 
@@ -153,7 +153,7 @@ class Mesh(ABC):
         return self.start_round(exact_round(array, function, self.rank, self.size))
 
     def start_round(self, one: Round) -> Request:
-        """Start the exchange that a round describes.
+        """Start the exchange of arrays that the Round ``one`` describes.
 
         Raises:
             ConnectionLostError: Another rank has closed its connection.

@@ -25,9 +25,11 @@ __all__ = ["MeshGroup", "Started", "max_compared_bytes"]
 
 # The longest time, in seconds, to wait for the mesh before the time limit is checked again.
 _POLL_SECONDS = 0.1
-# A message of ``compare`` begins with its length, the code and the number.
+# A message of ``MeshGroup.compare`` begins with its length and the arguments ``code`` and
+# ``number``.
 _HEADER_BYTES = 3 * LENGTH_BYTES
-# Up to this size, together for all other ranks, an array is sent with the comparison of its call.
+# The ranks check that they all make the same call. The message for this check also contains the
+# array, if the copies for all other ranks together have at most this size.
 _MAX_COMPARED_BYTES = 64 * 1024
 _NOTHING = np.empty(0, np.uint8)
 
@@ -136,8 +138,8 @@ class MeshGroup:
         self._headers[self.rank] = end, code, number
         if array.size:
             self._messages[self.rank][_HEADER_BYTES:end] = array.view(np.uint8)
-        # Count this call as waiting: sending a small message takes little time, so a long call has
-        # waited for late ranks.
+        # The time of this call counts as waiting. Sending a small message takes little time, so
+        # most of a long call was spent on waiting for late ranks.
         with activities.doing(activities.WAITING):
             self.wait(self._started(lambda: self.mesh.start_messages(self._messages)), call)
         _, codes, numbers = zip(*self._headers.tolist(), strict=True)
@@ -156,10 +158,10 @@ class MeshGroup:
             self._exchange([_NOTHING] * self.size, incoming, call)
 
     def gather_into(self, rows: Sequence[Array], call: object, root: int | None = None) -> None:
-        """Fill the row of every other rank with the array of that rank.
+        """Send the own row, and fill the row of every other rank with the row that it sends.
 
         Args:
-            rows: One flat array for each rank; they may differ in length.
+            rows: One flat array for each rank. The arrays may differ in length.
             call: The collective call, as messages name it.
             root: The only rank that receives; None if all ranks receive.
         """
@@ -175,7 +177,7 @@ class MeshGroup:
     def all_gather_nodes(
         self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
     ) -> dict[Node, Array]:
-        """Return the nodes of all ranks, in order of rank.
+        """Return the sums that all ranks pass, by node of the tree, in order of rank.
 
         Args:
             values: The sums at the nodes of this rank, which all have the same size.
@@ -193,7 +195,7 @@ class MeshGroup:
         }
 
     def leave(self, error: InstanceLostError) -> None:
-        """Tell the other ranks that this rank has left; later calls raise ``error``."""
+        """Tell the other ranks that this rank has left; later calls of it raise ``error``."""
         self.lost_error = error
         self.mesh.leave()
 
@@ -203,6 +205,6 @@ class MeshGroup:
 
 
 def max_compared_bytes(num_hosts: int) -> int:
-    """Return the bytes of the largest array that is sent with the comparison of its call."""
+    """Return the size of the largest array that ``MeshGroup.compare`` accepts, in bytes."""
     # A multiple of 8 bytes keeps the numbers of all messages aligned.
     return _MAX_COMPARED_BYTES // (num_hosts - 1) // LENGTH_BYTES * LENGTH_BYTES

@@ -22,22 +22,22 @@ from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
 __all__ = ["CompressedAllReduce"]
 
-# The number of parts that are exchanged at the same time. This number keeps a network link busy
-# while an instance waits for other instances of its host or for a core.
+# The number of parts that are exchanged at the same time. With so many parts, a network link stays
+# busy while an instance waits for other instances of its host or for a core.
 _PARTS_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A part that is being exchanged.
+    """A part of an array that the hosts are exchanging.
 
     Attributes:
         number: Number of the call to which the part belongs.
         plan: Plan of that call.
-        total: Sum of the part.
+        total: The sum of this part over the instances of this host, and later over all instances.
         targets: The arrays that receive the sum when it is complete.
-        rounds: The rounds that have not started.
-        request: The current round.
+        rounds: The exchanges between the hosts that have not started yet.
+        request: The exchange between the hosts that is running.
     """
 
     number: int

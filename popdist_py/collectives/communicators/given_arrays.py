@@ -153,7 +153,7 @@ class GivenArrayCalls(ABC):
 
         Args:
             array: An array of the shape [instances, elements], with a block for each instance.
-            output: An array as large as a block. It may be this instance's block of ``array``.
+            output: An array as large as one block of ``array``, or this instance's block itself.
             op: The operation.
         """
         plan = self._plan_to_reduce("reduce_scatter", array, op)
@@ -178,10 +178,10 @@ class GivenArrayCalls(ABC):
         with numeric_errors_last():
             self._sliced.reduce_scatter_private(plan, blocks, out)
 
-    # --- Within a host ------------------------------------------------------------------------
+    # --- Calls within a host ------------------------------------------------------------------
 
     def _fill_rows(self, array: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
-        """Gather the arrays of this host's instances into flat ``rows``."""
+        """Fill row i of the flat ``rows`` with the array of this host's instance at position i."""
         flat = array.reshape(-1)
         if self._host.is_gathered_one_shot(array.nbytes):
             if not plan.slots[0]:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HostBarrier", "Peer", "is_supported"]
 
-# Bytes of a cache line. Each instance writes to its own line.
+# The bytes of a cache line. Each instance writes only to its own cache line.
 _LINE = 64
-# A line has eight words of 8 bytes. Word 0 is the arrival counter. Each field of a header then has
-# two words, because every instance has two headers.
+# A cache line has eight words of 8 bytes. Word 0 counts how often the instance has arrived at a
+# barrier. Each field of a header then has two words, because every instance has two headers.
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
-# The last word of a line is 1 once the instance has left and will not arrive again.
+# The last word of a cache line is 1 once the instance has left and will not arrive again.
 _LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 # A wait has three phases. In the first phase it reads the counter in a loop, which takes 50 ns each
@@ -138,7 +138,7 @@ class HostBarrier:
         """Publish a header, wait for all instances, and tell whether all published the same code.
 
         Args:
-            turn: The number of the header to use: 0 and 1 alternately.
+            turn: The number of the header to use. The caller passes 0 and 1 alternately.
             code: The number to compare.
             call: The collective call, as messages name it.
             location: A second number, which ``published`` returns.
@@ -239,7 +239,7 @@ class HostBarrier:
 
         Args:
             line: The cache line, in shared memory, of the instance for which this instance waits.
-            arrived: The counter of the instances that have arrived.
+            arrived: The value of the arrival counter of instances that have arrived.
             call: The collective call, as messages name it.
             is_late: Whether the wait has exceeded its time limit.
         """
@@ -277,7 +277,7 @@ class HostBarrier:
         Later waits raise the same error, so this instance does not arrive at another barrier.
 
         Raises:
-            InstanceLostError: The method always raises this error.
+            InstanceLostError: This method always raises this error.
         """
         time.sleep(self._limits.launcher_grace)
         self._lose(self._peers[position], "ended", call)

@@ -1,9 +1,9 @@
 """All-to-all exchange of blocks of any sizes between the instances of a host, through their slots.
 
 Every instance writes a table with the sizes and places of its blocks into its slot. The first part
-of each block follows the table. If blocks are larger than their parts, the instances copy the next
-parts in further rounds, with one barrier each. Blocks above a limit are not copied to the slot: the
-receivers read them directly from the sender's memory, which needs one copy instead of two.
+of each block follows the table. If a block is larger than its part in the slot, the instances copy
+the rest in further rounds, with a barrier in each round. Large blocks are not copied to the slot.
+The receivers read them directly from the sender's memory, which needs one copy instead of two.
 
 This module does not reduce arrays or connect to other hosts.
 """
@@ -41,8 +41,8 @@ class _BlockTransfer:
     Attributes:
         position: Position of the other instance, which sends or receives the block.
         block: The bytes of the block, or the memory that receives them.
-        place: Offset of the block's parts in the slot of the sender.
-        region: Size of a part in bytes.
+        place: The offset in the sender's slot at which the parts of this block are stored.
+        region: Size of one part in bytes.
     """
 
     position: int
@@ -156,7 +156,7 @@ class HostExchange:
         longest = max(others, default=0)
         if self._host.can_read and longest > _MIN_READ_BYTES:
             return self._publish_in_place(table, sends, expected)
-        # If all blocks fit into the slot, they are stored without gaps.
+        # If all blocks fit into the slot together, they are stored one directly after the other.
         fits = sum(others) <= capacity
         region = max(longest, 1) if fits else capacity // len(others) // _LINE * _LINE
         table[_REGION], table[_ROUNDS] = region, max(1, -(-longest // region))

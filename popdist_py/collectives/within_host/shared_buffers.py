@@ -1,4 +1,7 @@
-"""A registry of shared windows, to find an array in them and its counterparts in other instances.
+"""A registry of the buffers that the instances of a host share.
+
+For an array in such a buffer, the registry returns the arrays of the other instances at the same
+offset.
 
 This module does not allocate memory and does not read the elements of arrays.
 """
@@ -33,7 +36,7 @@ class SharedArray:
 
 
 class SharedBuffers:
-    """The windows whose memory is still used by an array.
+    """The shared buffers whose memory is still used by an array.
 
     Args:
         position: Position of this instance on its host.
@@ -51,10 +54,10 @@ class SharedBuffers:
         return window.parts[self._position]
 
     def find(self, array: Array) -> SharedArray | None:
-        """Return ``array`` as a SharedArray; None if ``array`` is not in a window.
+        """Return ``array`` as a SharedArray; None if ``array`` is not in a shared buffer.
 
-        The method compares addresses, because ``array`` may be a view of a tensor or of another
-        array. ``array`` must be contiguous.
+        The buffer is found by the address of ``array``, because ``array`` may be a view of a tensor
+        or of another array. ``array`` must be contiguous.
         """
         if not self._windows:
             return None

@@ -91,7 +91,7 @@ def _mapped(local: Meeting, size: int) -> Array:
 
 
 def _open(path: str, name: str, size: int) -> Array:
-    """Map the file at ``path``, after checking its name.
+    """Map the file at ``path`` into memory, after checking that it is the expected file.
 
     The path contains a PID. If the instances are in different PID name spaces, the path may lead to
     a different file.

@@ -58,7 +58,8 @@ class _Shared:
 
     lock: HolderLock
     ends_leases: bool = False
-    # The last known time at which the server was running. Leases that end later are kept.
+    # The last known time at which the server was running. Leases that expire after this time are
+    # kept.
     last_run: float = math.inf
 
 
@@ -280,8 +281,8 @@ class FolderStore:
         A server makes this call when it starts. Only the store of a running server ends leases, so
         leases do not end while the server is stopped.
         """
-        # While the server was stopped, it could not receive renewals. This transaction must
-        # therefore not end the leases that expired during that time.
+        # A server that is stopped cannot receive renewals. So this transaction must not end the
+        # leases that expired while the server was stopped.
         self._shared.ends_leases = False
         with self._transaction() as connection:
             connection.execute(
@@ -293,8 +294,9 @@ class FolderStore:
     def note_run(self, now: float) -> None:
         """Record that the server is running at the time ``now``.
 
-        Only leases that expire before ``now`` are ended. While a server is stopped, clients cannot
-        renew their leases. A request that arrived during that time must not end the leases.
+        Only leases that expire before ``now`` are ended. While the server is suspended, clients
+        cannot renew their leases. A request that arrived while the server was suspended must not
+        end the leases.
         """
         self._shared.last_run = now
 
@@ -402,7 +404,7 @@ def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
 
 
 def _holders(held: Sequence[Attachment]) -> str:
-    """Return a text that names the first three holders, for an error message."""
+    """Return a text that names the first three holders of IPUs, for an error message."""
     shown = [
         f"{each.holder.program} (process {each.holder.pid} of {each.holder.user} on "
         f"{each.holder.host}) has {len(each.ipus)}"

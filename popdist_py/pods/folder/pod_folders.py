@@ -29,8 +29,8 @@ _WORDS = ("none", "server")
 def pods_root(environ: Mapping[str, str]) -> Path:
     """Return the folder that contains the pods of this user.
 
-    This is POPRUN_PODS, or else ``poprun-py/pods`` in XDG_STATE_HOME. The default of XDG_STATE_HOME
-    is ``~/.local/state``.
+    The environment variable POPRUN_PODS names the folder. Without this variable, the folder is
+    ``poprun-py/pods`` in XDG_STATE_HOME. The default of XDG_STATE_HOME is ``~/.local/state``.
     """
     given = environ.get("POPRUN_PODS")
     try:

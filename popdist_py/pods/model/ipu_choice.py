@@ -52,13 +52,13 @@ def place_partition(
 ) -> Partition:
     """Return the partition for a request, given the existing partitions.
 
-    This function does not check whether the name of the partition is free.
+    This function does not check whether another partition already has the name.
 
     Raises:
         InvalidRequestError: The request breaks a rule.
         UnknownNameError: The requested allocation or cluster does not exist.
-        NotEnoughIpusError: Too few IPUs are free. The message names the request, the free IPUs and
-            the owners of the other IPUs.
+        NotEnoughIpusError: Too few IPUs are free. The error message names the request, the free
+            IPUs, and the users who own the other IPUs.
     """
     check_request(request)
     allocations = _asked_allocations(pod, request)
@@ -110,7 +110,7 @@ def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
 
 
 def _domains(allocation: Allocation, ipus: Iterable[Ipu]) -> dict[int, list[Ipu]]:
-    """Return the IPUs of each domain of the allocation's cluster, in order."""
+    """Return the IPUs of each IPU-Link domain of the allocation's cluster, in order."""
     domains: dict[int, list[Ipu]] = {}
     for ipu in ipus:
         if ipu.cluster == allocation.cluster:

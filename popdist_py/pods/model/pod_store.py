@@ -61,12 +61,12 @@ class PodStore(Protocol):
             InvalidRequestError: The request breaks a rule.
             NameTakenError: Another partition has this name.
             UnknownNameError: The requested allocation or cluster does not exist.
-            NotEnoughIpusError: Too few IPUs are free. The message names the request, the free IPUs
-                and the owners of the other IPUs.
+            NotEnoughIpusError: Too few IPUs are free. The error message names the request, the free
+                IPUs, and the users who own the other IPUs.
         """
 
     def reset_partition(self, name: str) -> Partition:
-        """Bring a partition into its initial state.
+        """Reset a partition, so that it is as it was when it was made.
 
         Raises:
             UnknownNameError: No partition has this name.
@@ -83,7 +83,7 @@ class PodStore(Protocol):
     def remove_partition(self, name: str, *, force: bool = False) -> None:
         """Remove a partition, which frees its IPUs.
 
-        With ``force``, the partition may be in use or belong to another user.
+        With ``force``, a partition that is in use or belongs to another user is removed too.
 
         Raises:
             UnknownNameError: No partition has this name.
@@ -134,9 +134,10 @@ class PodStore(Protocol):
         Args:
             partition: The name of a partition that is ACTIVE.
             num_ipus: The number of IPUs, which must be a power of two if ``ipus`` is None. If one
-                domain has this number of IPUs, the store attaches the first free device of this
-                size. Otherwise it attaches whole domains.
-            holder: This process, or another process at whose end this process ends too.
+                IPU-Link domain has this number of IPUs, the store attaches the first free device of
+                this size. Otherwise the store attaches whole IPU-Link domains.
+            holder: This process. It may also be another process; this process must then end when
+                that process ends.
             ipus: The numbers of the IPUs in the partition. If None, the store chooses the IPUs.
 
         Raises:

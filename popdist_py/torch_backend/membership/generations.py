@@ -24,9 +24,9 @@ __all__ = ["own_store"]
 _PREFIXES_OF_RENDEZVOUS = 3
 # Typed as Any because torch's stubs lack PrefixStore and TCPStore.
 _c10d: Any = dist
-# The store of the newest group of all ranks. Rank 0 runs the server of this store. The store is
-# kept so that the server still answers ranks that are late in this group or early in the next
-# group.
+# The store of the newest group that contains all ranks. Rank 0 runs the server of this store. The
+# store is kept so that its server still answers ranks that are still in this group or already in
+# the next group.
 _kept: Any = None
 
 

@@ -72,13 +72,13 @@ class Receiver(Protocol):
     """The object that handles the data arriving over a channel."""
 
     def on_header(self, channel: Channel, header: Header, data: memoryview) -> None:
-        """Handle a header, with the bytes in the case of an inline message.
+        """Handle a header that has arrived.
 
-        ``data`` is valid only during this call.
+        ``data`` holds the bytes of an inline message, and is valid only during this call.
         """
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return the buffer into which the channel receives requested bytes."""
+        """Return the buffer for the bytes of a message that this rank has requested."""
 
     def on_filled(self, channel: Channel, header: Header) -> None:
         """Handle a buffer of ``room_for`` that is now full."""
@@ -89,7 +89,7 @@ class Channel:
 
     Args:
         rank: The rank at the other end.
-        receiver: The object that handles arriving data.
+        receiver: The object that handles the data arriving over this channel.
 
     Attributes:
         unconsumed: The number of inline bytes that this rank sent and that the other rank has not
@@ -129,7 +129,7 @@ class Channel:
 
     @property
     def is_sending(self) -> bool:
-        """Whether some queued data is not sent yet."""
+        """Whether some data waits in the queue to be sent."""
         return bool(self._outgoing)
 
     @property
@@ -165,7 +165,8 @@ class Channel:
 
         Args:
             header: The header to send.
-            data: The bytes that follow, which must not change before ``on_sent`` is called.
+            data: The bytes that follow the header. They must not change before ``on_sent`` is
+                called.
             on_sent: A function to call when the system has accepted all bytes.
 
         Raises:

@@ -127,7 +127,7 @@ class Endpoint:
 
     @property
     def is_calling(self) -> bool:
-        """Whether a connection to another host is still being opened."""
+        """Whether this rank is still opening a connection to a rank on another host."""
         return bool(self._calls)
 
     def _is_near(self, card: _Card) -> bool:
@@ -195,9 +195,9 @@ class Endpoint:
         return None
 
     def answers(self) -> list[tuple[int, socket.socket | None]]:
-        """Return the ranks of other hosts to which ``connect`` has opened a connection.
+        """Return the ranks of other hosts for which an attempt to connect has ended.
 
-        Each rank comes with its connection, or with None if the connection has failed.
+        Each rank is returned with its connection, or with None if the attempt has failed.
         """
         answered = self._calls.serve()
         for _, connection in answered:

@@ -35,16 +35,17 @@ __all__ = ["Messages"]
 
 Key = TypeVar("Key")
 
-# The number of inline bytes of one sender that may wait at a receiver. If a message would exceed
-# this number, it is announced.
+# The bytes of a small message are sent right after its header, and wait at the receiver until a
+# receive matches them. At most this number of bytes of one sender may wait. If a message would
+# exceed the number, the sender sends only its header, and the receiver fetches the bytes later.
 _MOST_UNCONSUMED_BYTES = 16 * 1024 * 1024
-# A receiver tells the sender each time that receives have matched this many more inline bytes.
+# Each time that receives have matched this number of waiting bytes, the receiver tells the sender.
 _CONSUMED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, eq=False)
 class _Message:
-    """A message that has arrived, with its bytes or the channel that can deliver them."""
+    """A message that has arrived: its header, and its bytes or the channel to fetch them from."""
 
     source: int
     header: Header
@@ -282,7 +283,7 @@ class Messages:
         self._finish(self._requested.pop((channel.rank, header.number)))
 
     def on_lost(self, rank: int) -> None:
-        """Fail all sends to a lost rank, and all receives from this rank."""
+        """Make all sends to a lost rank and all receives from this rank fail."""
         for work in list(self._works):
             if work.peer == rank:
                 self._mailbox.withdraw(work, rank, work.tag)

@@ -1,8 +1,8 @@
 """The traffic of one rank, with one loop that sends and receives for all its channels.
 
-A thread that waits for a message handles the traffic of all channels while it waits. So it does not
-depend on another thread. While no thread waits, a background thread handles the traffic. When a
-rank ends, its connections close. When its host goes down, its connections fall silent.
+A thread that waits for a message sends and receives for all channels while it waits. So it does not
+depend on another thread. While no thread waits, a background thread sends and receives. When a rank
+ends, its connections close. When the host of a rank goes down, nothing more arrives from this rank.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Traffic:
                 self._lose(channel.rank, is_silent=error.is_silent)
 
     def later(self, job: Callable[[], None]) -> None:
-        """Let the thread that handles the traffic call ``job``, without holding the lock."""
+        """Let the thread that handles the traffic call ``job`` while it does not hold the lock."""
         self._jobs.append(job)
         os.eventfd_write(self._wake, 1)
 
