@@ -190,8 +190,8 @@ class Communicator(Protocol):
 class Meeting(Protocol):
     """A group of processes that exchange small values before they are connected.
 
-    All processes of the group must make every call. Values are JSON values: texts, numbers, booleans, None, and lists of them. A tuple may be
-    returned as a list.
+    All processes of the group must make every call. Values are JSON values: texts, numbers,
+    booleans, None, and lists of them. A tuple may be returned as a list.
     """
 
     @property
