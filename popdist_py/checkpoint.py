@@ -90,7 +90,7 @@ class Checkpoints:
                 "give each job a folder of its own"
             ) from None
         except OSError as error:
-            if error.filename is None:  # the error of a full disk does not contain a path
+            if error.filename is None:  # for a full disk, Python's error does not contain a path
                 error.filename = str(path)
             raise
         self._sync_folder()
@@ -124,7 +124,7 @@ class Checkpoints:
             try:
                 content = path.read_bytes()
             except PermissionError:
-                raise  # the file may be valid, and training must not silently restart at step 0
+                raise  # the checkpoint may be valid, so training must not silently start at step 0
             except OSError:
                 continue
             header_bytes = len(_MAGIC) + _DIGEST_BYTES

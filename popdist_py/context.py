@@ -110,7 +110,10 @@ def init() -> None:
 
 
 def _warn_of_other_processes() -> None:
-    """Warn on rank 0 if another launcher started several processes, because each one runs alone."""
+    """Warn if another launcher started several processes, because each process then runs alone.
+
+    Only the process that this launcher calls rank 0 logs the warning.
+    """
     for size, rank in _RANKS_OF_MPI:
         if os.environ.get(size, "1") != "1" and os.environ.get(rank) == "0":
             import logging
@@ -268,8 +271,8 @@ def _group(instances: tuple[int, ...]) -> Communicator:
                 "again, because its first attempt was interrupted or failed"
             )
         settings = CollectiveSettings.from_environ(os.environ)
-        # If this attempt fails, the other instances may wait at any of its steps. A second attempt
-        # of this instance would begin at the first step.
+        # If joining the group fails, the other instances may wait at any step of joining. A second
+        # attempt of this instance would begin at the first step, so there is no second attempt.
         _failed_groups.add(instances)
         _communicators_by_group[instances] = join_group(instances, settings, _communicator)
         _failed_groups.discard(instances)

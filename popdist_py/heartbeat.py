@@ -89,7 +89,7 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
 
 
 def _one_number(loss: SupportsFloat) -> float:
-    """Return a loss as a number.
+    """Return the loss of a step as a float.
 
     Raises:
         TypeError: The loss is not one number.
@@ -181,10 +181,11 @@ def calls_debugged() -> int:
 
 
 def lent_terminal() -> int:
-    """Return N + 1 if the debugger may use /dev/pts/N, and 0 while the debugger must wait.
+    """Return the terminal that the debugger may use, as a number.
 
-    A negative number means that no terminal is available. The absolute value of this number is an
-    ``errno``.
+    N + 1 stands for the terminal /dev/pts/N. 0 means that the debugger must still wait for a
+    terminal. A negative number is ``-errno`` of the error because of which no terminal is
+    available.
     """
     return int((_words or _open())[_TERMINAL])
 

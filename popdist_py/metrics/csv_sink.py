@@ -18,8 +18,8 @@ class CsvSink:
     """Writes metrics to a CSV file, with a row for each step and a column for each name.
 
     The first column is ``step``. When ``write`` returns, the row is in the file but may not be on
-    the disk yet. For a name that appears later, the file is replaced by a file with a new column,
-    which is empty in the earlier rows.
+    the disk yet. If a later step has a metric with a new name, the file is replaced by a file with
+    one more column. The new column is empty in the earlier rows.
 
     The sink appends to an existing file, after it has removed the rows from the first written step
     on. The file then contains each step once, also if a training continues from a checkpoint. Give

@@ -85,7 +85,7 @@ def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
     if named:
         files = [Path(named).expanduser()]
     else:
-        # A server on this machine has its token in the folder of its pod.
+        # The token of a server on this machine is in the folder of the server's pod.
         local = [file for name in list_pods(root) if (file := root / name / TOKEN_FILE).exists()]
         config = environ.get("XDG_CONFIG_HOME") or "~/.config"
         own = [Path(config).expanduser() / "poprun-py" / "pod-token"]

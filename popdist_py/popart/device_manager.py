@@ -25,8 +25,8 @@ from popdist_py.popart.enumerations import (
     SyncPattern,
 )
 
-# Most programs use only PopART's enumerations. The modules for devices are therefore imported only
-# when needed.
+# Most programs use only PopART's enumerations and no devices. The modules for devices are therefore
+# imported only when needed.
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import Device
     from popdist_py.pods.program_devices import HeldDevice, ProgramPod
@@ -304,7 +304,7 @@ class DeviceManager:
 
     @staticmethod
     def _held_ids(found: Sequence[DeviceInfo]) -> frozenset[int]:
-        """Return the ids of all devices that contain a held IPU."""
+        """Return the ids of all devices with at least one IPU that a process holds."""
         pod = found[0]._pod if found else None
         if pod is None:
             return frozenset()

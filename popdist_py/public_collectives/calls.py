@@ -143,8 +143,8 @@ def broadcast_object(
     """Send the ``obj`` of instance ``root`` to all instances and return it.
 
     The ``obj`` arguments of the other instances are ignored. The object is sent as a pickle. A
-    pickle can contain code that runs when it is read. This is safe here, because all instances of a
-    job run programs of the same user, and other processes cannot send data to them.
+    pickle can contain code that runs when it is read. Reading the pickle is safe, because all
+    instances of a job run programs of the same user, and other processes cannot send data to them.
 
     Args:
         obj: An object of any size that can be pickled. If the job has a single instance, the same
@@ -267,8 +267,8 @@ def gather_object(
 
     Raises:
         ValueError: ``root`` is not the index of an instance.
-        TypeError: The object of an instance cannot be pickled. This instance and instance ``root``
-            raise the error.
+        TypeError: The object of an instance cannot be pickled. The instance with this object and
+            instance ``root`` raise the error.
     """
     _check_root("gather_object", root)
     return _run("gather_object", lambda comm: comm.gather_object(obj, root, name or ""), async_op)

@@ -109,9 +109,9 @@ def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
 def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
     """Return the paths and leaves, with ``same_as`` set in each repeated leaf.
 
-    A leaf is repeated if an earlier leaf has the same memory. If only a part of a leaf overlaps
-    another leaf, the leaf is refused, because the common part would be reduced twice. Leaves that
-    are copies do not overlap, because all copies are made before the first reduction.
+    A leaf is repeated if an earlier leaf has the same memory. If two leaves share only a part of
+    their memory, one of them is refused, because the shared part would be reduced twice. Leaves
+    that are copies share no memory, because all copies are made before the first reduction.
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def leaf_arrays() -> ModuleType:
     """Return the module ``leaf_arrays``, which imports NumPy.
 
-    The module is cached, because an import statement takes as long as a small collective call.
+    The returned module is cached, because an import statement takes as long as a small collective
+    call, even if the module is already imported.
     """
     from popdist_py.public_collectives import leaf_arrays as module
 
@@ -97,8 +98,8 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
     with _as_one_call(communicator, "broadcast"):
         _agree(communicator, call, x, given)
         if any(leaf is None for _, leaf in given):
-            # The pickle contains whole containers, with None in place of the arrays. Error messages
-            # can then name the keys of objects that cannot be pickled.
+            # All objects are sent in one pickle of the whole container, with None in place of the
+            # arrays. If an object cannot be pickled, the error message can then name its key.
             hollow = rebuilt(
                 x,
                 (
@@ -118,8 +119,8 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
 def _as_one_call(communicator: Communicator, call: str) -> Iterator[None]:
     """Handle an interrupt between two leaves of a container like an interrupt within a call.
 
-    Otherwise the other instances could mistake the next call of this instance for the call with the
-    next leaf.
+    Otherwise this instance could make another call while the other instances wait for its next
+    leaf, and they would mistake the data of that call for the leaf.
     """
     try:
         yield
@@ -159,7 +160,8 @@ def _agree(
             pickle has None instead of a ``Leaf``.
 
     Raises:
-        TypeError, ValueError: A leaf cannot be sent or reduced, and is the same on all instances.
+        TypeError, ValueError: A leaf cannot be sent or reduced. The containers of all instances
+            have this leaf.
         CollectiveMismatchError: The leaves of the instances differ.
     """
     variable = call.name or "x"

@@ -1,7 +1,7 @@
 """Limits the sockets of MPI in an instance to the job's network, when the program starts MPI.
 
-Open MPI listens on every address of the machine. Python imports this module at its start, so it
-imports only popdist_import_hook and modules that Python has already loaded.
+Open MPI listens on every address of the machine. Python imports this module when it starts. So this
+module imports only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os
@@ -23,7 +23,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Mover:
-    """Moves the sockets that MPI opens at its start to the network of the job.
+    """Limits the sockets that MPI opens when it starts to the network of the job.
 
     Args:
         network: The network for the sockets, as an interface or a CIDR.

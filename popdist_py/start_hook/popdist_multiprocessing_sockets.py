@@ -1,8 +1,8 @@
 """Keeps the sockets of multiprocessing in the folder of the job, which the launcher removes.
 
 By default, the sockets are in a folder ``pymp-*`` in TMPDIR. A process removes that folder when it
-ends by itself, but not when a signal or an exception ends it. This module is imported when Python
-starts, so it imports only popdist_import_hook and modules that Python has already loaded.
+ends by itself, but not when a signal or an exception ends it. Python imports this module when it
+starts. So this module imports only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os

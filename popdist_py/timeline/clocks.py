@@ -1,9 +1,9 @@
 """Conversion of times between the clocks of different hosts, with an estimate of the error.
 
-Each host counts its own nanoseconds since it started. One host asks another host for its time. The
-time in the answer was read between sending the question and receiving the answer, as in NTP (RFC
-5905, section 8). This module contains only the arithmetic. The callers of this module ask the
-hosts.
+The clock of each host counts the nanoseconds since the host started. To compare two clocks, one
+host asks the other host for its time. The other host reads its clock after the question was sent
+and before the answer is received, as in NTP (RFC 5905, section 8). This module contains only the
+arithmetic. The callers of this module ask the hosts.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class ClockSample:
 
     @property
     def error(self) -> int:
-        """The largest error of ``offset``, which is half of the time between question and arrival.
+        """The largest possible error of ``offset``.
 
-        The error has this size if the question or the answer alone took the whole time.
+        It is half of the time from sending the question to receiving the answer. The error has this
+        size if either the question or the answer needed no time at all.
         """
         return (self.received - self.sent + 1) // 2
 
@@ -50,10 +51,11 @@ class ClockLine:
     The offset between the clocks changes linearly from one known offset to another.
 
     Attributes:
-        begin: An earlier time on the other host's clock.
-        begin_offset: The nanoseconds to add at ``begin``.
-        end: A later time on the other host's clock, or ``begin`` if only one offset is known.
-        end_offset: The nanoseconds to add at ``end``.
+        begin: The time on the other host's clock of the first known offset.
+        begin_offset: The nanoseconds to add to a time of the other host until ``begin``.
+        end: The time on the other host's clock of the second known offset, or ``begin`` if only one
+            offset is known.
+        end_offset: The nanoseconds to add to a time of the other host from ``end`` on.
         error: The largest error of a converted time, if the other clock runs steadily between
             ``begin`` and ``end``.
     """
@@ -67,7 +69,8 @@ class ClockLine:
     def ours(self, moment: int) -> int:
         """Convert a time on the other host's clock to a time on this host's clock.
 
-        Before ``begin``, ``begin_offset`` applies. After ``end``, ``end_offset`` applies.
+        Times before ``begin`` are converted with ``begin_offset``, and times after ``end`` with
+        ``end_offset``.
         """
         if moment <= self.begin or self.end <= self.begin:
             return moment + self.begin_offset

@@ -25,11 +25,11 @@ from popdist_py.collectives.freed_memory import keep_freed_memory
 
 __all__ = ["mover_of"]
 
-# This function has an effect only once, because the program may change the setting afterwards.
+# The setting is changed only at the first call, because the program may change it afterwards.
 _keep_freed_memory = functools.cache(keep_freed_memory)
-# The Python function that is on the stack while C++ runs the backward pass. If the reducer makes a
-# call, this function is the caller of the back end. If the program itself makes a call, even in a
-# hook, the caller is a function of torch.distributed.
+# The name of the Python function that waits while C++ runs the backward pass. If
+# DistributedDataParallel makes a call, this function is the caller of the back end. If the program
+# itself makes a call, even in a hook, the caller is a function of torch.distributed.
 _BACKWARD = "_engine_run_backward"
 _OWN = __name__.rpartition(".")[0]
 
@@ -37,7 +37,7 @@ _OWN = __name__.rpartition(".")[0]
 def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     """Return a function that moves a bucket of DistributedDataParallel to other memory.
 
-    This function must be called by the method of the process group that torch.distributed calls.
+    The method of the process group that torch.distributed calls must call ``mover_of`` directly.
 
     Returns:
         None if the tensors are not a bucket. Otherwise a function that gets memory of the bucket's
@@ -54,7 +54,7 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     # A gradient may be a view of the bucket. If the program calls ``numpy()`` on such a gradient,
     # torch makes the storage not resizable.
     is_ours_alone = storage.resizable()
-    # Older versions of PyTorch lack ``_swap_data_ptr_``.
+    # The method ``_swap_data_ptr_`` is missing in older versions of PyTorch.
     if not (is_whole and is_ours_alone and hasattr(storage, "_swap_data_ptr_")):
         return None
 

@@ -132,7 +132,8 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
-        # In a forked process a lock of the queue may stay locked for ever, so check this first.
+        # The process is checked first, because in a forked process a lock of the queue may stay
+        # locked for ever.
         membership.check_process()
         self._sequence_number += 1
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
@@ -172,11 +173,11 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self._membership.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of all later calls."""
+        """Set the time-out of all later calls of this group."""
         self._membership.timeout = timeout
 
     def abort(self) -> None:
-        """Leave the group at once; running calls and incomplete messages fail."""
+        """Leave the group at once. Running calls and unfinished sends and receives then fail."""
         reason = "this process group was aborted"
         self._membership.abort(reason)
         if self._membership.is_of_this_process:
@@ -196,7 +197,10 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self._leave(_SECONDS_AT_EXIT)
 
     def _leave(self, seconds: float = -1) -> None:
-        """Leave the group once no call is running, or after ``seconds``; -1 means no limit."""
+        """Wait at most ``seconds`` until no call is running, then leave the group.
+
+        -1 means no limit.
+        """
         if self._queue.is_inside:
             # A signal handler has interrupted a call. The call fails when the handler returns.
             self._membership.abort("this process group was destroyed")

@@ -1,9 +1,9 @@
 """Replacements for two functions of torch.distributed that support only some back ends.
 
 torch's ``monitored_barrier`` rejects every group that does not use gloo. torch's
-``_set_pg_timeout`` does not change the time-out of a popdist group. ``offer`` replaces both
-functions. For a popdist group the replacement calls a method of the group. For other groups it
-calls the original function.
+``_set_pg_timeout`` does not change the time-out of a popdist group. The function ``offer`` replaces
+both functions of torch. For a popdist group, the replacement calls a method of the group. For other
+groups, the replacement calls torch's function.
 
 This module imports only torch.distributed, because every program that imports torch imports it.
 """
@@ -21,7 +21,10 @@ __all__ = ["offer"]
 
 
 def offer(backend: str) -> None:
-    """Make the two functions support groups of ``backend``; a second call does nothing."""
+    """Make ``monitored_barrier`` and ``_set_pg_timeout`` support groups of ``backend``.
+
+    A second call does nothing.
+    """
     module = dist.distributed_c10d
     if module.monitored_barrier.__module__ != __name__:
         barrier = _also(backend, module.monitored_barrier, _monitored_barrier)

@@ -181,8 +181,8 @@ def _checked(
 ) -> Reduction:  # fmt: skip
     """Check the arguments of a public function, and return them as a ``Reduction``.
 
-    Only public functions may call this function, because the warning about ``average`` shows the
-    line that called the caller of this function.
+    Only the public function itself may call ``_checked``, because the warning about ``average``
+    shows the line from which the caller of ``_checked`` was called.
     """
     check_process_set(process_set)
     return Reduction(check_op(op, average, stacklevel=4), name, prescale, postscale)

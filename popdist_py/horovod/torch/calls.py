@@ -234,8 +234,8 @@ def check_op(
 ) -> ReduceOp:
     """Return the operator that is selected by ``op`` or by the deprecated argument ``average``.
 
-    ``stacklevel`` selects the stack frame that the warning about ``average`` shows, which must be
-    in the program.
+    ``stacklevel`` is the argument of ``warnings.warn`` for the warning about ``average``. It must
+    select a line of the user's program.
 
     Raises:
         ValueError: The caller gave both arguments, or ``op`` is not an operator.
@@ -325,7 +325,7 @@ def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[
 
 
 def array_of(call: str, x: Tensor) -> Array:
-    """Return an array with the values of a tensor, which is to be sent."""
+    """Return an array with the values of a tensor that is to be sent."""
     return leaf_of(call, leaf_arrays.movable(x, needs_writing=False))[0]
 
 

@@ -65,8 +65,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Send the optimizer state and options of rank ``root_rank`` to the optimizers of all ranks.
 
-    This function also works for optimizers that have not made a step yet. As in Horovod, it then
-    sets the missing gradients of their parameters to zeros.
+    The function also works if the optimizer has not made a step yet. In this case, as in Horovod,
+    the function sets the missing gradients of the parameters to zeros.
 
     Args:
         optimizer: An optimizer with the same parameter groups on all ranks.

@@ -12,7 +12,8 @@ from popdist_py.pods.model.pod_errors import PodError, UnreachableError
 from popdist_py.pods.model.pod_parts import Attachment
 from popdist_py.pods.server.pod_api import Lease
 
-# The number of renewals in the duration of a lease. Five of them may fail before the lease ends.
+# During the time of a lease, this number of renewals is sent. Five of them may fail before the
+# lease ends.
 _RENEWALS_PER_LEASE: Final = 6
 
 
@@ -70,7 +71,7 @@ class Renewal:
         return attachment if lease is None else lease.attachment
 
     def end(self) -> tuple[Attachment, ...]:
-        """Stop the thread, and return the attachments whose leases the thread renewed."""
+        """Stop the thread. Return the attachments for which the thread renewed the leases."""
         self._ended.set()
         with self._lock:
             left = tuple(lease.attachment for lease in self._held.values())
@@ -110,7 +111,7 @@ class Renewal:
         try:
             again = self._attach_again(lost)
         except UnreachableError:
-            return  # the next renewal tries again
+            return  # the next renewal tries again to attach the IPUs
         except PodError as error:
             with self._lock:
                 self._held.pop(own_id, None)

@@ -81,7 +81,7 @@ class Membership:
 
         Raises:
             MismatchError: The ranks make different calls.
-            RankLostError: A rank ended, left or did not come in time.
+            RankLostError: Another rank ended, left the group, or did not make the call in time.
             GroupClosedError: The group was destroyed, or belongs to another process.
         """
         try:
