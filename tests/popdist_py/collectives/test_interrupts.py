@@ -72,9 +72,12 @@ def _call_until_one_is_interrupted(seconds, ways):
                 found[way] = [_told(_call_for_ever)]
                 continue
             signal.signal(signal.SIGALRM, _interrupt)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            # A second signal, if Python ignored the first one's error. This happens in the callback
+            # of a weak reference, such as that of one of mock's classes.
+            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
             with pytest.raises(_Interrupted):
                 _call_for_ever()
+            signal.setitimer(signal.ITIMER_REAL, 0)
             found[way] = [_told(popdist_py.barrier), _told(lambda: popdist_py.all_reduce(1.0))]
     return found
 
