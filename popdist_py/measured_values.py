@@ -27,7 +27,8 @@ def recall(file: str, key: str) -> Any:
 
 def remember(file: str, key: str, value: Any) -> None:
     """Store a value that JSON supports. Do nothing if the file cannot be written."""
-    # RuntimeError is raised without a home folder, and for JSON that is nested too deeply.
+    # expanduser() raises RuntimeError if the user has no home folder. The json module raises
+    # RecursionError, which is a RuntimeError, if JSON is nested too deeply.
     with suppress(OSError, RuntimeError):
         path = _path(file)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,10 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(found: os.stat_result) -> bool:
-    """Return whether the file's group has the owner as its only member, as on many systems."""
+    """Return whether the file's owner is the only member of the file's group.
+
+    Many systems make such a group for each user.
+    """
     with suppress(KeyError):
         owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
         is_owners = group.gr_name == owner.pw_name and group.gr_gid == owner.pw_gid

@@ -1,4 +1,4 @@
-"""Pods of emulated IPUs, whose partitions jobs and programs attach to.
+"""Pods of emulated IPUs. Jobs and programs attach to the partitions of a pod.
 
 ``find_pod`` opens the pod that the user names and returns it as a ``PodStore``. The package
 ``folder`` stores a pod on this machine. The package ``server`` is the client of a pod's server,

@@ -35,7 +35,7 @@ def specs(name: str, path: object = None, without: object = None) -> "Iterator[M
 
 
 class _Finder:
-    """Finds one module through the other finders, and replaces the step that runs its code."""
+    """Finds a module by asking the other finders, and replaces the function that runs its code."""
 
     def __init__(self, name: str, run: "Run") -> None:
         self._name = name

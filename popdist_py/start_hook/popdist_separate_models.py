@@ -1,8 +1,9 @@
 """Detects programs that train a separate model in each instance, and tells the launcher.
 
-A training library that finds no GPU may train a separate model in every instance. If a program
-certainly did this, this module sets a flag at the program's exit, in memory that the launcher's
-wrapper reads. The module imports little, because it is imported with torch.distributed.
+A training library that finds no GPU may train a separate model in every instance. If it is certain
+that a program has trained separate models, this module sets a flag when the program exits. The flag
+is in memory that the launcher's wrapper reads. The module imports little, because it is imported
+with torch.distributed.
 """
 
 import atexit
@@ -45,7 +46,7 @@ class _Watch:
         module._new_process_group_helper = noting
 
     def tell(self) -> None:
-        """Set the flag if this program certainly trained a separate model."""
+        """Set the flag if it is certain that this program has trained a model of its own."""
         if os.getpid() != self._pid or not _has_trained() or _has_mpi():
             return
         if self._has_group and not _is_alone_for_accelerate():

@@ -88,7 +88,8 @@ def _listener(address: str, port: int) -> int:
         listener.bind((address, port))
         listener.listen(4096)
     except OSError:
-        # This process may have a store already, or the address may belong to a proxy.
+        # The port may be in use because this process has a store already, or the address may belong
+        # to a proxy.
         listener.close()
         return -1
     return listener.detach()

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors over all ranks, whose elements may have different indices."""
+"""The sum of sparse tensors over all ranks. The indices may differ between the ranks."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class Mesh(ABC):
     def _keep_buffer(self, buffer: Array) -> None:
         """Keep a buffer for later requests of this size, unless enough are kept."""
         if self._free_bytes + buffer.nbytes > _MAX_FREE_BYTES:
-            self._free_buffers.clear()  # some of these sizes may not be used again
+            self._free_buffers.clear()  # buffers of some sizes may not be needed again
             self._free_bytes = 0
         if buffer.nbytes <= _MAX_FREE_BYTES:
             self._free_buffers.setdefault(buffer.nbytes, []).append(buffer)
@@ -263,7 +263,7 @@ class Mesh(ABC):
 
 
 def length_of(message: Array) -> int:
-    """Return the number of bytes of a message, whose first bytes have arrived."""
+    """Return the length of a message in bytes, after at least its first bytes have arrived."""
     return int(message[:LENGTH_BYTES].view(np.int64)[0])
 
 

@@ -54,7 +54,7 @@ class _Stream:
         self._incoming.append((_bytes(array), lambda: missing_ranks.discard(self.rank)))
 
     def receive_message(self, memory: Array, missing_ranks: set[int]) -> None:
-        """Queue a message to receive, whose length arrives first."""
+        """Start to receive a message. The first bytes of the message contain its length."""
         view = _bytes(memory)
 
         def receive_rest() -> None:

@@ -49,12 +49,13 @@ class _Running:
 
 
 class CompressedAllReduce:
-    """Sums arrays in shared windows over the instances of all hosts.
+    """Sums arrays in shared memory over the instances of all hosts.
 
     Args:
         host: The instances of this host.
-        owners: The owners of this instance's parts on all hosts; None if this instance owns none.
-        num_owners: Number of owners on each host.
+        owners: The instances, one on each host, that reduce the same parts of the arrays as this
+            instance. None if this instance does not reduce a part.
+        num_owners: The number of instances on each host that reduce parts.
     """
 
     def __init__(self, host: HostGroup, owners: MeshGroup | None, num_owners: int) -> None:

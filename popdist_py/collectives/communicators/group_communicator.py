@@ -171,8 +171,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             op: The operation that combines the elements.
             name: Name of the call, the same on all instances.
             move: A function that moves the array to shared memory. The shared memory is passed to
-                the function as its argument. If every instance of this host passes a function, it
-                is called after the first reduction of a large array that is outside all windows.
+                the function as its argument. If every instance of this host passes such a function,
+                the functions are called after the first reduction of a large array that is outside
+                the shared memory.
         """
         try:
             if self.background.last is not None:
@@ -503,10 +504,11 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
         Args:
             plan: Plan of the call.
-            location: Location of the array in the windows, or ``_MOVABLE``; 0 for other arrays.
+            location: The location of the array in shared memory. ``_MOVABLE`` means that the array
+                may be moved to shared memory. Other arrays have location 0.
             address: Address of the array in this process.
-            flat: A small array, which is in the slot of the coming turn. It is reduced over all
-                hosts into ``plan.results``.
+            flat: A small array, which the caller has copied to this instance's next slot. It is
+                reduced over all hosts into ``plan.results``.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.

@@ -144,8 +144,9 @@ class SlicedAllReduce:
             self._try_both(plan, flat, agreement.addresses)
             return
         if agreement.some_in_window:
-            # An instance whose array is in a window has not copied it to its slot yet, because all
-            # arrays might have been in a window. So that instance copies the array now.
+            # If the array of this instance is in shared memory, it is not in the instance's slot
+            # yet, because the slots are not needed if all arrays are in shared memory. Some arrays
+            # are not, so the array is copied now.
             if not is_published:
                 self._publish(plan, flat[: self._slot_size(plan)], self._host.current_turn)
             self._host.barrier.wait_for_all(plan.signature)
@@ -197,7 +198,7 @@ class SlicedAllReduce:
         return not self._trials.get(plan.code, _NOT_TRIED).is_over
 
     def _try_both(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
-        """Reduce half of an array through the slots and half with direct reads; store the times."""
+        """Reduce half of an array through the slots and half by direct reads; store both times."""
         slot_size = self._slot_size(plan)
         half = flat.size // 2 // slot_size * slot_size
         offset = half * flat.itemsize

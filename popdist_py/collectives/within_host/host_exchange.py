@@ -55,12 +55,12 @@ class _BlockTransfer:
         return self.block[number * self.region : (number + 1) * self.region]
 
     def put(self, number: int, slot: Array) -> None:
-        """Copy the part of round ``number`` into this instance's ``slot``."""
+        """Copy the part of the block for round ``number`` into this instance's ``slot``."""
         part = self.part(number)
         slot[self.place : self.place + part.size] = part
 
     def take(self, number: int, slot: Array) -> None:
-        """Copy the part of round ``number`` from the sender's ``slot``."""
+        """Copy the part of the block for round ``number`` from the sender's ``slot``."""
         part = self.part(number)
         part[...] = slot[self.place : self.place + part.size]
 

@@ -217,8 +217,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = False
         return result
 
-    # This attribute prevents torch from running step hooks for this method. torch runs them for the
-    # method of the base class, which this method calls.
+    # Without this attribute, torch would run the optimizer's step hooks twice: for this method, and
+    # for the method of the base class, which this method calls.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _synchronised(self, closure: Callable[[], Any]) -> Callable[[], Any]:

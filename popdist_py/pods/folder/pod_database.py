@@ -121,8 +121,8 @@ def make_database(folder: Path, described: str) -> None:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
-            # These writes may be unsafe: the file gets its name only after it is complete and on
-            # the disk.
+            # While the database is written, a crash may damage its file. This is harmless, because
+            # the file gets its name only after it is complete and on the disk.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")

@@ -57,7 +57,7 @@ def check_pod(pod: Pod) -> None:
 
 
 def check_cluster(pod: Pod, cluster: Cluster) -> None:
-    """Check a new cluster, whose agents must form IPU-Link domains of equal size.
+    """Check a new cluster. Its agents must form IPU-Link domains of equal size.
 
     Raises:
         InvalidRequestError: The cluster breaks a rule.
@@ -108,7 +108,7 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
 
 
 def check_allocation(pod: Pod, allocation: Allocation) -> None:
-    """Check a new allocation, whose agents must belong to one cluster.
+    """Check a new allocation. All its agents must belong to the same cluster.
 
     An agent may belong to several allocations.
 

@@ -43,7 +43,7 @@ class MessageErrors:
         return as_torch_error(self._limits.host_error(rank, self._text(work), is_silent=True))
 
     def lost(self, work: MessageWork, rank: int, *, has_left: bool) -> RankLostError:
-        """Return the error for a send or receive whose other rank has left the group or ended."""
+        """Return the error for a send or receive if its other rank has left the group or ended."""
         what = "has left the group" if has_left else "has ended, or cannot be reached,"
         return RankLostError(f"{self._name(rank)} {what} before {self._could(work)}")
 

@@ -81,8 +81,8 @@ class Messages:
         self._starting = threading.Lock()
         self._is_closed = False
         self._mailbox: Mailbox[_Message, MessageWork] = Mailbox()
-        # ``_works`` holds the incomplete works as keys, and ``_complete`` the complete works whose
-        # futures are not complete yet.
+        # The keys of ``_works`` are the sends and receives that are not complete. ``_complete``
+        # contains the complete sends and receives that still have to complete their futures.
         self._works: dict[MessageWork, None] = {}
         self._complete: deque[MessageWork] = deque()
         self._numbers = count(1)

@@ -243,7 +243,7 @@ class Traffic:
                 self._lose(channel.rank, is_silent=error.is_silent)
 
     def _check_silence(self) -> None:
-        """Lose the ranks whose host does not answer."""
+        """Treat ranks as lost if their hosts do not answer."""
         self._heard_at = time.monotonic()
         for channel in list(self._channels.values()):
             if channel.rank in self.gone:  # its other channel has just been found silent
