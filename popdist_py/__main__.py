@@ -43,10 +43,10 @@ _OPTIONS = {
 }
 _HOOK = str(Path(__file__).resolve().parent / "start_hook")
 # A .pth file with one line of code, which Python runs when it starts. The code installs an import
-# finder, which prefers installed packages. A folder in sys.path would hide packages that are
-# installed in the base of a virtual environment, because they come later in sys.path. The file name
-# begins with zz because Python reads .pth files in alphabetical order, and other .pth files must
-# have added their folders to sys.path before.
+# finder, which prefers installed packages. A folder in sys.path would hide packages of the Python
+# on which a virtual environment is based, because these packages come later in sys.path. The file
+# name begins with zz because Python reads .pth files in alphabetical order, and other .pth files
+# must have added their folders to sys.path before.
 _PTH = "zz_popdist_py_sdk_names.pth"
 _START = f"""\
 sys.path.insert(0, {_HOOK!r})
@@ -112,7 +112,7 @@ def _options_of_python() -> list[str]:
     last = words.pop()
     letters = last.removesuffix("popdist_py") or words.pop()
     if not (last.endswith("popdist_py") and letters.startswith("-") and letters.endswith("m")):
-        return []  # main() was started from a file, or called by another program
+        return []  # the file was run, or another program calls main()
     letters = letters.removesuffix("m")
     return [*words[2:], letters] if letters != "-" else words[2:]
 

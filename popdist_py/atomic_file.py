@@ -37,7 +37,7 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
         yield partial
     except BaseException:
         # If the file system has become read-only, unlink() raises a second error. The caller needs
-        # the first error.
+        # the first error, and not the error of unlink().
         with suppress(OSError):
             partial.unlink()
         raise

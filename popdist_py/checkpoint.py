@@ -167,7 +167,10 @@ def _remove(path: Path) -> None:
 
 
 def _digest(step: int, data: bytes) -> bytes:
-    """Return the checksum of the data and the step. Including the step detects renamed files."""
+    """Return the checksum of the data and the step.
+
+    The checksum includes the step, so that renamed files are detected.
+    """
     digest = hashlib.blake2b(f"{step}:".encode(), digest_size=_DIGEST_BYTES)
     digest.update(data)
     return digest.digest()

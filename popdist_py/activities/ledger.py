@@ -1,10 +1,10 @@
 """The ledger, which counts the time that a program spends in each activity.
 
-Every nanosecond since the start of counting belongs to exactly one activity, so the shares add up
-to the whole time. The time of a nested activity is not counted for the enclosing activity. The
-counters are in memory that the launcher's wrapper shares and reads. Without the launcher, the
-memory is private. Only one thread of the program's own process is counted. This thread is the main
-thread, unless another thread calls ``init()`` or makes the training steps.
+Every nanosecond since the start of counting belongs to exactly one activity, so the times of all
+activities add up to the whole time. The time of a nested activity is not counted for the enclosing
+activity. The counters are in memory that the launcher's wrapper shares and reads. Without the
+launcher, the memory is private. Only one thread of the program's own process is counted. This
+thread is the main thread, unless another thread calls ``init()`` or makes the training steps.
 
 This module writes the counters. The wrapper's module ``progress_memory.py`` reads them.
 """
@@ -299,7 +299,7 @@ def _private_words() -> memoryview:
 
 
 def _forget() -> None:
-    """Stop counting in a forked child process, which is not the program's own process."""
+    """Stop counting in a forked child process, because only the program's own process is counted."""
     global _words, _is_program, _listener
     _words, _listener, _is_program = None, None, False
 

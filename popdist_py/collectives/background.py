@@ -165,7 +165,7 @@ class Background:
             self._queue.put(None)
 
     def begin_in_child(self) -> None:
-        """Start again in a forked child, because the parent's threads do not run in the child."""
+        """Reset the state in a forked child, where the parent's threads do not run."""
         self._begin()
         if not self._is_alone:
             self._is_forked = True

@@ -30,7 +30,8 @@ class Round:
 
     Attributes:
         outgoing: The flat array for each rank, including this one. All arrays sent to one rank have
-            the same size and dtype. The caller must not change them before the round is done.
+            the same size and dtype. The caller must not change these arrays before the round is
+            done.
         combine: The function that is called once with the arrays that all ranks sent to this rank,
             in order of rank. The function writes this rank's result, and must not write to other
             arrays of ``outgoing`` or ``results``.

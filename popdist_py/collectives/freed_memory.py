@@ -41,8 +41,8 @@ def give_back_freed_memory() -> bool:
     """Let glibc free large blocks to the system at once; return whether glibc accepted the setting.
 
     Training steps cannot reuse the blocks that compiling a model frees, because the sizes differ.
-    If glibc kept these blocks, the job would need more memory. ``keep_freed_memory()`` ends this
-    setting.
+    If glibc kept these blocks, the job would need more memory. A call of ``keep_freed_memory()``
+    undoes the effect of this function.
     """
     return _set(
         {
@@ -61,7 +61,8 @@ def give_back_kept_memory() -> None:
 
 @contextmanager
 def freed_memory_given_back() -> Iterator[None]:
-    """Return freed memory to the system in this block, and keep freed memory afterwards.
+    """Return freed memory to the system during the ``with`` block, and keep freed memory
+    afterwards.
 
     Freed memory is also kept after an error, because another model may already be training.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["AnyReduceOp", "Communicator", "HostLinks", "HostMemory", "Meeting", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
-# The bitwise operations are only for torch.distributed; popdist's own functions refuse them.
+# The bitwise operations are only for torch.distributed; popdist's own functions do not accept them.
 AnyReduceOp = Literal[ReduceOp, "band", "bor", "bxor"]
 
 
@@ -95,7 +95,10 @@ class Communicator(Protocol):
 
     @property
     def instances(self) -> Sequence[int]:
-        """The indices of this communicator's instances in the job; a ``root`` is one of them."""
+        """The indices of this communicator's instances in the job.
+
+        Every ``root`` must be one of these indices.
+        """
 
     @property
     def instance_index(self) -> int:
@@ -179,8 +182,9 @@ class Communicator(Protocol):
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
         """Leave the group if ``error`` came in the middle of a call; later calls raise an error.
 
-        Every call of this protocol does this. If one call of the program makes several of these
-        calls, it passes the errors that come between two of them to this method.
+        Every collective call of this protocol leaves the group in this case. If a function makes
+        several collective calls, it passes an error that comes between two of the calls to this
+        method.
         """
 
     def close(self) -> None:

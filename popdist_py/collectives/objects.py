@@ -50,7 +50,10 @@ class _MovesBytes(Protocol):
 
 @dataclass(frozen=True)
 class _Unpicklable:
-    """Replaces an object that cannot be pickled; ``reason`` names the part at fault."""
+    """Replaces an object that cannot be pickled.
+
+    ``reason`` names the part that cannot be pickled.
+    """
 
     reason: str
 
@@ -97,7 +100,7 @@ def _pickled(value: object, name: str) -> Array:
 
 
 def _reason(value: object, name: str, error: Exception) -> str:
-    """Say which leaf of ``value`` cannot be pickled."""
+    """Return a text that tells which leaf of ``value`` cannot be pickled."""
     try:
         parts = leaves(value, name)
     except Exception:  # for example a RecursionError, if the value is nested too deeply

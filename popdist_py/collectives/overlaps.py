@@ -1,6 +1,6 @@
 """Checks for elements that share memory, within one array and between arrays.
 
-A reduction in place would change an element twice if two elements shared its memory. The checks use
+If two elements share memory, a reduction in place would change this memory twice. The checks use
 addresses, shapes and strides only; they do not read the values.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["Place", "elements_overlap", "first_overlap"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of an array's elements in memory.
+    """The location of an array's elements in memory.
 
     Attributes:
         address: Address of the first element.

@@ -63,7 +63,8 @@ class Names:
 
     Attributes:
         noun: The word for a member, "instance" or "rank".
-        numbers: The number by which the user knows each member; None if it is the index.
+        numbers: The number by which the user knows each member; None if the user knows a member by
+            its index.
         time_limit: The setting that limits the duration of a wait.
         shows_index: Whether messages also state a member's index if it differs from the number.
     """

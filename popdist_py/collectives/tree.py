@@ -1,8 +1,8 @@
 """The fixed binary tree over the global replica index that defines deterministic sums.
 
 The first level adds the neighbours 0+1, 2+3, and so on; the next level adds their sums in the same
-way. A node without a neighbour moves to the next level unchanged. The tree depends only on the
-number of replicas, not on their distribution over the instances.
+way. A node without a neighbour becomes a node of the next level unchanged. The tree depends only on
+the number of replicas, not on their distribution over the instances.
 
 This module does not communicate.
 """

@@ -1,7 +1,8 @@
 """The time limits of waits for other instances, and the errors of these waits.
 
-All waits of one communicator share one ``WaitLimits``. So a new limit or an abort takes effect for
-all waits at once. A group of torch.distributed also uses it for its store and its messages.
+All waits of one communicator share one ``WaitLimits``. So a new limit or an abort takes effect in
+all waits of the communicator at once. A group of torch.distributed also uses its ``WaitLimits`` for
+its store and its messages.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from popdist_py.peers.silence import SILENT_SECONDS
 
 __all__ = ["Span", "WaitLimits", "WaitTime"]
 
-# A wait measures its duration far more often than this. A longer gap between two measurements means
-# that all processes of the job were stopped (Ctrl-Z).
+# A wait measures its duration far more often than once in this time. A longer gap between two
+# measurements means that all processes of the job were stopped (Ctrl-Z).
 _STOPPED_SECONDS = 2.0
 _MOST_LAUNCHER_GRACE_SECONDS = 2.0
 _MOST_EXTRA_SECONDS = 1.0
@@ -32,7 +33,10 @@ class WaitTime:
         self._seconds = 0.0
 
     def seconds(self) -> float:
-        """Return the duration so far. The caller must call this often while the wait lasts."""
+        """Return the duration so far.
+
+        The caller must call this method often while the wait lasts.
+        """
         now = time.monotonic()
         passed, self._measured_at = now - self._measured_at, now
         if passed < _STOPPED_SECONDS:
@@ -61,7 +65,7 @@ class WaitLimits:
         names: Names of the instances in messages, or a function that returns them.
 
     Attributes:
-        hang_timeout: The limit in seconds. It may be changed at any time.
+        hang_timeout: The limit in seconds. The limit may be changed at any time.
         abort_reason: If this is not empty, every wait raises an error that states this reason.
     """
 
@@ -83,7 +87,8 @@ class WaitLimits:
 
     @contextmanager
     def during_call(self, seconds: float | None) -> Iterator[None]:
-        """Use another time-out for the collective call in this context; None for the usual one.
+        """Use another time-out for the collective call in this context; None for the default
+        time-out.
 
         Waits outside of collective calls keep ``hang_timeout``, because they may run meanwhile in
         other threads.

@@ -2,9 +2,9 @@
 
 A mesh connects each rank with each other rank, and runs several requests at once. All ranks start
 the same requests in the same order, so messages need no headers. If the mesh has two ranks, they
-send each other whole arrays in an all-reduce. If it has more, each rank reduces one segment of the
-array (reduce-scatter) and sends the result to the others (all-gather). The subclasses ``TcpMesh``
-and ``MpiMesh`` transfer the bytes.
+send each other whole arrays in an all-reduce. If the mesh has more than two ranks, each rank
+reduces one segment of the array (reduce-scatter) and sends the result to the others (all-gather).
+The subclasses ``TcpMesh`` and ``MpiMesh`` transfer the bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["LENGTH_BYTES", "SUMS", "VALUES", "ConnectionLostError", "Mesh", "Req
 VALUES, SUMS = 0, 1
 # The bytes at the start of a message that hold its length.
 LENGTH_BYTES = 8
-# The mesh keeps receive buffers up to this size and reuses them, because new memory costs a page
-# fault for every page.
+# The mesh keeps and reuses receive buffers of up to this number of bytes in total, because new
+# memory costs a page fault for every page.
 _MAX_FREE_BYTES = 64 * 1024 * 1024
 
 
@@ -200,7 +200,7 @@ class Mesh(ABC):
         return self._started(request)
 
     def start_messages(self, messages: Sequence[Array]) -> Request:
-        """Start to send this rank's message to every other rank, and to receive theirs.
+        """Start to send this rank's message to every other rank, and to receive their messages.
 
         The lengths of the messages may differ. The caller must not read or change the messages
         before the exchange is done.
@@ -268,4 +268,4 @@ def length_of(message: Array) -> int:
 
 
 def _combine_nothing(_: Request) -> None:
-    """Leave the received values as they are."""
+    """Do nothing with the received values."""

@@ -46,8 +46,8 @@ class MeshGroup:
     Args:
         mesh: The connections between the ranks. ``close`` closes them.
         instances: Index of each rank among the instances of the communicator.
-        limits: Limits of the waits. The time of a wait starts again whenever bytes were sent or
-            received.
+        limits: Limits of the waits. The time limit of a wait starts again whenever bytes were sent
+            or received.
 
     Attributes:
         lost_error: The error of the wait that failed; later calls raise this error at once.
@@ -96,7 +96,8 @@ class MeshGroup:
                 raise request
             self._wait(request, call)
         except ConnectionLostError as error:
-            # If this instance itself has left, the connections are closed for that reason.
+            # If this instance itself has left, it closed the connections, and no other instance was
+            # lost.
             self._limits.check_abort(call)
             time.sleep(self._limits.launcher_grace)
             self.lost_instance = self._instances[error.rank]
@@ -171,7 +172,7 @@ class MeshGroup:
         self._exchange(outgoing, incoming, call)
 
     def _exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array], call: object) -> None:
-        """Send every other rank its array, and receive an array from each."""
+        """Send one array to every other rank, and receive one array from each of them."""
         self.wait(self._started(lambda: self.mesh.start_exchange(outgoing, incoming)), call)
 
     def all_gather_nodes(

@@ -30,13 +30,13 @@ __all__ = ["MpiMeeting", "MpiMesh"]
 
 # Larger arrays are sent in several messages, because MPI counts the bytes of a message in 31 bits.
 _MAX_BYTES = 2**30
-# A wait first polls MPI this often without a pause, so that short waits end at once.
+# The number of times that a wait first polls MPI without a pause, so that short waits end at once.
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 # The tag of the message that a rank has left. The tags of other messages are their channels.
 _LEFT = max(VALUES, SUMS) + 1
 _NOTHING = np.empty(0, np.uint8)
-# MPI guarantees this many tags.
+# The number of message tags that every MPI implementation supports.
 _NUM_TAGS = 32767
 
 # The MPI requests for the parts of one array, and a function to call once all of them are complete.
@@ -111,7 +111,7 @@ class MpiMeeting:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
-            for message in filter(None, messages.values()):  # those that have not arrived
+            for message in filter(None, messages.values()):  # ranks that have not arrived
                 message.Cancel()
                 message.Free()
 
@@ -187,7 +187,7 @@ class MpiMesh(Mesh):
             raise ConnectionLostError(status.Get_source())
 
     def _complete_some(self) -> bool:
-        """Complete the arrays whose messages are all done; return whether there were any."""
+        """Complete the arrays whose messages are all done; return whether any array was completed."""
         waiting = [one for one in self._transfers if not _is_complete(*one)]
         if len(waiting) == len(self._transfers):
             return False

@@ -26,7 +26,8 @@ def start_mpi(num_local_instances: int) -> None:
         num_local_instances: Number of instances that share this host's cores.
     """
     # Import slow modules before MPI starts, because all instances wait for one another in its
-    # start. If the imports came later, the instances would have to wait for the slowest one twice.
+    # start. If the imports came later, the instances would have to wait for the slowest instance
+    # twice.
     import popdist_py.collectives.within_host.host_group  # noqa: F401
 
     cores_are_short = num_local_instances > (os.cpu_count() or 1)
@@ -62,13 +63,13 @@ def _rare_wakeups() -> Iterator[None]:
     """Let the kernel wake this thread from short sleeps up to 25 milliseconds late.
 
     Threads that start in this block inherit the setting. At the end of the block, the setting of
-    these threads is restored if this process has the capability CAP_SYS_NICE. Without it, the
-    timers of these threads stay up to 25 milliseconds late, but other events still wake them at
-    once.
+    these threads is restored if this process has the capability CAP_SYS_NICE. Without this
+    capability, the timers of these threads stay up to 25 milliseconds late, but other events still
+    wake them at once.
 
     Open MPI polls every 100 microseconds while it waits for the other processes. With 64 instances
-    on two cores, the waiting instances would leave little CPU time to the instances that they wait
-    for.
+    on two cores, this polling would leave little CPU time for the instances that have not started
+    MPI yet.
     """
     prctl = ctypes.CDLL(None).prctl
     before, threads = prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0), _threads()

@@ -1,7 +1,8 @@
 """A mesh over TCP, with two connections to each other rank.
 
 A connection counts as lost when it is closed, or when the host at the other end no longer answers.
-A host whose program is slow still answers. ``mesh_group`` handles time-outs and error messages.
+A host counts as answering even if its program is slow, because its kernel answers. ``mesh_group``
+handles time-outs and error messages.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _VALUES, _SUMS = b"v", b"s"
-# Seconds between checks for connections that must be tried again.
+# Seconds between two attempts to make the connections that could not be made yet.
 _RETRY_CHECK_SECONDS = 0.05
 # A rank that opens a connection sends a claim: the kind of the connection, and its own rank.
 _RANK_BYTES = 4
@@ -46,8 +46,8 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
     Args:
         meeting: One instance of each host.
         network: Interface or CIDR of the network between the hosts; None if it is not known.
-        towards: A host that is reached through the network between the hosts. None stands for the
-            network to which the name of this host resolves.
+        towards: A host that is reached through the network between the hosts. If it is None, the
+            network of the address to which the name of this host resolves is used.
 
     Returns:
         The mesh; None if a rank cannot reach another rank.
@@ -167,7 +167,8 @@ def _connect_pairs(
     secret: bytes,
     connections: dict[tuple[bytes, int], socket.socket],
 ) -> None:
-    """Connect to lower ranks and accept higher ranks; add the sockets to ``connections``.
+    """Connect to lower ranks, and accept connections from higher ranks. The sockets are added to
+    ``connections``.
 
     Raises:
         OSError: A rank cannot be reached.

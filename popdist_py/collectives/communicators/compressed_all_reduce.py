@@ -92,7 +92,7 @@ class CompressedAllReduce:
     ) -> None:
         reduction = plan.reduction
         assert reduction is not None
-        # Unless the floats have 16 bits, the first view already holds the sums.
+        # The first view already holds the sums, except for floats of 16 bits.
         targets = views if reduction.is_half else views[1:]
         for part in compression.parts(self._host.position, self._num_owners):
             if len(self._in_flight) == _PARTS_IN_FLIGHT:

@@ -1,9 +1,9 @@
 """Collectives that write their results to arrays of the caller, as torch.distributed needs.
 
 On one host, every instance copies its data from the slots or from the memory of the others. With
-several hosts, these calls use the calls of ``AllHosts``.
+several hosts, the collectives of this module use the methods of ``AllHosts``.
 
-This module does not map memory, poll or reduce itself.
+This module itself does not map memory, poll or reduce arrays.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ of all instances. Before each call, the instances check that all of them make th
 several hosts, the message for this check also contains the array, if the array is small.
 ``SlicedAllReduce`` reduces large arrays.
 
-This module does not map memory, poll or reduce itself. The module has over 500 lines, because it
-contains a class with all calls that a communicator offers.
+This module itself does not map memory, poll or reduce arrays. The module has over 500 lines,
+because it contains a class with all calls that a communicator offers.
 """
 
 from __future__ import annotations
@@ -390,7 +390,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def gradient_buffer(self, num_bytes: int) -> Array:
-        """Return zeroed memory that this host's instances share. All instances must call this."""
+        """Return zeroed memory that this host's instances share.
+
+        All instances must call this method.
+        """
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._shared_buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
 
@@ -403,7 +406,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
         """Leave the group if ``error`` has interrupted a call; later calls raise an error.
 
-        In a forked child this method does nothing, for the reason that ``close`` gives.
+        In a forked child this method does nothing. The child shares the parent's memory, so the
+        other instances would believe that the parent has left.
         """
         background = self.background
         if not is_interrupt(error) or background.is_forked or background.is_refusing:
@@ -518,7 +522,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         try:
             same = barrier.compare(turn, plan.code, plan.signature, location, address)
         except InstanceLostError:
-            # After an abort no other instance was lost, and the other hosts lose this one.
+            # After an abort, no other instance was lost. The instances of the other hosts lose this
+            # instance.
             lost = barrier.lost_instance if barrier.lost_instance >= 0 else self.instance_index
             self._compare_hosts(plan, _FIRST_LOST + lost)
             raise

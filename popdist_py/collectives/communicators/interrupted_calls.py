@@ -3,12 +3,13 @@
 ``ends_if_interrupted`` ends a communicator after an interrupted call, for example by Ctrl-C.
 
 When a call is interrupted, the other instances may be at any step of this call. If the interrupted
-instance then made another call, they would mistake its data for data of the interrupted call. So
-the instance leaves the communicator. Later calls of the interrupted instance raise an error at
-once, and calls of the other instances raise an error that names the instance that left.
+instance then made another call, the other instances would mistake the data of this call for data of
+the interrupted call. So the interrupted instance leaves the communicator. Later calls of the
+interrupted instance raise an error at once, and calls of the other instances raise an error that
+names the instance that left.
 
 ``numeric_errors_last`` lets a call move all its data before it raises a numeric error. So the
-communicator stays usable after that error.
+communicator stays usable after a numeric error.
 """
 
 from __future__ import annotations

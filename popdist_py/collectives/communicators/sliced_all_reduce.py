@@ -363,7 +363,8 @@ class SlicedAllReduce:
     ) -> None:
         """Reduce this instance's slice over the instances of this host, and then over all hosts.
 
-        While some pieces are reduced between the hosts, the next are reduced within this host.
+        While some pieces are reduced between the hosts, the next pieces are reduced within this
+        host.
 
         Args:
             plan: Plan of the call.

@@ -50,7 +50,7 @@ class SoloCommunicator:
     def reduce_scatter(
         self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
     ) -> np.ndarray[Any, Any]:
-        """Return a copy of ``array``. This raises the same errors as ``all_reduce``."""
+        """Return a copy of ``array``. This method raises the same errors as ``all_reduce``."""
         self.all_reduce(array, op, name)
         return array.copy()
 

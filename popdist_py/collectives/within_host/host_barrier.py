@@ -37,16 +37,16 @@ _CODE, _LOCATION, _ADDRESS = 1, 3, 5
 # The last word of a cache line is 1 once the instance has left and will not arrive again.
 _LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
-# A wait has three phases. In the first phase it reads the counter in a loop, which takes 50 ns each
-# time. If there are fewer cores than instances, the first phase is skipped, because the missing
-# instance may need the core on which the wait runs. In the second phase the wait yields the core to
-# other processes. If the missing instance runs on the same core, yielding is cheaper than sleeping
-# and waking. A long yield shows that an unrelated process used the core, and ends this phase. In
-# the third phase the wait sleeps.
+# A wait has three phases. In the first phase the waiting instance reads the counter in a loop. Each
+# read takes 50 ns. If there are fewer cores than instances, the first phase is skipped, because the
+# missing instance may need the core on which the wait runs. In the second phase the waiting
+# instance yields the core to other processes. If the missing instance runs on the same core,
+# yielding is cheaper than sleeping and waking. A long yield shows that an unrelated process used
+# the core, and ends this phase. In the third phase the waiting instance sleeps.
 _SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
 # The duration of the second phase. If every instance has its own core, a sleeping instance does not
 # help the others, and the instance that arrives last needs 30 to 100 us to wake it from an idle
-# core. Instances that compute the same usually arrive within 5 ms of one another.
+# core. Instances that do the same computation usually arrive within 5 ms of one another.
 _YIELD_SECONDS, _YIELD_SECONDS_WHEN_CORES_ARE_SHORT = 5e-3, 300e-6
 # A sleeping instance checks at this interval, in seconds, that the missing instances are alive.
 _LIVENESS_CHECK_SECONDS = 0.1
@@ -168,7 +168,7 @@ class HostBarrier:
         return locations, [words[header + _ADDRESS] for header in headers]
 
     def wait_for_all(self, call: object, span: Span = Span.WITHIN_HOST) -> None:
-        """Return once all instances have called this as often as this instance.
+        """Return once all instances have called this method as often as this instance.
 
         Args:
             call: The collective call, as messages name it.
@@ -182,8 +182,8 @@ class HostBarrier:
         words = self._words
         self._arrivals = arrived = self._arrivals + 1
         words[self._own_line] = arrived
-        # Taking a lock is a full memory barrier. So other cores see the new counter before this
-        # core reads which instances sleep.
+        # Taking a lock is a full memory barrier. Because of this barrier, other cores see the new
+        # counter before this core reads which instances sleep.
         self._fence.acquire()
         self._fence.release()
         if self._asleep.tobytes() != self._all_awake:
@@ -296,19 +296,19 @@ class HostBarrier:
                 self._pidfds[pid] = os.pidfd_open(pid)
         except ProcessLookupError:
             return True
-        except OSError:  # without a pidfd, the instance is found missing only after the time-out
+        except OSError:  # then only the time-out detects a missing instance
             return False
         ended = select.poll()  # select() rejects descriptors above 1023
         ended.register(self._pidfds[pid], select.POLLIN)
         return bool(ended.poll(0))
 
     def leave(self, error: InstanceLostError) -> None:
-        """Tell the other instances that this one has left; later waits raise ``error``."""
+        """Tell the other instances that this instance has left; later waits raise ``error``."""
         self.lost_error = error
         self._words[self._own_line + _LEFT] = 1
 
     def close(self) -> None:
-        """Tell the other instances that this one has left, and close their pidfds."""
+        """Tell the other instances that this instance has left, and close their pidfds."""
         self._words[self._own_line + _LEFT] = 1
         while self._pidfds:
             os.close(self._pidfds.popitem()[1])

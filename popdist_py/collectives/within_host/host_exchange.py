@@ -39,7 +39,7 @@ class _BlockTransfer:
     """The transfer of a block through a slot.
 
     Attributes:
-        position: Position of the other instance, which sends or receives the block.
+        position: Position, on the host, of the other instance that sends or receives the block.
         block: The bytes of the block, or the memory that receives them.
         place: The offset in the sender's slot at which the parts of this block are stored.
         region: Size of one part in bytes.
@@ -120,7 +120,8 @@ class HostExchange:
         if in_place is not None:
             for position, address in in_place:
                 host.read(position, address, receives[position], plan)
-            # Wait until all blocks have been read, because their owners may change them afterwards.
+            # Wait until all blocks have been read, because after this call the senders may change
+            # their blocks.
             host.barrier.wait_for_all(plan.signature)
         if problem is not None:
             raise problem

@@ -95,8 +95,8 @@ def exposed(array: Array) -> Iterator[None]:
     """Keep ``array`` allocated while other instances may write into it.
 
     After a failed call the array stays allocated until the process ends. A late instance may still
-    write to the address of the array, where it must not overwrite other data. If the call failed
-    with a mismatch, no instance writes, so the array may be freed.
+    write to the address of the array, and other data at this address would be overwritten. If the
+    call failed with a mismatch, no instance writes, so the array may be freed.
     """
     key = object()
     _exposed_arrays[key] = array
@@ -199,7 +199,8 @@ class HostGroup:
         return 1 - self.current_turn
 
     def wait_for_same_call(self, plan: CallPlan, turn: int) -> None:
-        """Wait for all instances to make this call. Afterwards their slots may be read.
+        """Wait for all instances to make this call. After this call, the slots of the other
+        instances may be read.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.

@@ -2,8 +2,8 @@
 
 Direct access copies the data once, and the peer does not take part. A transfer through shared
 memory copies the data twice. On hardened systems, and for processes of other users, the kernel
-forbids direct access. ``PeerMemory.works_with`` tests whether it is permitted. This module never
-waits for a peer.
+forbids direct access. ``PeerMemory.works_with`` tests whether direct access is permitted. This
+module never waits for a peer.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class PeerMemory:
             self._copy(self._read, pid, probe_address, ctypes.addressof(number), 8)
             if number.value != _PROBE:
                 return False
-            # Test writing too, because a seccomp profile may permit only reading. This writes the
-            # number that the peer already has, so nothing changes.
+            # The test also writes, because a seccomp profile may permit only reading. The test
+            # writes the number that the peer already has, so the memory of the peer does not
+            # change.
             self._copy(self._write, pid, probe_address, ctypes.addressof(number), 8)
         except OSError:
             return False
