@@ -189,7 +189,10 @@ def is_initialised() -> bool:
 
 
 def finalize() -> None:
-    """Leave the job. Python calls this function at exit. A second call does nothing."""
+    """Leave the job.
+
+    Python also calls this function when the process exits. A second call does nothing.
+    """
     global _communicator
     world, _communicator = _communicator, None
     _failed_groups.clear()

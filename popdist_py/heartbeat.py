@@ -191,7 +191,10 @@ def lent_terminal() -> int:
 
 
 def _note_first_step() -> None:
-    """Start counting waits in torch.distributed, which programs set up before their first step."""
+    """Start counting waits in torch.distributed.
+
+    Programs set up torch.distributed before their first step.
+    """
     global _has_stepped
     _has_stepped = True
     from popdist_py.activities import torch_waits

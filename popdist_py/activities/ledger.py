@@ -299,7 +299,7 @@ def _private_words() -> memoryview:
 
 
 def _forget() -> None:
-    """Stop counting in a forked child process, because only the program's own process is counted."""
+    """Stop counting in a forked child process. Only the program's own process is counted."""
     global _words, _is_program, _listener
     _words, _listener, _is_program = None, None, False
 

@@ -61,8 +61,7 @@ def give_back_kept_memory() -> None:
 
 @contextmanager
 def freed_memory_given_back() -> Iterator[None]:
-    """Return freed memory to the system during the ``with`` block, and keep freed memory
-    afterwards.
+    """Return freed memory to the system during the ``with`` block, and later keep it.
 
     Freed memory is also kept after an error, because another model may already be training.
     """

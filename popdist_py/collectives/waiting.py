@@ -87,8 +87,7 @@ class WaitLimits:
 
     @contextmanager
     def during_call(self, seconds: float | None) -> Iterator[None]:
-        """Use another time-out for the collective call in this context; None for the default
-        time-out.
+        """Use another time-out for the collective call in this context; None for the default.
 
         Waits outside of collective calls keep ``hang_timeout``, because they may run meanwhile in
         other threads.

@@ -1,7 +1,7 @@
 """Horovod's API, implemented with the collectives of a job.
 
-The package ``torch`` is Horovod's PyTorch API. PopTorch programs use it together with PopDist to
-average losses and to broadcast initial weights. The package ``common`` contains Horovod's errors
+The package ``torch`` is Horovod's PyTorch API. PopTorch programs use Horovod together with PopDist
+to average losses and to broadcast initial weights. The package ``common`` contains Horovod's errors
 and helper functions. Each instance of the job is a Horovod rank. Importing ``popdist_py.horovod``
 does not import torch. No module of this package communicates without ``popdist_py.collectives``.
 May call: nothing.

@@ -70,7 +70,7 @@ def one_number(value: Any, reduction: str) -> Any:
 
     The elements of an array or tensor are reduced to their sum, minimum or maximum, or by default
     to their mean. For a tensor on another device than the CPU, the result is a tensor of one
-    element on that device, because reading it would wait for the device.
+    element on that device, because reading the number would wait for the device.
 
     Raises:
         TypeError: ``value`` is not a number, array or tensor, or its elements are not real numbers.

@@ -21,10 +21,10 @@ class CsvSink:
     the disk yet. If a later step has a metric with a new name, the file is replaced by a file with
     one more column. The new column is empty in the earlier rows.
 
-    The sink appends to an existing file, after it has removed the rows from the first written step
-    on. The file then contains each step once, also if a training continues from a checkpoint. Give
-    each run its own file. If a program has several ``Metrics`` objects, pass the same sink to all
-    of them.
+    If the file exists, the first write removes the rows of its step and of later steps, and appends
+    to the remaining rows. So the file contains each step once, even if a training continues from a
+    checkpoint. Give each run its own file. If a program has several ``Metrics`` objects, pass the
+    same sink to all of them.
 
     Args:
         path: The path of the file. Its folder is made if it does not exist.

@@ -24,7 +24,7 @@ from popdist_py.metrics.sink import MetricsSink
 from popdist_py.metrics.tensorboard_sink import TensorBoardSink
 from popdist_py.metrics.wandb_sink import WandbSink
 
-# The longest time for closing the sinks, which may wait for a network.
+# The longest time, in seconds, for closing the sinks. Closing a sink may wait for a network.
 _END_SECONDS: Final = 60
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-# The name of the column with the steps. A metric must not have this name.
+# The name of the column with the steps. A metric must not have the same name.
 STEP_COLUMN: Final = "step"
 
 

@@ -187,7 +187,7 @@ class MpiMesh(Mesh):
             raise ConnectionLostError(status.Get_source())
 
     def _complete_some(self) -> bool:
-        """Complete the arrays whose messages are all done; return whether any array was completed."""
+        """Complete the arrays whose messages are all done; return whether there were any."""
         waiting = [one for one in self._transfers if not _is_complete(*one)]
         if len(waiting) == len(self._transfers):
             return False

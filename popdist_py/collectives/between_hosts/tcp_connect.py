@@ -167,8 +167,9 @@ def _connect_pairs(
     secret: bytes,
     connections: dict[tuple[bytes, int], socket.socket],
 ) -> None:
-    """Connect to lower ranks, and accept connections from higher ranks. The sockets are added to
-    ``connections``.
+    """Connect to lower ranks, and accept connections from higher ranks.
+
+    The sockets are added to ``connections``.
 
     Raises:
         OSError: A rank cannot be reached.

@@ -199,8 +199,9 @@ class HostGroup:
         return 1 - self.current_turn
 
     def wait_for_same_call(self, plan: CallPlan, turn: int) -> None:
-        """Wait for all instances to make this call. After this call, the slots of the other
-        instances may be read.
+        """Wait for all instances to make this call.
+
+        After this call, the slots of the other instances may be read.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.

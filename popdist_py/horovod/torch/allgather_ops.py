@@ -53,7 +53,7 @@ def gathered_rows(
 
     ``counts`` contains the number of rows of each instance's array.
     """
-    # ``all_gather`` needs equal shapes, so shorter arrays are extended with zeros.
+    # ``all_gather`` needs equal shapes on all ranks, so shorter arrays are extended with zeros.
     missing = max(counts) - len(array)
     if missing:
         array = np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])

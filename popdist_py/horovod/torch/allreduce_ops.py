@@ -100,7 +100,8 @@ class Reduction:
         if self.prescale != 1.0:
             for x in tensors:
                 _scale(x.detach(), self.prescale)
-            # The array of a non-contiguous tensor is a copy, so it is made again after the scaling.
+            # The array of a non-contiguous tensor is a copy of the tensor, so the array is made
+            # again after the tensor is scaled.
             leaves = [self._leaf(function, x) for x in tensors]
 
         def run() -> None:

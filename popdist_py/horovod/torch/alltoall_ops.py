@@ -109,7 +109,7 @@ def alltoall(
     """Send a block of rows to every rank, and return the received blocks in the order of ranks.
 
     Args:
-        tensor: The tensor to send. Its rows are split into one block for each rank.
+        tensor: The tensor to send. The rows of the tensor are split into one block for each rank.
         splits: The number of rows to send to each rank. None splits the rows equally.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.

@@ -122,9 +122,10 @@ class Call:
     Attributes:
         world: The communicator of the call.
         name: The name of the equivalent collective in ``popdist_py``.
-        run: The function that communicates. It may run in any thread.
-        finish: The function that converts the result of ``run``. It runs in the program's thread,
-            because torch starts a set of worker threads for each thread that computes.
+        run: The function that communicates. This function may run in any thread.
+        finish: The function that converts the result of ``run``. This function runs in the thread
+            of the program, because torch starts a set of worker threads for each thread that
+            computes.
         names: The names that the program gave to its tensors.
     """
 
@@ -193,7 +194,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Tell whether the call is complete, so that ``synchronize`` returns at once."""
+    """Tell whether the call is complete. If it is, ``synchronize`` returns at once."""
     return handle.is_completed()
 
 

@@ -136,8 +136,8 @@ class _GradientReducer:
     def wait(self) -> None:
         """Start the missing reductions, and wait until all reduced gradients are stored."""
         for parameter in self._order[len(self._started) :]:
-            # Frozen parameters are skipped. With a gradient of zeros, weight decay would change
-            # them.
+            # Frozen parameters are skipped. With a gradient of zeros, weight decay would change the
+            # parameters.
             if parameter.requires_grad:
                 self._start(parameter)
         with torch.no_grad():
@@ -265,8 +265,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer that reduces the gradients over all ranks before each step.
 
-    The returned optimizer is an instance of the class of ``optimizer``. It shares the parameter
-    groups and the state of ``optimizer``.
+    The returned optimizer is an instance of the class of ``optimizer``. The returned optimizer
+    shares the parameter groups and the state of ``optimizer``.
 
     Args:
         optimizer: An optimizer of ``torch.optim``, or an instance of a subclass.
