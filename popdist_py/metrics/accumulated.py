@@ -15,9 +15,9 @@ class Accumulated(NamedTuple):
 
     Attributes:
         reduction: The reduction of the numbers, such as ``mean``.
-        value: For ``mean``, the sum of the numbers times their weights. For other reductions, the
-            result so far.
-        weight: The sum of the weights, which is above 0. Only ``mean`` uses it.
+        value: For ``mean``, the sum of the numbers times their weights. For the other reductions,
+            the result of the numbers so far.
+        weight: The sum of the weights, which is above 0. Only ``mean`` uses the weights.
     """
 
     reduction: str

@@ -20,8 +20,8 @@ from popdist_py.metrics.sink import STEP_COLUMN, MetricsSink
 from popdist_py.run_files.logged_values import log_values
 
 _REDUCTIONS = get_args(Reduction)
-# The number of values that are collected before they are read. Reading many tensors together saves
-# waiting for their device.
+# The number of values that are collected before their numbers are read from the device. Reading
+# many tensors together saves waiting for the device.
 _MAX_WAITING = 1000
 
 
@@ -119,8 +119,8 @@ class Metrics:
         """Write the result of ``compute`` to the sinks, forget the numbers, and return the result.
 
         All instances must make this call. Only the first instance writes to the sinks. With the
-        launcher's option --output-dir, it also writes to the folder of the run. The first error of
-        a sink is logged as a warning.
+        launcher's option --output-dir, the first instance also writes to the folder of the run. The
+        first error of a sink is logged as a warning.
 
         Args:
             step: The number of training steps done.

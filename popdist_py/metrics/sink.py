@@ -27,13 +27,13 @@ class MetricsSink(Protocol):
 
 
 class AppendedFile:
-    """A file to which pieces of data are appended.
+    """A file to which data is appended in pieces.
 
     If a piece was not written completely, the next piece overwrites it.
 
     Args:
         path: The path of the file, which must exist.
-        size: The size of the valid content. The bytes after it are overwritten.
+        size: The size of the valid content. The bytes after the valid content are overwritten.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -42,7 +42,7 @@ class AppendedFile:
         self._start_of_last = size
 
     def append(self, piece: bytes, *, instead_of_last: bool = False) -> None:
-        """Write ``piece`` after the last piece, or instead of it.
+        """Write ``piece`` after the last piece, or with ``instead_of_last`` over the last piece.
 
         Raises:
             OSError: The piece was not written, or not completely.

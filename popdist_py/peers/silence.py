@@ -21,7 +21,8 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS // 4),
 )
-# The kernel gives up a connection with the last error that the network reported, if there is one.
+# When the other host is silent for too long, the kernel ends the connection with one of these
+# errors. The error is the last one that the network reported, or else ETIMEDOUT.
 _SILENCE_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 # The offsets of three fields in Linux's struct tcp_info: the number of retransmissions and the

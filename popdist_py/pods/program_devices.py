@@ -68,11 +68,12 @@ class HeldDevice:
 
 
 class ProgramPod:
-    """A pod, and the partition of it that the environment variables select.
+    """A pod, and the partition of this pod that the environment variables select.
 
     Args:
         store: The store of the pod.
-        environ: The environment variables of this process. Each method call reads them again.
+        environ: The environment variables of this process. Each method call reads these variables
+            again.
     """
 
     def __init__(self, store: PodStore, environ: Mapping[str, str]) -> None:
@@ -111,7 +112,8 @@ class ProgramPod:
         """Return the devices that this program may use, in the order of their ids.
 
         If the partition has several GCDs and IPUOF_VIPU_API_GCD_ID is set, the program may use only
-        the devices of the GCD with this number. Otherwise it may use all devices of the partition.
+        the devices of the GCD with this number. Otherwise the program may use all devices of the
+        partition.
 
         Raises:
             InvalidRequestError: The partition has no GCD with this number.
@@ -301,7 +303,7 @@ def _sizes(devices: tuple[Device, ...]) -> str:
 def _program() -> str:
     """Return the name of this program.
 
-    Its arguments are left out, because other users must not read them.
+    The arguments of the program are left out, because other users must not read them.
     """
     name = Path(sys.argv[0]).name if sys.argv else ""
     return name if name and not name.startswith("-") else "python"

@@ -180,7 +180,8 @@ class DeviceManager:
         if connectionType is DeviceConnectionType.Always:
             return next((each for each in found if each.attach()), None)
         if connectionType is DeviceConnectionType.OnDemand:
-            # Free devices come first. If all devices are held, ``attach`` waits for one of them.
+            # Free devices come first. If all devices are held, ``attach`` waits until one device is
+            # free.
             held = self._held_ids(found)
             found.sort(key=lambda each: each.id in held)
         return next(iter(found), None)

@@ -61,8 +61,8 @@ class Leaf(NamedTuple):
 def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
     """Return the memory of an array or tensor as a C-contiguous, writable array, or None.
 
-    This function is the fast path of most calls, which other instances wait for. If it returns
-    None, the caller must use ``movable`` or ``reducible``, which accept all values.
+    Most calls take this fast path, because other instances wait for each call. If it returns None,
+    the caller must use ``movable`` or ``reducible``, which accept all values.
 
     Args:
         x: Any value.

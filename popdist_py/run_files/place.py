@@ -1,8 +1,8 @@
 """The paths of this program's files, which only one process of the program writes.
 
-The first process that asks for a path, or that calls ``init()``, claims the files. This process
-adds its process id to the environment variable POPDIST_RUN_FILES. A child process finds the id of
-another process in the variable, so the child process does not write files.
+The first process that asks for a path, or that calls ``init()``, claims the files. The process that
+claims the files adds its process id to the environment variable POPDIST_RUN_FILES. A child process
+finds the id of another process in the variable, so the child process does not write files.
 """
 
 from __future__ import annotations

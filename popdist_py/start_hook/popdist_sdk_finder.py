@@ -37,7 +37,8 @@ class _SdkFinder:
 
     def __init__(self, always: bool) -> None:
         self._always = always
-        # These entries do not include the program's own folder, which Python adds later.
+        # These entries of sys.path do not include the program's own folder, which Python adds
+        # later.
         self._installed = tuple(sys.path)
 
     def find_spec(

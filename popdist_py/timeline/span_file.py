@@ -143,7 +143,8 @@ class _Layout:
     def regions(self) -> tuple[tuple[int, int], ...]:
         """The position of each region of records, and the number of records that fit into it.
 
-        The first region is the head. One region for each level follows (see ``level_of_step``).
+        The first region is the head. The other regions follow, one for each level of steps (see
+        ``level_of_step``).
         """
         begin, size = self.texts
         begin += size

@@ -50,8 +50,8 @@ _LIBRARY: Final = {
 }
 
 _recorder: Recorder | None = None
-# A text with the names of the instances that make the current calls. It is empty if all instances
-# make them.
+# A text with the names of the instances that make the current calls. This text is empty if all
+# instances make the calls.
 _group = ""
 
 

@@ -185,7 +185,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group after all calls have run. Each call runs at most for its time-out."""
+        """Leave the group after all calls have run. No call runs longer than its time-out."""
         self._leave()
 
     def leave_at_exit(self) -> None:

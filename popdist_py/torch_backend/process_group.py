@@ -44,8 +44,8 @@ __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
 # DistributedDataParallel's join() passes the work of an all-reduce of one element to its C++
-# reducer, which uses the work in the backward pass. C++ can call the work's Python methods only
-# while Python keeps a reference to it.
+# reducer, which uses the work in the backward pass. C++ can call the Python methods of the work
+# only while Python keeps a reference to the work.
 _KEPT_WORKS = 8
 
 

@@ -2,8 +2,8 @@
 
 A single function of torch.distributed makes every group and reads the names of back ends. The names
 may come from ``init_process_group``, from ``new_group``, from a mesh, or from a list of devices
-such as "cpu:gloo,cuda:nccl". Names are replaced only while this function runs. So a program that
-compares names still finds that ``Backend("gloo")`` is "gloo".
+such as "cpu:gloo,cuda:nccl". Names are replaced only while this function runs. So a comparison in
+the program such as ``Backend("gloo") == "gloo"`` is still true.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def substitute(wanted: str) -> None:
 
 @functools.cache
 def _accelerator_stays() -> bool:
-    """Return whether torch sees an accelerator; if so, the first call also warns the user."""
+    """Return whether torch finds an accelerator. If it does, the first call also warns the user."""
     # Versions of torch before 2.6 lack ``torch.accelerator``, so only CUDA is checked.
     accelerators = getattr(torch, "accelerator", torch.cuda)
     if not accelerators.is_available():

@@ -100,7 +100,7 @@ class _GradientReducer:
         self._order.append(parameter)
         self._passes_left[parameter] = self.passes
         # A parameter may exist longer than its optimizer. Because of the weak reference, the hook
-        # of the parameter then does nothing.
+        # of such a parameter does nothing.
         on_gradient = weakref.WeakMethod(self._on_gradient)
 
         def hook(parameter: Parameter) -> None:
@@ -162,7 +162,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _synchronized = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes for each step. The next step already uses it."""
+        """Set the number of backward passes for each step, beginning with the next step."""
         _check_passes(passes)
         if self._reducer is not None:
             self._reducer.passes = passes

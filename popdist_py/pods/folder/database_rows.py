@@ -75,8 +75,8 @@ def read_partitions(
 
 
 def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition:
-    # If the clock was set back to a time before ``began``, the partition is ACTIVE. Otherwise it
-    # could stay PENDING for hours.
+    # If the clock was set back to a time before ``began``, the partition is ACTIVE. Without this
+    # rule, the partition could stay PENDING for hours.
     pending = row["began"] <= now < row["ready_at"]
     if row["error"]:
         state, operation = PartitionState.ERROR, OperationState.FAILED

@@ -23,7 +23,10 @@ def own_locks() -> str:
 
 
 class HolderLock:
-    """The locked file of one store of this process. The first attachment makes the file."""
+    """The locked file of one store of this process.
+
+    The file is made when the store attaches IPUs for the first time.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Prepare the lock for the pod in ``folder``. The file is not made yet."""

@@ -212,8 +212,8 @@ def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connectio
     file = folder / DATABASE
     with _plain_errors(file), contextlib.closing(_connect(file, busy_timeout)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        # With this setting, a power failure may lose the last changes. The end of a process does
-        # not lose them.
+        # With this setting, a power failure may lose the last changes. If only a process ends, no
+        # changes are lost.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -1,6 +1,7 @@
 """The errors of pods, with the codes that a pod's server sends.
 
-A message is one line. It names the given value, the accepted values, and a remedy.
+The message of each error is one line. The message names the given value, the accepted values, and a
+remedy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class DamagedError(PodError):
 
 _CLASSES: tuple[type[PodError], ...] = (PodError, *PodError.__subclasses__())
 ERRORS = {each.code: each for each in _CLASSES}
-# A POD256 has 64 agents. A message does not list all of them.
+# A message lists at most this number of names. A POD256, for example, has 64 agents.
 _MAX_LISTED = 16
 
 

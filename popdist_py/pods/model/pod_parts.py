@@ -241,7 +241,7 @@ class Holder:
     run_id: str = ""
 
     def __post_init__(self) -> None:
-        """Make the text fields printable, and cut them."""
+        """Make the text fields printable, and shorten long texts."""
         for name in ("host", "user", "program", "run_id"):
             text = getattr(self, name)[:_MOST_CHARACTERS]
             if not text.isprintable():

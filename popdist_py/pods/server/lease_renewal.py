@@ -20,13 +20,13 @@ _RENEWALS_PER_LEASE: Final = 6
 class Renewal:
     """Renews the lease of each attachment until its IPUs are detached or the process ends.
 
-    A lease ends if it is not renewed, for example because the network failed. This class then
-    attaches the same IPUs again. If another process holds the IPUs, or the partition was removed, a
-    warning is logged and the job continues.
+    A lease ends if it is not renewed, for example because the network failed. After the end of a
+    lease, this class attaches the same IPUs again. If another process holds the IPUs, or the
+    partition was removed, a warning is logged and the job continues.
 
     Args:
-        renew: A function that renews the leases with the given ids within a time-out. It returns
-            the ids of the leases that have ended.
+        renew: A function that renews the leases with the given ids within a time-out. The function
+            returns the ids of the leases that have ended.
         attach_again: A function that attaches the IPUs of an attachment again after its lease has
             ended.
     """
@@ -54,7 +54,9 @@ class Renewal:
                 self._thread.start()
 
     def kept_ids(self) -> frozenset[str]:
-        """Return the ids of the attachments with renewed leases, as the holder knows them.
+        """Return the ids of the attachments whose leases are renewed.
+
+        These are the ids that the holder knows.
 
         This method does not take the lock, because forked processes also call it. In a forked
         process, the lock may be held by a thread that exists only in the parent.

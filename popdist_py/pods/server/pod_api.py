@@ -56,8 +56,8 @@ class Refusal:
 class Call(Generic[Result]):
     """A call of the pod's server: its path, and the types of its arguments and its result.
 
-    If ``changes`` is True, the call changes the pod. It uses POST, and the body contains the
-    arguments. Other calls use GET, and the query contains the arguments as texts.
+    If ``changes`` is True, the call changes the pod. Such a call uses POST, and the body contains
+    the arguments. Other calls use GET, and the query contains the arguments as texts.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Error classes of the back end. Each derives from an error of this library and one of torch.
+"""Error classes of the back end.
+
+Each class derives from an error class of this library and an error class of torch.
 
 MismatchError      CollectiveMismatchError, dist.DistBackendError: the ranks make different calls
 RankLostError      InstanceLostError, dist.DistBackendError: a rank ended, left, or did not come

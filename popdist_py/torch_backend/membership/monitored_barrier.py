@@ -11,8 +11,8 @@ from popdist_py.torch_backend.membership.group_store import GroupStore
 
 __all__ = ["MonitoredBarrier"]
 
-# Rank 0 decides whether a barrier has failed. The other ranks wait for its decision this much
-# longer than the time limit.
+# Rank 0 decides whether a barrier has failed. The other ranks wait for the decision of rank 0 for
+# this number of seconds longer than the time limit.
 _GRACE_SECONDS = 5.0
 
 
@@ -28,14 +28,15 @@ class MonitoredBarrier:
         self._count = 0
 
     def wait(self, seconds: float, *, wait_all_ranks: bool) -> None:
-        """Return once all ranks of the group have called this.
+        """Return once all ranks of the group have called this method.
 
         Args:
             seconds: The longest time for which rank 0 waits for the other ranks.
             wait_all_ranks: Whether the error names all missing ranks, or only the first.
 
         Raises:
-            RankLostError: A rank ended or is missing. All ranks that called this raise the error.
+            RankLostError: A rank ended or is missing. All ranks that called this method raise the
+                error.
         """
         store, self._count = self._store, self._count + 1
         prefix = f"monitored_barrier/{self._count}"

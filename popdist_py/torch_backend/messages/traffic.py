@@ -26,8 +26,8 @@ from popdist_py.torch_backend.messages.endpoint import Endpoint, Guest
 
 __all__ = ["Post", "Traffic"]
 
-# The background thread handles traffic only if the last wait ended at least this long ago. So it
-# does not compete with a wait that follows soon.
+# The background thread handles traffic only if the last wait ended at least this long ago. So the
+# background thread does not compete with a wait that follows soon.
 _LINGER_SECONDS = 0.002
 # The interval, in seconds, between two searches for ranks that have not joined yet, and the longest
 # time, in seconds, for which a thread waits for events.
