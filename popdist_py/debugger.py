@@ -179,6 +179,6 @@ def _is_terminal(descriptor: int, path: str) -> bool:
 
 
 def _ask(what: str, *numbers: int) -> None:
-    """Send a request to the wrapper, with numbers such as the number of the breakpoint() call."""
+    """Send the request ``what`` and ``numbers`` to the wrapper of this instance."""
     with Path(os.environ[DEBUGGER]).open("w") as pipe:
         pipe.write(" ".join([what, *map(str, numbers)]) + "\n")

@@ -21,8 +21,8 @@ EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
 REPLICA_INDEX_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 LOCAL_INSTANCE_INDEX = "POPDIST_LOCAL_INSTANCE_INDEX"
 
-# PopRun and poprun-py both set the variables that are defined above. Only poprun-py sets the
-# variables that are defined below.
+# Graphcore's PopRun and poprun-py both set the variables that are defined above this line. Only
+# poprun-py sets the variables that are defined below this line.
 
 # The number of instances on the host, for LOCAL_WORLD_SIZE and the collectives in shared memory.
 NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"

@@ -135,7 +135,7 @@ class Reduction:
             np.copyto(out, total)
 
     def __call__(self, sources: Sequence[Array], out: Array) -> None:
-        """Reduce flat ``sources`` in order into ``out``, which may be any one of them."""
+        """Reduce flat ``sources`` in order into ``out``, which may be one of the sources."""
         is_later_source = any(np.may_share_memory(out, source) for source in sources[1:])
         reduce = self._reduce_apart if is_later_source else self.reduce_chunk
         for start in range(0, out.size, self.chunk_size):

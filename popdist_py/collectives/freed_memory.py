@@ -1,7 +1,8 @@
 """Settings of glibc's malloc: freed memory is kept for reuse in training, but not in compiling.
 
-By default glibc returns large blocks to the system at once. A training step that frees and
-allocates 100 MB of gradients then spends more time on page faults than on the reduction.
+By default, glibc returns large blocks of freed memory to the system at once. In this case, a
+training step that frees and allocates 100 MB of gradients spends more time on page faults than on
+the reduction of the gradients.
 
 This module does not allocate memory and does not communicate.
 """

@@ -114,7 +114,7 @@ class Communicator(Protocol):
 
     @property
     def host_links(self) -> HostLinks | None:
-        """The connections between several hosts; None where instances share no memory on a host."""
+        """The connections between several hosts. None with one host, or without shared memory."""
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` element by element over all instances, in place.

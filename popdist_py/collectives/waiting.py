@@ -87,10 +87,10 @@ class WaitLimits:
 
     @contextmanager
     def during_call(self, seconds: float | None) -> Iterator[None]:
-        """Use another time-out for the collective call in this context; None for the default.
+        """Return a context manager in which a collective call has a time-out of ``seconds``.
 
-        Waits outside of collective calls keep ``hang_timeout``, because they may run meanwhile in
-        other threads.
+        None keeps the usual time-out. Waits outside of collective calls keep ``hang_timeout``,
+        because they may run in other threads at the same time.
         """
         self._call_timeout = seconds
         try:

@@ -176,7 +176,7 @@ def _agree(
 def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Exception:
     """Return the error for a value that cannot be sent or reduced.
 
-    The instances first compare their values, so that all of them raise an error.
+    This function first compares the values of the instances, so that all instances raise an error.
 
     Raises:
         CollectiveMismatchError: Other instances have another kind of value.

@@ -29,7 +29,7 @@ _NUM_OTHERS: Final = 8
 # The largest number of rows, because a program may start any number of threads, but a user cannot
 # read more rows in the trace.
 _MOST_ROWS: Final = 200
-# A number that is larger than every process id of Linux.
+# All process ids of Linux are less than this number.
 _PIDS_END: Final = 1 << 31
 
 

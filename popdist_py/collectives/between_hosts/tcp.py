@@ -116,8 +116,8 @@ class TcpMesh(Mesh):
 
     Args:
         rank: Rank of this instance.
-        values: For each other rank, the connection for the values of one rank (reduce-scatter).
-        sums: For each other rank, the connection for segments of the result (all-gather).
+        values: For each other rank, the connection that carries arrays before they are reduced.
+        sums: For each other rank, the connection that carries segments of the reduced arrays.
     """
 
     def __init__(

@@ -579,7 +579,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _compare_with_data(
         self, owners: MeshGroup, plan: CallPlan, number: int, flat: Array
     ) -> tuple[bool, int]:
-        """Compare the calls of all hosts; reduce small arrays like ``flat``, as for ``_agree``."""
+        """Check that all hosts make the same call. Reduce ``flat`` as ``_agree`` describes it."""
         turn, reduction = self._host.current_turn, plan.reduction
         assert reduction is not None
         out = plan.results[turn][: flat.size]

@@ -195,8 +195,8 @@ class HostBarrier:
 
     def _wait_for(self, line: int, arrived: int, call: object, span: Span) -> None:
         words = self._words
-        # Only the main thread waits in loops. In a background thread the loops would block the
-        # interpreter for the program.
+        # Only the main thread reads the counter in a loop. In a background thread, such a loop
+        # would keep the program's thread from running Python code.
         if threading.current_thread() is threading.main_thread():
             for _ in range(self._spins):
                 if words[line] >= arrived:

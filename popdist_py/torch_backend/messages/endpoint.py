@@ -242,8 +242,8 @@ def _neighbour(card: _Card) -> socket.socket | None:
     """Return a connection to a rank of this host.
 
     The result is None while the listen queue of that rank is full. This function does not wait for
-    a free place in the queue, because any user of the host may connect and so keep the queue full
-    until the rank closes these connections.
+    a free place in the queue. The wait could be long, because any user of the host may fill the
+    queue with connections until the rank closes them.
 
     Raises:
         OSError: The rank has ended. The name of its socket may belong to another user now.

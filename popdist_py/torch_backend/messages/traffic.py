@@ -380,7 +380,8 @@ class Traffic:
             self.is_closed = True
             os.eventfd_write(self._wake, 1)
             self._changed.notify_all()
-            # The waiting threads must end first, because they use the connections.
+            # The connections are closed only after all waits have ended, because the waiting
+            # threads use the connections.
             while self._waiters and time.monotonic() < end:
                 self._changed.wait(_LOOK_SECONDS)
         if self._thread is not threading.current_thread():
