@@ -270,8 +270,8 @@ class CollectiveSettings:
     """Settings of the communication between the instances of a job.
 
     Attributes:
-        hang_timeout: The longest wait for another instance, in seconds. A longer wait is an error.
-            The value inf means no limit.
+        hang_timeout: The longest wait for another instance, in seconds. A wait that takes longer
+            raises an error. The value inf means no limit.
         shared_memory: Whether the instances of a host may exchange data through shared memory.
         gradient_overlap: Whether gradients are reduced during backward. None means that the faster
             way is found by measurement.

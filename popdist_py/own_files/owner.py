@@ -19,7 +19,7 @@ _ROOT = 0
 
 
 class NotOwnFileError(Exception):
-    """Another user may have written the file. The message names the reason and a remedy."""
+    """Raised if another user may have written a file. The message names the reason and a remedy."""
 
 
 def open_own(path: Path) -> int:

@@ -316,7 +316,10 @@ class DeviceManager:
 
 
 def _devices_of_instance() -> Iterator[Device]:
-    """Return the devices of this instance. Their ids are the same as in ``popdist.getDeviceId``."""
+    """Return the devices of this instance.
+
+    The ids of these devices are the same as in ``popdist.getDeviceId``.
+    """
     from popdist_py import context
     from popdist_py.pods.model.pod_parts import devices_of
 

@@ -1,7 +1,7 @@
 """The public collectives of arrays, tensors, numbers, other objects and containers of them.
 
-Every function of this module checks its arguments. It then calls a function of ``value_calls`` or a
-method of the communicator, either at once or in the background.
+Every function of this module checks its arguments. The function then calls a function of
+``value_calls`` or a method of the communicator, either at once or in the background.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def gather(
     x: X, root: int = 0, name: str | None = None, *, async_op: bool
 ) -> list[X] | Handle[list[X] | None] | None: ...
 def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
-    """Return the ``x`` of every instance as a list at instance ``root``, and None elsewhere.
+    """Return the ``x`` of all instances as a list on instance ``root``, and None on the others.
 
     Args:
         x: The same as for ``all_gather``.
@@ -256,7 +256,7 @@ def gather_object(
 def gather_object(
     obj: Any, root: int = 0, name: str | None = None, *, async_op: bool = False
 ) -> Any:
-    """Return the ``obj`` of every instance as a list at instance ``root``, and None elsewhere.
+    """Return the ``obj`` of all instances as a list on instance ``root``, None on the others.
 
     Args:
         obj: An object that can be pickled. Arrays and tensors in it may have different shapes on

@@ -89,7 +89,8 @@ def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
 def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
     """Return ``x`` as a leaf that can be reduced.
 
-    The array of the leaf shares the memory of an array or tensor. For a number, it is a new array.
+    The array of the leaf shares the memory of an array or tensor. For a number, the array of the
+    leaf is a new array.
     """
     if isinstance(x, np.ndarray):
         leaf = _of_array(x, needs_writing=needs_writing)

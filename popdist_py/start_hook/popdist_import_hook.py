@@ -52,8 +52,8 @@ class _Finder:
             execute = found.loader.exec_module
 
             def execute_and_run(module: "ModuleType") -> None:
-                # The hook must run only once. But a program may ask for the spec several times, and
-                # two specs may share a loader.
+                # The hook must run only once, although a program may ask for the spec several
+                # times, and two specs may share a loader.
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
                     self._run(execute, module)

@@ -100,7 +100,8 @@ def _lent(handle: int, descriptor: int) -> int:
 def _standing_still(process: int) -> "Iterator[None]":
     """Stop all threads of a process during a block, and at most until this process ends.
 
-    Without the stop, a thread that waits for a connection would notice the change and fail.
+    If the process were not stopped, a thread that waits for a connection would notice the change of
+    the socket and fail.
 
     Raises:
         OSError: The process may not be traced, or has a thread that does not stop.

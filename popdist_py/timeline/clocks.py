@@ -19,7 +19,7 @@ class ClockSample:
     Attributes:
         sent: The time of the question on this host's clock.
         answer: The time of the answer on the other host's clock.
-        received: The time on this host's clock when the answer arrived.
+        received: The time on this host's clock when this host received the answer.
     """
 
     sent: int

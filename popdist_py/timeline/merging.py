@@ -43,8 +43,8 @@ from popdist_py.timeline.trace_events import (
 
 # Higher compression levels make smaller files but take many times longer.
 _COMPRESSION: Final = 4
-# The number of the first row is larger than the numbers of all processes. Viewers would treat a row
-# with the number of its process as the main thread of the process.
+# The number of the first row is larger than the numbers of all processes. If a row had the same
+# number as its process, viewers would treat the row as the main thread of the process.
 _FIRST_ROW: Final = 100_000
 # This encoder replaces json.dumps, which makes a new encoder for each call.
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -91,7 +91,7 @@ class Merged:
         spans_hosts: Whether the instances had different clocks.
         troubles: Sentences that describe the files which could not be read.
         waited_for: The instance that caused more than half of all waiting time. Empty if no
-            instance caused more than half.
+            instance caused more than half of this time.
         waited: The nanoseconds that other instances waited for the instance ``waited_for``.
     """
 

@@ -41,7 +41,8 @@ class Opened(NamedTuple):
         row: The row of the span's thread.
         place: The index of the span in the file's table of open spans, or None if the table is
             full.
-        number: The position of this call in the sequence of calls with this name, or NO_NUMBER.
+        number: The number of earlier calls with the same name, or NO_NUMBER if the span is not a
+            call.
     """
 
     writer: SpanWriter
@@ -77,7 +78,7 @@ class Recorder:
         self._torch_files = itertools.count()
 
     def begin(self, name: str, track: str, begin: int, *, is_call: bool = False) -> Opened | None:
-        """Write the begin of a span of this thread, in case that the span never ends.
+        """Write the begin of a span of this thread, so that the span is kept even if it never ends.
 
         Args:
             name: The name of the span.
@@ -215,7 +216,7 @@ def _is_written(path: Path) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # the process now belongs to another user
+        pass  # the process belongs to another user
     return True
 
 

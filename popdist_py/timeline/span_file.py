@@ -269,7 +269,7 @@ class SpanWriter:
             begin: The begin in nanoseconds of the monotonic clock.
             end: The end in nanoseconds of the monotonic clock.
             level: The level of the current step, which ``level_of_step`` returned.
-            number: The position of this call in the sequence of calls with this name.
+            number: The number of earlier calls with the same name.
             arguments: A JSON object, or an empty string.
         """
         text_begin, text_length = self._text(arguments) if arguments else (0, 0)
@@ -310,8 +310,8 @@ class SpanWriter:
             if begin % size + len(encoded) > size:
                 begin += size - begin % size  # a text does not wrap around
             at = place + begin % size
-            # The word is written before the bytes, so that a reader treats overwritten texts as
-            # lost.
+            # The number of used bytes is written before the text itself, so that a reader treats
+            # overwritten texts as lost.
             self._words[_TEXTS_USED] = begin + len(encoded)
             self._memory[at : at + len(encoded)] = encoded
         return begin, len(encoded)
@@ -321,7 +321,7 @@ def read_spans(data: bytes) -> Recorded | None:
     """Return the contents of a file, or None if the data are not a complete file of spans.
 
     Args:
-        data: The whole file. The process that writes it may have been killed, or may still be
+        data: The whole file. The process that writes the file may have been killed, or may still be
             writing.
     """
     header = _header(data)

@@ -75,8 +75,8 @@ class span:
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self._name = name
         self._arguments = arguments
-        # The begin of the block, the recorder's open span, and this attribute's value in an
-        # enclosing block of the same object.
+        # The begin of the block, the open span of the recorder, and the value that this attribute
+        # had before the block (if blocks of the same object are nested).
         self._begun: tuple[int, Opened | None, Any] | None = None
 
     def __enter__(self) -> span:
@@ -210,7 +210,7 @@ def torch_trace_path() -> Path | None:
     """Return a path for a trace of torch.profiler that becomes part of the timeline.
 
     Returns:
-        A new path at each call, or None while no timeline is recorded.
+        A new path in each call, or None while no timeline is recorded.
     """
     return None if _recorder is None else _recorder.torch_trace_path()
 
@@ -255,8 +255,8 @@ def _shown_activity(activity: int, name: str) -> tuple[str, str, bool]:
         return track, shown, False
     if activity != activities.REDUCING:
         return track, f"{shown} {name}", False
-    # Every instance makes the named calls in the same order. A call in the background got its
-    # complete name when the program submitted it.
+    # Every instance makes the named calls in the same order. A background call got its complete
+    # name when the program submitted the call.
     whole = call_name(name) if get_ident() == main_thread().ident else name
     return track, f"{shown} {whole}", True
 

@@ -33,7 +33,8 @@ def torch_spans(text: str, wall_minus_monotonic: int) -> tuple[list[Span], int]:
     try:
         document = json.loads(text)
         events = document["traceEvents"]
-        # Traces of torch before 2.4 do not have a base. The times in these traces count from 1970.
+        # Traces of torch before 2.4 do not contain a base time. The times in these traces count
+        # from 1970.
         base = int(document.get("baseTimeNanoseconds", 0)) - wall_minus_monotonic
         found = list(_complete(events, base))
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -222,9 +222,9 @@ def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
     The first call of each name is not counted, because instances do not start at the same time.
 
     Returns:
-        The process, and the nanoseconds from the begin of a call in the first process to its begin
-        in this process, added over all calls. None if no process caused more than half of all
-        waiting time.
+        The process, and a sum of nanoseconds over all calls: the time between the begin of a call
+        in the first process and its begin in this process. None if no process caused more than half
+        of all waiting time.
     """
     waits: dict[int, int] = defaultdict(int)
     seen: set[tuple[Any, ...]] = set()

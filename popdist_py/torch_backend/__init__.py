@@ -41,7 +41,8 @@ NAME = "popdist"
 # a call too early, and then waits for ever. With 2.7, 2.9 and 2.12, tests of this back end failed
 # for unknown reasons, as docs/compatibility.md explains.
 _OLDEST_TORCH = "2.13"
-# The value of environment.TORCH_BACKEND. Importing that module takes longer than the registration.
+# The value of environment.TORCH_BACKEND. Importing that module would take longer than the
+# registration.
 _WANTED = "POPDIST_TORCH_BACKEND"
 
 

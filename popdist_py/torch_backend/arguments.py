@@ -33,7 +33,7 @@ class ArgumentError(ValueError, RuntimeError):
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require at least one tensor, all of them dense and in the memory of the CPU.
+    """Require at least one tensor. All tensors must be dense and in the memory of the CPU.
 
     Raises:
         ArgumentError: The list is empty, or a tensor is not a dense CPU tensor.
@@ -106,7 +106,7 @@ def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> No
 def check_like(
     call: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, *, any_size: bool = False
 ) -> None:
-    """Require tensors that have the dtype of ``like``, and its size unless ``any_size``.
+    """Require tensors with the dtype of ``like``; unless ``any_size``, also with its size.
 
     Raises:
         ArgumentError: A tensor differs from ``like`` in dtype or number of elements.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from popdist_py.pods.folder.folder_store import FolderStore
     from popdist_py.pods.model.pod_parts import Pod
 
-# A pod cannot have one of these names, because ``find_pod`` gives them another meaning.
+# A pod cannot have one of these names, because they have another meaning in ``find_pod``.
 _WORDS = ("none", "server")
 
 

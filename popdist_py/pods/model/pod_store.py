@@ -35,7 +35,7 @@ class PodStore(Protocol):
     """The interface of a pod.
 
     Every method raises UnreachableError, DamagedError or PodError if the pod cannot be used. The
-    description of a method names its other errors.
+    docstring of a method names the other errors of the method.
     """
 
     where: str  # for messages: the folder or http://HOST:PORT
