@@ -85,7 +85,10 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self._sequence_number = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return the number of calls that this rank has made. torch compares it between ranks."""
+        """Return the number of calls that this rank has made.
+
+        torch compares this number between ranks.
+        """
         return self._sequence_number
 
     # torch reads these attributes before it uses features that only some back ends have.

@@ -31,7 +31,7 @@ _kept: Any = None
 
 
 def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
-    """Return a store for this group's keys only, and this group's number.
+    """Return a store that contains only this group's keys, and the number of this group.
 
     The number counts the groups with the same name in this store.
 
@@ -58,7 +58,7 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
 
 
 def _keep(store: Any) -> None:
-    """Keep the store that torch made for the group of all ranks, until torch makes the next one.
+    """Keep the store that torch made for the group of all ranks, until torch makes the next store.
 
     Stores that the program itself has made are not kept, because the program decides how long they
     exist.

@@ -30,7 +30,8 @@ __all__ = ["GroupStore"]
 
 # The pauses between polls become longer during a wait, because fast polling keeps a core busy.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2e-3, 20e-3
-# If a rank has published a value shortly before its end, the value may take this long to arrive.
+# If a rank published a value shortly before its end, the value arrives within this number of
+# seconds.
 _GRACE_SECONDS = 1.0
 
 

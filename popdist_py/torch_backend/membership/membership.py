@@ -98,7 +98,8 @@ class Membership:
             raise as_torch_error(error) from None
         except BaseException as error:
             # The call is incomplete, and other ranks may still wait for its data. If this rank made
-            # another call, the others would mistake its data for the data of the incomplete call.
+            # another call, the other ranks would mistake the data of this call for data of the
+            # incomplete call.
             self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
             self._leave_communicator()
             raise
@@ -184,7 +185,7 @@ class Membership:
     def close(self) -> None:
         """Leave the group. The caller ensures that no call is running.
 
-        A second call does nothing, nor does a call in a forked process.
+        A second call does nothing. A call in a forked process does nothing either.
         """
         if not self.is_of_this_process:
             return

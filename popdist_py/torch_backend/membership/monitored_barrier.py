@@ -1,7 +1,7 @@
 """A barrier whose error names the missing ranks, as gloo's monitored barrier does.
 
-The barrier uses the store and not the collectives. Therefore it also finds ranks that hang in a
-collective.
+The barrier uses the store and not the collectives. Therefore the barrier also finds ranks that hang
+in a collective.
 """
 
 from __future__ import annotations

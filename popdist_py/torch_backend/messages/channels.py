@@ -48,7 +48,8 @@ class Header(NamedTuple):  # creating a dataclass would take several times as lo
     Attributes:
         kind: The kind of the header.
         tag: The tag of the message.
-        number: The number that the sender has given the message, which answers repeat.
+        number: The number that the sender gave to the message. Answers to the message contain the
+            same number.
         elements: The number of elements of the tensor.
         size: The size of the tensor in bytes.
         address: The address of the bytes in the sender's memory.
@@ -142,7 +143,7 @@ class Channel:
         return bool(poll.poll(0))
 
     def check_silence(self) -> None:
-        """Raise an error if the channel is to another host, which does not answer.
+        """Raise an error if the channel leads to another host, and this host does not answer.
 
         Raises:
             ConnectionLostError: The other host does not answer.

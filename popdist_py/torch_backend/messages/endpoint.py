@@ -110,7 +110,9 @@ class Endpoint:
         store.set(_key(rank), json.dumps(vars(self._card)))
 
     def use_store_beside_others(self) -> None:
-        """Open a separate connection to the store, because other threads may block the first."""
+        """Open a separate connection to the store, because other threads may block the first
+        connection.
+        """
         # If a store lacks ``clone``, the first connection is used.
         with suppress(AttributeError, NotImplementedError, RuntimeError):
             self._store = self._store.clone()
@@ -134,7 +136,10 @@ class Endpoint:
         return bool(card.place) and card.place == self._card.place
 
     def settle(self) -> None:
-        """Look up the other ranks. If all are known and one is on another host, listen over TCP."""
+        """Look up the other ranks.
+
+        If all ranks are known and a rank is on another host, listen over TCP.
+        """
         cards = [self._card_of(rank) for rank in range(self._size)]
         if self.is_settled or None in cards:
             return

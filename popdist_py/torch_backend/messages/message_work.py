@@ -100,7 +100,8 @@ class MessageWork(dist.Work):
         is filled.
 
         Args:
-            timeout: The time-out of this wait. None and 0 stand for the time-out of the group.
+            timeout: The time-out of this wait. If it is None or 0, the time-out of the group
+                applies.
 
         Raises:
             MismatchError: The tensors of sender and receiver differ.
