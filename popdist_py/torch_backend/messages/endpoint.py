@@ -110,9 +110,7 @@ class Endpoint:
         store.set(_key(rank), json.dumps(vars(self._card)))
 
     def use_store_beside_others(self) -> None:
-        """Open a separate connection to the store, because other threads may block the first
-        connection.
-        """
+        """Open a second connection to the store, because other threads may block the first."""
         # If a store lacks ``clone``, the first connection is used.
         with suppress(AttributeError, NotImplementedError, RuntimeError):
             self._store = self._store.clone()
