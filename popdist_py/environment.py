@@ -143,7 +143,7 @@ SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
 # launcher then runs the program again. The value is EX_TEMPFAIL of sysexits.h.
 RESUME_EXIT_CODE = 75
 
-# The values of an instance's current activity in the heartbeat.
+# The numbers that stand in the heartbeat for the current activity of an instance.
 BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
 # The names of the collectives. The memory that is shared with the wrapper contains the index of a
 # collective in this tuple. The index 0 stands for no collective.

@@ -62,7 +62,7 @@ class _Guarded:
 
 
 def feed(lines: Iterable[bytes]) -> list[str]:
-    """Write the numbers in the lines, and return a message about each failed sink.
+    """Send the numbers from the lines to all sinks, and return a message about each failed sink.
 
     A last line without an end is ignored, because a killed launcher may leave it incomplete.
     """

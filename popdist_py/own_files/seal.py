@@ -74,7 +74,7 @@ def is_sealed(file: IO[bytes]) -> bool | None:
         file: A file that is open for reading, at its beginning.
 
     Returns:
-        None if the file does not have a seal. The whole file is then the content.
+        None if the file does not have a seal. In that case, the file contains only the content.
     """
     if file.read(len(_MARK)) != _MARK:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""The file ``.device.json`` with the device model's documents about the compiled models.
+"""The file ``.device.json``, in which the device model describes the compiled models.
 
     {"version": 1, "models": [{"name": ..., "mode": ..., ...}, ...]}
 

@@ -15,9 +15,9 @@ import os
 _OF_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # This number of spins takes about a millisecond. On an idle machine, a training step is then as
 # fast as with the runtime's default, and twice as fast as with 100 or 1000 spins. With so few
-# spins, threads sleep and are woken in every operation. With eight other busy processes on two
-# cores, a step is five times as fast as with the runtime's default. benchmarks/thread_waiting.py
-# measures this.
+# spins, threads sleep and are woken in every operation. While eight other processes
+# keep two cores busy, a step with this setting is five times as fast as with the runtime's default
+# (measured by benchmarks/thread_waiting.py).
 SPIN_COUNT = "30000"
 
 if not any(name in os.environ for name in _OF_THE_USER):

@@ -28,8 +28,8 @@ _POLL_SECONDS = 0.1
 # A message of ``MeshGroup.compare`` begins with its length and the arguments ``code`` and
 # ``number``.
 _HEADER_BYTES = 3 * LENGTH_BYTES
-# The ranks check that they all make the same call. The message for this check also contains the
-# array, if the copies for all other ranks together have at most this size.
+# The ranks send one another messages to check that they all make the same call. These messages also
+# contain the array if it is small: one rank's messages may contain this many bytes in total.
 _MAX_COMPARED_BYTES = 64 * 1024
 _NOTHING = np.empty(0, np.uint8)
 

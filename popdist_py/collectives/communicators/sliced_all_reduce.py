@@ -39,6 +39,9 @@ _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
 _CHUNKS_PER_PIECE, _PIECES_IN_FLIGHT = 2, 4
 _MAX_TRIALS = 1024
 _NOT_TRIED = ReadingTrial()
+# If instances share cores, the times of a trial also contain waits for cores. Half an array fills
+# fewer slots than the whole array. So the waits count more, and the slots seem too slow.
+_LEAST_GAIN_WHEN_CORES_ARE_SHORT = 1.4
 # Slices begin at multiples of this number of elements, to align them to cache lines.
 _ALIGNED_ELEMENTS = 16
 
@@ -80,6 +83,7 @@ class SlicedAllReduce:
         # arguments. The times decide how the next of these calls exchanges its data. All instances
         # must decide the same, so times are added only in a call that all instances make.
         self._trials: dict[int, ReadingTrial] = {}
+        self._least_gain = _LEAST_GAIN_WHEN_CORES_ARE_SHORT if host.cores_are_short else 1.0
 
     def all_reduce_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
         """Reduce arrays in shared memory; ``views`` are the arrays of this host's instances."""
@@ -221,7 +225,8 @@ class SlicedAllReduce:
         barrier.compare(turn, plan.code, plan.signature, location, address)
         if plan.code not in self._trials and len(self._trials) >= _MAX_TRIALS:
             self._trials.clear()
-        self._trials.setdefault(plan.code, ReadingTrial()).add(*barrier.published(turn))
+        trial = self._trials.setdefault(plan.code, ReadingTrial(self._least_gain))
+        trial.add(*barrier.published(turn))
 
     def add_replicas(self, plan: CallPlan, leaves: Sequence[Array]) -> None:
         """Add up the rows of all instances in tree order; ``leaves`` are in a window."""

@@ -148,7 +148,7 @@ class HostGroup:
         readable = all(self._memory.works_with(pid, address) for _, pid, address in processes)
         self.can_read = all(local.all_gather(readable))
         cores = _count_cores(local)
-        cores_are_short = self.size > cores
+        self.cores_are_short = cores_are_short = self.size > cores
         self.barrier = HostBarrier(
             window.common[window.num_bytes :],
             peers,

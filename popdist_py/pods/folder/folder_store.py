@@ -276,7 +276,7 @@ class FolderStore:
                 raise UnknownNameError("this holder's IPUs were freed: attach again")
 
     def renew_all(self, seconds: float) -> None:
-        """Extend all leases until ``seconds`` from now, and begin to end leases that have expired.
+        """Extend all current leases to ``seconds`` from now; leases that expire later are ended.
 
         A server makes this call when it starts. Only the store of a running server ends leases, so
         leases do not end while the server is stopped.

@@ -98,7 +98,7 @@ def from_json(kind: Any, value: object, name: str) -> Any:
 
 
 def _plain(kind: Any, value: object, name: str) -> object:
-    """Check that ``value`` is a text, a number, a boolean or None of type ``kind``; return it."""
+    """Return ``value`` if its type is ``kind``: a string, a number, a boolean or None."""
     if kind is str:
         return _text(value, name)
     if kind is bool and isinstance(value, bool):

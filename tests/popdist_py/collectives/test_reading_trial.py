@@ -29,3 +29,11 @@ def test_the_times_of_all_instances_are_added():
     for _ in range(6):
         trial.add([10, 10], [1, 30])
     assert not trial.reading_is_faster
+
+
+def test_reading_has_to_be_faster_by_the_least_gain():
+    for reading, is_faster in ((8, False), (7, True)):
+        trial = ReadingTrial(least_gain=1.25)
+        for _ in range(6):
+            trial.add([10], [reading])
+        assert trial.reading_is_faster == is_faster
