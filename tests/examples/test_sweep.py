@@ -28,6 +28,16 @@ if rate == 0.25:
     os.kill(os.getpid(), 9)
 print(f"test accuracy {100 * rate:.1f} %")
 """
+# A job that has ended gives its CPUs back. So each of the two jobs waits until the other has begun.
+MEETING_TRIAL = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[sys.argv.index("--learning-rate") + 1] + ".began").touch()
+until = time.monotonic() + 60
+while len(list(pathlib.Path().glob("*.began"))) < 2 and time.monotonic() < until:
+    time.sleep(0.01)
+print("CPUs", os.sched_getaffinity(0))
+print("test accuracy 10.0 %")
+"""
 
 pytestmark = [pytest.mark.examples, pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -73,11 +83,14 @@ def test_every_way_to_end_has_a_row(start, tmp_path):
     assert "Traceback" in log
 
 
-def test_jobs_side_by_side_have_cpus_of_their_own(start, tmp_path):
+def test_jobs_side_by_side_have_cpus_of_their_own(start, script, tmp_path):
     cpus = os.sched_getaffinity(0)
     if len(cpus) < 2:
         pytest.skip("one CPU has no room for two jobs")
-    sweep = start("--learning-rates", 0.1, 0.2, "--num-instances", 1, "--num-replicas", 1)
+    sweep = start(
+        *("--learning-rates", 0.1, 0.2, "--num-instances", 1, "--num-replicas", 1),
+        program=script(MEETING_TRIAL),
+    )
     assert sweep.communicate(timeout=100)[1] == ""
     assert sweep.returncode == 0
     used = [
