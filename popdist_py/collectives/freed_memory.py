@@ -55,7 +55,7 @@ def give_back_freed_memory() -> bool:
 
 
 def give_back_kept_memory() -> None:
-    """Return the freed memory that glibc has kept to the system; the settings do not change."""
+    """Give the freed memory that glibc keeps back to the system. The settings do not change."""
     if _mallopt() is not None:
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -52,8 +52,8 @@ def sealed(file: IO[bytes]) -> Iterator[IO[bytes]]:
         file: An empty file that is open for writing.
 
     Raises:
-        OSError: The file cannot be written. If the block raises another error because of this
-            error, only this error is raised.
+        OSError: The file cannot be written. This error replaces an error that the block raises
+            as a consequence.
     """
     file.write(_MARK + bytes(_DIGEST_BYTES))
     content = _Content(file)

@@ -79,7 +79,7 @@ class Calls(Generic[Name]):
         self._calls[name] = call
 
     def serve(self) -> list[tuple[Name, socket.socket | None]]:
-        """Continue all calls as far as possible without waiting, and return the ended calls.
+        """Continue all calls as far as possible without waiting, and return those that have ended.
 
         Each item contains the name of a call and its non-blocking connection. The connection is
         None if the address cannot be reached, or the listener does not know the secret.

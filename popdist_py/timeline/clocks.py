@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One question for the time of another host, with all times in nanoseconds.
+    """One request for the time of another host, with all times in nanoseconds.
 
     Attributes:
-        sent: The time of the question on this host's clock.
-        answer: The time of the answer on the other host's clock.
+        sent: The time on this host's clock when this host sent the request.
+        answer: The time on the other host's clock when that host answered.
         received: The time on this host's clock when this host received the answer.
     """
 

@@ -5,7 +5,7 @@ during the backward pass. The first ``allreduce`` of a bucket replaces the memor
 storage. All views of the storage remain valid, and later calls reduce the bucket in place.
 
 A program that uses DistributedDataParallel allocates equally large gradients in every step.
-Therefore the first bucket makes the process keep freed memory for the next step.
+So, from the first bucket on, the process keeps the memory that it frees for the next step.
 
 The communicator decides whether a bucket is moved, because all ranks must make the same decision. A
 tensor that the program itself passes to ``allreduce`` is never moved. A tensor that shares its

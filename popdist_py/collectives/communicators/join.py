@@ -37,7 +37,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # these processes call the function.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
-# With MPI instead of shared memory, a call of two instances took 20 us instead of 2 us for 4 bytes,
+# With MPI instead of shared memory, a call of two instances took 20 us instead of 4 us for 4 bytes,
 # and 8.4 ms instead of 3.6 ms for 26 MB.
 _SLOWER = (
     "the instances of a host cannot share memory (%s): collectives take 2 to 20 times as long "

@@ -276,7 +276,7 @@ class FolderStore:
                 raise UnknownNameError("this holder's IPUs were freed: attach again")
 
     def renew_all(self, seconds: float) -> None:
-        """Extend all current leases to ``seconds`` from now; leases that expire later are ended.
+        """Let all leases end ``seconds`` from now, unless their holders renew them before.
 
         A server makes this call when it starts. Only the store of a running server ends leases, so
         leases do not end while the server is stopped.

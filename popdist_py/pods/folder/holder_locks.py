@@ -23,7 +23,7 @@ def own_locks() -> str:
 
 
 class HolderLock:
-    """The locked file of one store of this process.
+    """A file that one store keeps locked while it has attached IPUs.
 
     The file is made when the store attaches IPUs for the first time.
     """

@@ -305,7 +305,7 @@ class Messages:
             self._match(work, message)
 
     def _match(self, work: MessageWork, message: _Message) -> None:
-        """Fill a receive with the bytes of a message, or start to read or request these bytes."""
+        """Copy a message to the array that waits for it, or begin to read or request the bytes."""
         assert self._traffic is not None
         header, channel, work.peer = message.header, message.channel, message.source
         is_inline = header.kind == Kind.INLINE
