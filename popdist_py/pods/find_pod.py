@@ -23,17 +23,18 @@ def find_pod(
 
     Args:
         where: The name or folder of a pod of this machine, ``http://HOST:PORT`` of a server,
-            ``server`` or ``none``. ``server`` selects the server at IPUOF_VIPU_API_HOST and
-            IPUOF_VIPU_API_PORT, or else at VIPU_CLI_API_HOST and VIPU_CLI_API_PORT; the default
-            is localhost:8090. If ``where`` is None, POPRUN_POD is used. If POPRUN_POD is not set
-            either, the only pod of this machine is used.
+            ``server`` or ``none``. ``server`` selects the server that V-IPU's environment variables
+            name. These are IPUOF_VIPU_API_HOST and IPUOF_VIPU_API_PORT, or else VIPU_CLI_API_HOST
+            and VIPU_CLI_API_PORT. The default server is localhost:8090. If ``where`` is None, the
+            environment variable POPRUN_POD is used instead. If ``where`` is None and POPRUN_POD is
+            not set, the only pod of this machine is used.
         environ: The environment variables.
         timeout: The time-out of each request to a server, in seconds.
 
     Raises:
-        PodError: The pod cannot be opened, or this machine has several pods and none is selected.
+        PodError: The pod cannot be opened, or the user must select one of several pods.
     """
-    # An empty POPRUN_POD has the same meaning as a missing one.
+    # An empty POPRUN_POD means the same as an unset POPRUN_POD.
     given = where if where is not None else environ.get("POPRUN_POD") or None
     if given == "none":
         return None

@@ -1,9 +1,10 @@
 """The default pod of this machine, which is used if no pod is configured.
 
-``gc-info -l`` lists the IPUs of this pod. A program that names the id of a device attaches to this
-pod, so that a device has one holder at a time. A program that accepts any device does not use this
-pod, and the number of its IPUs is not limited. The pod is stored in a hidden folder beside the pods
-of this user. The folder is made when a program first names the id of a device.
+``gc-info -l`` lists the IPUs of the default pod. A program that asks for a device by its id
+attaches to the default pod, so that only one process at a time uses the device. A program that
+accepts any device does not use the default pod, and may use any number of IPUs. The default pod is
+stored in a hidden folder beside the folders of this user's pods. The hidden folder is made when a
+program first asks for a device by its id.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MACHINE_PARTITION: Final = "emulated"
 
 
 def existing_machine(environ: Mapping[str, str]) -> FolderStore | None:
-    """Open the default pod of this machine; return None if no program has named a device id yet.
+    """Open the default pod of this machine; return None if the pod has not been made yet.
 
     Raises:
         PodError: The pod cannot be used.
@@ -44,7 +45,8 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
     from popdist_py.pods.model.pod_parts import PartitionRequest
 
     root = _root(environ)
-    # Another program may make the pod or its partition at the same time.
+    # NameTakenError is ignored, because another program may make the pod or its partition at the
+    # same time.
     if not (root / MACHINE_PARTITION).is_dir():
         try:
             with suppress(NameTakenError):

@@ -1,4 +1,4 @@
-"""Functions that attach a program without a launcher to a device of a pod.
+"""Access to the devices of a pod for programs that run without a launcher.
 
 The process opens the pod when the program first needs a device. Environment variables select the
 pod and the partition. A forked child neither holds nor releases the devices of its parent.
@@ -28,7 +28,7 @@ from popdist_py.pods.model.pod_errors import (
     check_known,
 )
 
-# Most programs do not use a pod. The modules for pods are therefore imported only when needed.
+# The modules for pods are imported only when needed, because most programs do not use a pod.
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import (
         Attachment,
@@ -48,7 +48,7 @@ _POLL_SECONDS: Final = 0.5
 
 
 class HeldDevice:
-    """A device of a partition that only this process may use until ``detach``."""
+    """A device that only this process may use until the process calls ``detach``."""
 
     def __init__(
         self, store: PodStore, partition: Partition, device: Device, attachment: Attachment
@@ -61,7 +61,8 @@ class HeldDevice:
         """Release the device. A second call, or a call in a forked child, does nothing.
 
         Raises:
-            PodError: The pod does not answer. In this case the pod releases the device later.
+            PodError: The pod does not answer. The pod will release the device at the latest after
+                this process has ended.
         """
         if self._pid == os.getpid():
             self._store.detach(self._attachment)
@@ -72,8 +73,7 @@ class ProgramPod:
 
     Args:
         store: The store of the pod.
-        environ: The environment variables of this process. Each method call reads these variables
-            again.
+        environ: The environment variables of this process. Each method reads their current values.
     """
 
     def __init__(self, store: PodStore, environ: Mapping[str, str]) -> None:
@@ -83,7 +83,7 @@ class ProgramPod:
     def partition(self) -> Partition:
         """Return the partition that IPUOF_VIPU_API_PARTITION_ID names.
 
-        If this variable is not set, the pod's only partition is returned.
+        If IPUOF_VIPU_API_PARTITION_ID is not set, the pod's only partition is returned.
 
         Raises:
             UnknownNameError: The pod has no partition, or no partition of this name.
@@ -111,12 +111,11 @@ class ProgramPod:
     def devices(self, partition: Partition) -> Iterator[Device]:
         """Return the devices that this program may use, in the order of their ids.
 
-        If the partition has several GCDs and IPUOF_VIPU_API_GCD_ID is set, the program may use only
-        the devices of the GCD with this number. Otherwise the program may use all devices of the
-        partition.
+        By default, a program may use all devices of the partition. If the partition has several
+        GCDs, IPUOF_VIPU_API_GCD_ID limits the program to the devices of one GCD.
 
         Raises:
-            InvalidRequestError: The partition has no GCD with this number.
+            InvalidRequestError: The partition has no GCD with the number in IPUOF_VIPU_API_GCD_ID.
         """
         ipus = range(partition.size)
         gcd = self._environ.get(_GCD)
@@ -133,7 +132,7 @@ class ProgramPod:
         )
 
     def has_device(self, num_ipus: int) -> bool:
-        """Return whether the partition has a device with ``num_ipus`` IPUs, free or held.
+        """Return whether the partition has a device with ``num_ipus`` IPUs, even if it is in use.
 
         Raises:
             PodError: The pod does not answer, or no partition is selected.
@@ -147,7 +146,7 @@ class ProgramPod:
     def check_device(self, num_ipus: int, device: int) -> None:
         """Check that the device with the id ``device`` exists and has ``num_ipus`` IPUs.
 
-        ``num_ipus`` is rounded up to a power of two. The device may be free or held.
+        ``num_ipus`` is rounded up to a power of two. The device may be free or in use.
 
         Raises:
             InvalidRequestError: The id is unknown, or the device has another number of IPUs.
@@ -157,7 +156,7 @@ class ProgramPod:
         device_by_id(partition, tuple(self.devices(partition)), device, next_power_of_two(num_ipus))
 
     def held_ids(self) -> frozenset[int]:
-        """Return the ids of all devices of the partition that contain a held IPU.
+        """Return the ids of all devices with at least one IPU that a process holds.
 
         Raises:
             PodError: The pod does not answer, or no partition is selected.
@@ -184,12 +183,12 @@ class ProgramPod:
         Args:
             num_ipus: The number of IPUs, which is rounded up to a power of two.
             device: The id of the device; None for the first free device.
-            wait: The longest time to wait for a device that is held, in seconds.
-            waiting: A function that is called once, before the wait. Its argument is the error that
-                names the holders of the IPUs.
+            wait: The longest time to wait for a free device, in seconds.
+            waiting: A function that is called once if ``attach`` has to wait. Its argument is the
+                error that names the processes that hold the IPUs.
 
         Raises:
-            InUseError: The device is held, or all devices of this size are held.
+            InUseError: The device is in use, or all devices of this size are in use.
             InvalidRequestError, NotEnoughIpusError: The partition has no device with this id or
                 size.
             PodError: The pod does not answer, or no partition is selected.
@@ -254,7 +253,7 @@ def device_by_id(
     Args:
         partition: The partition of the devices. Error messages name it.
         offered: The devices that the program may use.
-        device_id: Poplar's number of the device.
+        device_id: The id of the device in Poplar's numbering.
         size: The number of IPUs that the device must have.
 
     Raises:
@@ -321,7 +320,7 @@ def pod_of_process() -> ProgramPod | None:
     """Return the pod that the environment of this process selects; None if no pod is configured.
 
     Raises:
-        PodError: The pod cannot be opened, or this machine has several pods and none is selected.
+        PodError: The pod cannot be opened, or the user must select one of several pods.
     """
     global _pod, _was_sought
     with _lock:
@@ -333,7 +332,7 @@ def pod_of_process() -> ProgramPod | None:
 def machine_of_process() -> ProgramPod:
     """Return the default pod of this machine.
 
-    A program uses this pod if it names the id of a device although no pod is configured.
+    A program uses the default pod if it asks for a device by its id and no pod is configured.
 
     Raises:
         PodError: The pod cannot be made or used.
@@ -343,8 +342,8 @@ def machine_of_process() -> ProgramPod:
         if _machine is None:
             from popdist_py.pods.machine_pod import open_machine
 
-            # The default pod has only one partition. With an empty environment, the variables of
-            # V-IPU cannot select another one.
+            # The default pod has only one partition. The empty environment prevents V-IPU's
+            # variables from selecting another partition.
             _machine = _kept(ProgramPod(open_machine(os.environ), {}))
     return _machine
 
@@ -357,7 +356,7 @@ def _open() -> ProgramPod | None:
 
 
 def _kept(pod: ProgramPod) -> ProgramPod:
-    """Return ``pod``, after arranging that its devices are released when the process ends."""
+    """Make sure that the devices of ``pod`` are released when the process ends; return ``pod``."""
     atexit.register(_close, pod.store, os.getpid())
     return pod
 
@@ -365,7 +364,7 @@ def _kept(pod: ProgramPod) -> ProgramPod:
 def _close(store: PodStore, pid: int) -> None:
     """Release all devices of this process.
 
-    A pod that does not answer releases the devices later without this call.
+    Errors are ignored, because the pod releases the devices anyway after this process has ended.
     """
     if pid == os.getpid():
         with suppress(PodError):

@@ -1,6 +1,6 @@
-"""Pods that are stored in a SQLite database, in a folder of this machine.
+"""Pods that are stored on this machine, each in a folder with a SQLite database.
 
-The folder also contains the pod's description ``pod.toml``, and a locked file for each process with
-attached IPUs. No module of this package opens a connection to a server.
+The folder of a pod also contains its description ``pod.toml``, and one locked file for each process
+that holds IPUs. No module of this package opens a connection to a server.
 May call: pods.model, errors.
 """

@@ -23,17 +23,17 @@ from popdist_py.pods.model.pod_parts import (
 
 
 def write_pod_text(pod: Pod) -> str:
-    """Return the text with which the database describes a pod.
+    """Return a pod as JSON text for the database.
 
-    The text does not include ``create_seconds`` and ``reset_seconds``, because changes of these
-    values in ``pod.toml`` take effect immediately.
+    The JSON text contains 0 for ``create_seconds`` and ``reset_seconds``. The values of these
+    fields are always taken from ``pod.toml``, so that changes there take effect immediately.
     """
     return json.dumps(asdict(replace(pod, create_seconds=0, reset_seconds=0)), sort_keys=True)
 
 
 @functools.lru_cache(maxsize=8)
 def read_pod_text(text: str) -> Pod:
-    """Return the pod that a text from the database describes.
+    """Return the pod that a JSON text from the database describes.
 
     Raises:
         DamagedError: The text does not describe a pod.
@@ -55,7 +55,7 @@ def read_partitions(
     """Return the partitions, sorted by name. With ``name``, return only the partition of this name.
 
     Raises:
-        DamagedError: A partition in the database does not fit the pod.
+        DamagedError: A partition in the database has unknown IPUs or values.
     """
     where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
     rows = connection.execute(f"SELECT * FROM partitions{where} ORDER BY name", values).fetchall()
@@ -141,7 +141,11 @@ def add_attachment(
     lock: str | None,
     renewed_until: float | None,
 ) -> None:
-    """Write an attachment, with either the lock of its store or the end of its lease."""
+    """Write an attachment to the database.
+
+    Give either ``lock``, the name of the store's lock file, or ``renewed_until``, the end of the
+    lease.
+    """
     holder = attachment.holder
     connection.execute(
         f"INSERT INTO attachments VALUES ({_marks(10)})",
@@ -195,7 +199,7 @@ def read_attachments(
 
 
 def taken_ipus(attachments: Sequence[Attachment]) -> frozenset[int]:
-    """Return the IPUs of all attachments of one partition."""
+    """Return the numbers of all IPUs in the attachments of one partition."""
     return frozenset(ipu for attachment in attachments for ipu in attachment.ipus)
 
 

@@ -1,6 +1,6 @@
-"""The store of a pod in a folder of this machine.
+"""The class FolderStore, which reads and changes a pod in a folder of this machine.
 
-The folder contains a SQLite database in WAL mode. The folder must be on a local disk, because this
+The folder contains a SQLite database in WAL mode. The folder must be on a local disk, because WAL
 mode uses shared memory and file locks of the kernel.
 """
 
@@ -54,20 +54,20 @@ from popdist_py.pods.model.pod_store import own_user
 
 @dataclass(slots=True)
 class _Shared:
-    """The state that a store shares with the stores that ``with_user`` makes from it."""
+    """The state that a store shares with its copies for other users (see ``with_user``)."""
 
     lock: HolderLock
     ends_leases: bool = False
-    # The last known time at which the server was running. Leases that expire after this time are
-    # kept.
+    # The last time at which the server was known to be running. Leases that expire after this time
+    # are kept.
     last_run: float = math.inf
 
 
 class FolderStore:
     """A pod store that keeps a pod in a folder.
 
-    Several threads may use the store. It may also be used after a fork. Every call first releases
-    the IPUs of holders that have ended.
+    Several threads may use one store. Forked children may use the store too. Every call first
+    releases the IPUs of processes that have ended.
     """
 
     where: str
@@ -102,7 +102,7 @@ class FolderStore:
         self._apply_description(text)
 
     def _apply_description(self, text: str) -> None:
-        """Apply the changes of ``pod.toml`` if the pod does not have partitions."""
+        """Copy changes of ``pod.toml`` to the database, unless the pod has partitions."""
         with self._transaction() as connection:
             described = connection.execute("SELECT described FROM layout").fetchone()[0]
             used = connection.execute("SELECT 1 FROM partitions LIMIT 1").fetchone()
@@ -112,29 +112,29 @@ class FolderStore:
     def with_user(self, user: str) -> FolderStore:
         """Return a store of the same pod for the calls of another user.
 
-        Closing this store also closes the returned store.
+        The two stores share one lock, so closing either store closes both.
         """
         view = copy.copy(self)
         view.user = user
         return view
 
     def pod(self) -> Pod:
-        """Return the pod without its partitions (``PodStore``)."""
+        """Return the pod without its partitions (see ``PodStore``)."""
         with self._transaction() as connection:
             return self._pod(connection)
 
     def partitions(self) -> tuple[Partition, ...]:
-        """Return all partitions, sorted by name (``PodStore``)."""
+        """Return all partitions, sorted by name (see ``PodStore``)."""
         with self._transaction() as connection:
             return self._partitions(connection)
 
     def partition(self, name: str) -> Partition:
-        """Return the current state of one partition (``PodStore``)."""
+        """Return the current state of one partition (see ``PodStore``)."""
         with self._transaction() as connection:
             return self._partition(connection, name)
 
     def create_partition(self, request: PartitionRequest) -> Partition:
-        """Make a partition of free IPUs (``PodStore``)."""
+        """Make a partition of free IPUs (see ``PodStore``)."""
         check_request(request)
         with self._transaction() as connection:
             partitions = self._partitions(connection)
@@ -151,7 +151,7 @@ class FolderStore:
             return self._partition(connection, request.name)
 
     def reset_partition(self, name: str) -> Partition:
-        """Bring a partition into its initial state (``PodStore``)."""
+        """Reset a partition to its initial state (see ``PodStore``)."""
         with self._transaction() as connection:
             self._partition(connection, name)
             _refuse_held(name, database_rows.read_attachments(connection, name), "reset")
@@ -169,7 +169,7 @@ class FolderStore:
             return self._partition(connection, name)
 
     def fail_partition(self, name: str, reason: str) -> Partition:
-        """Put a partition into the state ERROR (``PodStore``)."""
+        """Put a partition into the state ERROR (see ``PodStore``)."""
         line = " ".join(reason.split()) or "no reason was given"
         with self._transaction() as connection:
             self._partition(connection, name)
@@ -177,7 +177,7 @@ class FolderStore:
             return self._partition(connection, name)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
-        """Remove a partition, which frees its IPUs (``PodStore``)."""
+        """Remove a partition and free its IPUs (see ``PodStore``)."""
         with self._transaction() as connection:
             partition = self._partition(connection, name)
             if not force:
@@ -190,14 +190,14 @@ class FolderStore:
             connection.execute("DELETE FROM partitions WHERE name = ?", (name,))
 
     def create_cluster(self, cluster: Cluster) -> None:
-        """Make a cluster of agents (``PodStore``)."""
+        """Make a cluster of agents (see ``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             check_cluster(pod, cluster)
             _set_pod(connection, replace(pod, clusters=(*pod.clusters, cluster)))
 
     def remove_cluster(self, name: str) -> None:
-        """Remove a cluster (``PodStore``)."""
+        """Remove a cluster (see ``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             check_known("cluster", name, [each.name for each in pod.clusters])
@@ -210,14 +210,14 @@ class FolderStore:
             _set_pod(connection, replace(pod, clusters=left))
 
     def create_allocation(self, allocation: Allocation) -> None:
-        """Make an allocation of agents (``PodStore``)."""
+        """Make an allocation of agents (see ``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             check_allocation(pod, allocation)
             _set_pod(connection, replace(pod, allocations=(*pod.allocations, allocation)))
 
     def remove_allocation(self, name: str) -> None:
-        """Remove an allocation (``PodStore``)."""
+        """Remove an allocation (see ``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             check_known("allocation", name, [each.name for each in pod.allocations])
@@ -232,7 +232,7 @@ class FolderStore:
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Attach IPUs of a partition to ``holder`` (``PodStore``).
+        """Attach IPUs of a partition to ``holder`` (see ``PodStore``).
 
         The attachment lasts until ``detach`` or ``close``, or until this process ends.
         """
@@ -276,13 +276,13 @@ class FolderStore:
                 raise UnknownNameError("this holder's IPUs were freed: attach again")
 
     def renew_all(self, seconds: float) -> None:
-        """Let all leases end ``seconds`` from now, unless their holders renew them before.
+        """Set the end of all leases to ``seconds`` from now.
 
-        A server makes this call when it starts. Only the store of a running server ends leases, so
-        leases do not end while the server is stopped.
+        A server calls this method when it starts. Only the store of a running server ends leases,
+        so leases do not end while the server is stopped.
         """
-        # A server that is stopped cannot receive renewals. So this transaction must not end the
-        # leases that expired while the server was stopped.
+        # This transaction must not end the leases that expired while the server was stopped,
+        # because clients could not renew them.
         self._shared.ends_leases = False
         with self._transaction() as connection:
             connection.execute(
@@ -294,33 +294,34 @@ class FolderStore:
     def note_run(self, now: float) -> None:
         """Record that the server is running at the time ``now``.
 
-        Only leases that expire before ``now`` are ended. While the server is suspended, clients
-        cannot renew their leases. A request that arrived while the server was suspended must not
-        end the leases.
+        The store ends only leases that expired before ``now``. While the server is suspended,
+        clients cannot renew their leases. A request that arrives during the suspension must not end
+        leases that clients could not renew.
         """
         self._shared.last_run = now
 
     def detach(self, attachment: Attachment) -> None:
-        """Release the IPUs of the attachment with this id (``PodStore``)."""
+        """Release the IPUs of the attachment with this id (see ``PodStore``)."""
         with self._transaction() as connection:
-            # The pattern in the query prevents a forked process from releasing IPUs of its parent.
+            # The GLOB pattern matches only locks of this process, so a forked child cannot release
+            # IPUs of its parent.
             connection.execute(
                 "DELETE FROM attachments WHERE id = ? AND (lock IS NULL OR lock GLOB ?)",
                 (attachment.id, own_locks()),
             )
 
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return all attachments, with empty ids (``PodStore``)."""
+        """Return all attachments, without their ids (see ``PodStore``)."""
         with self._transaction() as connection:
             return database_rows.read_attachments(connection)
 
     def close(self) -> None:
-        """Release the IPUs that this store attached without a lease, and close the store."""
+        """Close this store, and release the IPUs that it attached without a lease."""
         self._shared.lock.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Release the IPUs of ended holders, and then yield a connection for writing."""
+        """Release the IPUs of processes that have ended, and yield a connection for writing."""
         with transaction(self._folder, self._busy_timeout) as connection:
             self._release_ended(connection)
             yield connection
@@ -360,7 +361,7 @@ class FolderStore:
         holder: Holder,
         ipus: Sequence[int] | None,
     ) -> Attachment:
-        """Return an attachment of free IPUs; the partition must be ACTIVE."""
+        """Choose free IPUs of an ACTIVE partition, and return an attachment of these IPUs."""
         partition = self._partition(connection, name)
         if partition.state is PartitionState.ERROR:
             raise InvalidRequestError(
@@ -396,8 +397,8 @@ def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
-        # The message says that removal can be forced. A holder with a lease may have ended while
-        # the server was stopped, and its IPUs are then still attached.
+        # The message says that the removal of a partition can be forced. A process on another host
+        # may have ended while the server was stopped. The IPUs of that process are still attached.
         force = ", or force it" if done == "removed" else ""
         ways = f"wait for them{',' if force else ', or'} end them{force}"
         raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")

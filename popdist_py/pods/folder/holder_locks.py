@@ -1,7 +1,8 @@
-"""Locked files that tell which processes with attached IPUs are still running.
+"""Lock files that show whether the processes that hold IPUs are still running.
 
-When a process ends for any reason, the kernel releases its lock (``flock``). Programs that the
-process starts do not inherit the lock. A forked process closes its copy of the file descriptor.
+When a process ends for any reason, the kernel releases its lock (``flock``). A program that the
+locking process starts does not inherit the lock. A forked child closes its copy of the lock file's
+descriptor.
 """
 
 from __future__ import annotations
@@ -23,13 +24,10 @@ def own_locks() -> str:
 
 
 class HolderLock:
-    """A file that one store keeps locked while it has attached IPUs.
-
-    The file is made when the store attaches IPUs for the first time.
-    """
+    """A file that a store locks at its first attachment and unlocks when the store is closed."""
 
     def __init__(self, folder: Path) -> None:
-        """Prepare the lock for the pod in ``folder``. The file is not made yet."""
+        """Prepare the lock for the pod in ``folder``, without making the lock file."""
         self._folder = folder / HOLDERS
         self._guard = threading.Lock()
         self._name: str | None = None
@@ -37,7 +35,9 @@ class HolderLock:
         self._closed = False
 
     def take(self) -> str:
-        """Lock the file and return its name. The caller must be inside a transaction.
+        """Make and lock the file if it is not locked yet; return its name.
+
+        The caller must be inside a database transaction.
 
         Raises:
             PodError: The store is closed, or the file cannot be made or locked.
@@ -59,7 +59,7 @@ class HolderLock:
             raise PodError(f"{self._folder} cannot be written: {error.strerror}") from None
         try:
             if os.geteuid() == 0:
-                # The owner of the pod must be able to check the lock of a process of root.
+                # Root gives the lock file to the pod's owner, who must be able to check the lock.
                 owner = self._folder.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +71,10 @@ class HolderLock:
         return name, descriptor
 
     def close(self) -> None:
-        """Release the lock. The next call of any store of the pod then releases the IPUs."""
+        """Release the lock.
+
+        The next call of any store of the pod then releases the IPUs that this store attached.
+        """
         with self._guard:
             self._closed = True
             if self._name is not None:
@@ -82,14 +85,14 @@ class HolderLock:
                 _locks.discard(self)
 
     def forget_in_child(self) -> None:
-        """Close the parent's lock file in a forked process, which has no attachments itself."""
+        """Close the parent's lock file in a forked child, which has not attached IPUs itself."""
         self._guard = threading.Lock()
         if self._name is not None:
             os.close(self._descriptor)
             self._name = None
 
 
-# The taken locks of this process, which a forked child must forget. A store that is not closed
+# The locks that this process holds, and that a forked child must forget. A store that is not closed
 # holds its IPUs until the process ends.
 _locks: set[HolderLock] = set()
 
@@ -105,7 +108,7 @@ os.register_at_fork(after_in_child=_forget_all)
 def is_alive(folder: Path, name: str) -> bool:
     """Return whether a store still holds the lock on the file ``name``.
 
-    The caller must be inside a transaction.
+    The caller must be inside a database transaction.
 
     Raises:
         PodError: The file cannot be read or checked.
@@ -131,7 +134,7 @@ def is_alive(folder: Path, name: str) -> bool:
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove the lock files of stores that have ended. The caller must be inside a transaction."""
+    """Remove lock files that are no longer locked. The caller must be inside a transaction."""
     with contextlib.suppress(OSError, PodError):
         for file in (folder / HOLDERS).iterdir():
             if not is_alive(folder, file.name):

@@ -99,15 +99,15 @@ def make_database(folder: Path, described: str) -> None:
 
     Args:
         folder: The pod's folder.
-        described: The text of the pod's description.
+        described: The pod's description as JSON text.
 
     Raises:
-        DamagedError: The log of a removed database exists. SQLite would apply this log to the new
-            database.
+        DamagedError: The database is missing, but its log exists. SQLite would apply this log to
+            the new database.
         PodError: The folder cannot be written.
     """
-    # The order of the two checks matters: another process that makes the pod makes the database
-    # before the log.
+    # The log must be checked before the database. Another process that makes the pod at the same
+    # time makes the database before the log.
     if (folder / DATABASE_LOG).exists() and not (folder / DATABASE).exists():
         raise DamagedError(
             f"{folder / DATABASE} is gone, but {DATABASE_LOG} with its last changes is there: "
@@ -121,8 +121,8 @@ def make_database(folder: Path, described: str) -> None:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
-            # While the database is written, a crash may damage its file. This is harmless, because
-            # the file gets its name only after it is complete and on the disk.
+            # With these settings, a crash may damage the file. The damage is harmless, because the
+            # file gets its final name only when it is complete and on the disk.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
@@ -155,8 +155,8 @@ def _write_through(file: Path) -> None:
 def check_integrity(folder: Path, busy_timeout: float) -> None:
     """Check the whole database if the size of its file differs from the size in its header.
 
-    If the sizes are equal, the database is not checked, because most programs open a pod for a few
-    calls only. A later call that reads a damaged part raises DamagedError.
+    If the sizes are equal, the check is skipped to save time, because most programs make only a few
+    calls. A later call that reads a damaged part raises DamagedError.
 
     Raises:
         DamagedError: The database is damaged.
@@ -199,7 +199,7 @@ def _check_version(file: Path, connection: sqlite3.Connection) -> None:
 def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connection]:
     """Yield a connection for writing; commit if the ``with`` block does not raise an exception.
 
-    Only one process or thread at a time can be inside this block.
+    Only one process or thread at a time can be inside the ``with`` block.
 
     Args:
         folder: The pod's folder.
@@ -212,13 +212,13 @@ def transaction(folder: Path, busy_timeout: float) -> Iterator[sqlite3.Connectio
     file = folder / DATABASE
     with _plain_errors(file), contextlib.closing(_connect(file, busy_timeout)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        # With this setting, a power failure may lose the last changes. If only a process ends, no
-        # changes are lost.
+        # With ``synchronous = NORMAL``, a power failure may lose the last changes. If only a
+        # process is killed, no changes are lost.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            # The version is checked again each time, because a store may be open for days and the
-            # file may have been replaced.
+            # Each transaction checks the version of the file. A store may be open for days, and the
+            # file may be replaced during this time.
             _check_version(file, connection)
             yield connection
             connection.execute("COMMIT")

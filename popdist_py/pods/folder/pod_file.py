@@ -47,7 +47,7 @@ def read_pod(file: Path) -> Pod:
     """Return the pod that a ``pod.toml`` file describes.
 
     Raises:
-        DamagedError: The file does not describe a pod; the message names the wrong place in it.
+        DamagedError: The file does not describe a pod. The message names the wrong entry.
         PodError: The file cannot be read.
     """
     try:
@@ -62,7 +62,7 @@ def read_pod(file: Path) -> Pod:
 def parse_pod(text: str, source: str) -> Pod:
     """Return the pod that the text of a ``pod.toml`` describes.
 
-    Error messages use ``source`` as the name of the file.
+    ``source`` is the name of the file for error messages.
 
     Raises:
         DamagedError: The text is not TOML, or does not describe a pod.

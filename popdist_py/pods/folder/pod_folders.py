@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from popdist_py.pods.folder.folder_store import FolderStore
     from popdist_py.pods.model.pod_parts import Pod
 
-# A pod cannot have one of these names, because they have another meaning in ``find_pod``.
+# A pod cannot have these names, because ``find_pod`` gives them another meaning.
 _WORDS = ("none", "server")
 
 
 def pods_root(environ: Mapping[str, str]) -> Path:
     """Return the folder that contains the pods of this user.
 
-    The environment variable POPRUN_PODS names the folder. Without this variable, the folder is
+    The environment variable POPRUN_PODS names the folder. If POPRUN_PODS is not set, the folder is
     ``poprun-py/pods`` in XDG_STATE_HOME. The default of XDG_STATE_HOME is ``~/.local/state``.
     """
     given = environ.get("POPRUN_PODS")
@@ -39,8 +39,8 @@ def pods_root(environ: Mapping[str, str]) -> Path:
         state = environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(state).expanduser() / "poprun-py" / "pods"
     except RuntimeError:
-        # This user has no home folder. The returned path does not exist, so the list of pods is
-        # empty.
+        # If this user does not have a home folder, the returned path does not exist, and the list
+        # of pods is empty.
         return Path(os.devnull, "poprun-py", "pods")
 
 
@@ -50,7 +50,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
     If ``root`` is missing, or this user must not read it, the result is empty.
 
     Raises:
-        PodError: ``root`` cannot be read for another reason.
+        PodError: ``root`` cannot be read because of another error, such as a disk error.
     """
     try:
         entries = [entry.name for entry in root.iterdir()]
@@ -58,7 +58,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
         return ()
     except OSError as error:
         raise PodError(f"{root} cannot be read: {error.strerror}") from None
-    # Names that begin with a dot belong to unfinished and removed pods.
+    # Folder names that begin with a dot belong to unfinished and removed pods.
     return tuple(
         sorted(
             name for name in entries if name[0] != "." and os.path.lexists(root / name / POD_FILE)
@@ -94,7 +94,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
         FolderStore(partial).close()
         partial.rename(folder)
     except OSError as error:
-        # If another pod has this name, its folder is not empty, so that rename() fails.
+        # If another pod has this name, rename() fails, because the other pod's folder is not empty.
         if os.path.lexists(folder):
             raise NameTakenError(
                 f"there is a pod {pod.name} already ({folder}): choose another name, "
@@ -120,11 +120,11 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
 
 
 def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
-    """Remove the folder of a pod. With ``force``, also remove a used or damaged pod.
+    """Remove the folder of a pod. With ``force``, also remove a pod that is damaged or in use.
 
     Raises:
         UnknownNameError: No pod has this name.
-        InUseError: The pod has partitions, or its IPUs are in use.
+        InUseError: The pod has partitions, and ``force`` is False.
         PodError: The folder cannot be removed.
     """
     check_known("pod", name, list_pods(root), f"in {root}")

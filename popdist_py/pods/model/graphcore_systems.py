@@ -17,7 +17,7 @@ from popdist_py.pods.model.pod_parts import (
 )
 from popdist_py.pods.model.pod_rules import check_pod
 
-# The numbers of IPU-Machines and IPU-Link domains of each system.
+# The number of IPU-Machines and the number of IPU-Link domains in each system.
 SYSTEMS: dict[str, tuple[int, int]] = {
     "POD4": (1, 1),
     "POD16": (4, 1),
@@ -36,9 +36,10 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
     smaller systems, the IPU-Links form a mesh.
 
     Args:
-        system: A key of SYSTEMS, in any case.
+        system: A key of SYSTEMS, in upper or lower case.
         name: The name of the new pod.
-        hosts: The hosts, which each get an equal number of IPU-Machines; by default this host.
+        hosts: The names of the hosts; None for this host. All hosts get the same number of
+            IPU-Machines.
 
     Raises:
         InvalidRequestError: The system is unknown, a host is repeated, or the IPU-Machines cannot
@@ -51,7 +52,7 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
 
 
 def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
-    """Return a pod of this host, with IPU-Machines of 4 IPUs in one IPU-Link domain.
+    """Return a pod with one IPU-Link domain, whose IPU-Machines all belong to this host.
 
     The pod does not depend on the NUMA nodes of the host, because a host reaches its IPU-Machines
     over the network.

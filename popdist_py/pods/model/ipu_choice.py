@@ -1,8 +1,8 @@
-"""Allocation of free IPUs to a new partition with the buddy system.
+"""Choice of free IPUs for a new partition, with the buddy system.
 
-In each IPU-Link domain, a partition gets a group of 2^k adjacent IPUs that begins at a multiple of
-2^k. If several groups are free, the group in the smallest free block is chosen, so that large
-blocks remain free (Knuth, The Art of Computer Programming 1, 2.5).
+In each of its IPU-Link domains, a partition gets a group of 2^k adjacent IPUs that begins at a
+multiple of 2^k. If several groups are free, the group in the smallest free block is chosen, so that
+large blocks remain free (Knuth, The Art of Computer Programming 1, 2.5).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from popdist_py.pods.model.pod_parts import (
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A possible choice of IPUs: one group of IPUs in each domain of one allocation.
+    """A possible choice of IPUs for a partition, with one group in each of its IPU-Link domains.
 
     ``blocks`` contains the size of the free block around each group.
     """
@@ -88,7 +88,7 @@ def place_partition(
 
 
 def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
-    """Return the allocations that the request permits."""
+    """Return the allocations whose IPUs may be used for the request."""
     known = {each.name: each for each in pod.allocations}
     place = f"in pod {pod.name}"
     if request.cluster is not None:
@@ -110,7 +110,7 @@ def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
 
 
 def _domains(allocation: Allocation, ipus: Iterable[Ipu]) -> dict[int, list[Ipu]]:
-    """Return the IPUs of each IPU-Link domain of the allocation's cluster, in order."""
+    """Return the IPUs of the allocation's cluster, grouped by IPU-Link domain."""
     domains: dict[int, list[Ipu]] = {}
     for ipu in ipus:
         if ipu.cluster == allocation.cluster:
@@ -131,7 +131,7 @@ def _fit(
     all_ipus: Iterable[Ipu],
     taken: Collection[tuple[str, int]],
 ) -> _Fit | None:
-    """Return the best groups of IPUs in an allocation; None if too few IPUs are free."""
+    """Return the best IPUs of an allocation for a request; None if too few IPUs are free."""
     domains = _domains(allocation, all_ipus)
     num_ilds = 1
     if not request.reconfigurable:
@@ -158,7 +158,7 @@ def _fit(
 
 
 def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]]) -> int:
-    """Return the size of the largest group of IPUs in one domain if all IPUs were free."""
+    """Return the size of the largest group of IPUs that one domain has when all IPUs are free."""
     return (
         max(
             (_largest_block(_usable(allocation, domain, ())) for domain in domains.values()),
@@ -177,9 +177,10 @@ def _largest_block(usable: Sequence[bool]) -> int:
 
 
 def _best_group(usable: Sequence[bool], size: int) -> tuple[int, int] | None:
-    """Return the best aligned group of usable IPUs; None if no group of this size is usable.
+    """Return the best aligned group of ``size`` usable IPUs; None if too few IPUs are usable.
 
-    The result is the size of the free block around the group, and the start of the group.
+    The result contains the size of the free block around the group, and the index of the first IPU
+    of the group.
     """
     found = []
     for start in range(0, len(usable) - size + 1, size):
@@ -203,7 +204,7 @@ def _refusal(
     all_ipus: Sequence[Ipu],
     taken: Collection[tuple[str, int]],
 ) -> Exception:
-    """Return the error that names the request, the free IPUs and the owners of the other IPUs."""
+    """Return the error for a request that the allocations cannot fulfil."""
     if not allocations:
         where = f"cluster {request.cluster}" if request.cluster else f"pod {pod.name}"
         return UnknownNameError(f"{where} has no allocation: make one")

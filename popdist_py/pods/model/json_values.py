@@ -1,8 +1,8 @@
-"""Conversion of dataclasses, tuples and enumerations to JSON, and back with checks.
+"""Conversion of dataclasses, tuples and enumerations to JSON and back.
 
 A dataclass becomes a JSON object, and a tuple becomes a JSON array. A member of an enumeration
-becomes its name in V-IPU's protocol. The conversion from JSON checks each field. The error for an
-unknown, missing or wrong field names the field.
+becomes its value, which is a name in V-IPU's protocol. The conversion from JSON checks each field.
+The error for an unknown, missing or wrong field names the field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LARGEST_INTEGER: Final = (1 << 53) - 1
 
 
 def encode(value: object) -> bytes:
-    """Return a value of JSON types as compact JSON.
+    """Return a value as compact JSON in UTF-8.
 
     Raises:
         InvalidRequestError: A text is not valid Unicode, or a number is not finite.
@@ -38,7 +38,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(body: bytes) -> object:
-    """Return the value of a JSON body.
+    """Return the value that a JSON body contains.
 
     Raises:
         InvalidRequestError: The body is not JSON in UTF-8, nests too deeply, or repeats a field.
@@ -51,12 +51,12 @@ def decode(body: bytes) -> object:
         raise
     except RecursionError:
         raise InvalidRequestError("the body nests too deeply") from None
-    except ValueError as error:  # not UTF-8, not JSON, or an integer of thousands of digits
+    except ValueError as error:  # not UTF-8, not JSON, or an integer with thousands of digits
         raise InvalidRequestError(f"the body is not JSON in UTF-8: {error}") from None
 
 
 def to_json(value: object) -> Any:
-    """Return a value in the types of JSON: dict, list, str, number, bool or None."""
+    """Convert a value to the types of JSON: dict, list, str, number, bool or None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -71,12 +71,12 @@ def to_json(value: object) -> Any:
 
 
 def from_json(kind: Any, value: object, name: str) -> Any:
-    """Return a decoded JSON ``value`` as a value of type ``kind``.
+    """Convert ``value``, which was decoded from JSON, to the type ``kind``.
 
-    A field with a default may be missing. Error messages use ``name`` as the name of the value.
+    A field with a default may be missing. ``name`` is the name of the value for error messages.
 
     Raises:
-        InvalidRequestError: The value has another type; the message names the field.
+        InvalidRequestError: The type of the value is wrong; the message names the field.
     """
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         types_, defaults = _shape(kind)
@@ -132,7 +132,7 @@ def _text(value: object, name: str) -> str:
 def read_fields(
     kinds: Mapping[str, Any], defaults: Mapping[str, object], value: object, name: str
 ) -> dict[str, Any]:
-    """Return the checked fields of a JSON object. Fields without a default are required."""
+    """Check the fields of a JSON object and return them. Fields without a default are required."""
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object")
     accepted = ", ".join(kinds) or "none"
@@ -154,7 +154,7 @@ def read_fields(
 
 @cache
 def _shape(kind: type) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return the types and the defaults of the fields of a dataclass."""
+    """Return the types and the default values of a dataclass's fields."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""Rules for requested partitions, for the use of partitions, and for attached IPUs.
+"""Rules for partition requests, for the use of partitions by jobs, and for attached IPUs.
 
 The rules are from V-IPU's user guide and protocol.
 """
@@ -36,12 +36,12 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_request(request: PartitionRequest) -> None:
-    """Check the rules for a partition request that do not depend on the pod.
+    """Check a partition request against the rules that do not depend on the pod.
 
     The numbers of IPUs, GCDs and IPU-Link domains must be powers of two. The number of IPUs must be
-    a multiple of the numbers of GCDs, domains and replicas. The number of replicas must be a
-    multiple of the number of GCDs. A domain has at most 64 IPUs. A reconfigurable partition has one
-    GCD, one domain and the sync type c2-compatible.
+    divisible by the numbers of GCDs, IPU-Link domains and replicas. The number of replicas must be
+    divisible by the number of GCDs. An IPU-Link domain has at most 64 IPUs. A reconfigurable
+    partition has one GCD, one IPU-Link domain and the sync type c2-compatible.
 
     Raises:
         InvalidRequestError: The request breaks a rule.
@@ -106,11 +106,11 @@ def _check_power(what: str, number: int) -> None:
 
 
 def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
-    """Return the requested number of IPU-Link domains, or else the smallest possible number.
+    """Return the requested number of IPU-Link domains, or else the smallest number that suffices.
 
     Args:
-        request: The requirements for the partition, whose size is a power of two.
-        domain_ipus: The largest number of IPUs in a domain.
+        request: The requirements for the partition. The requested size is a power of two.
+        domain_ipus: The largest number of IPUs that the partition can get in one domain.
     """
     if request.num_ilds is not None:
         return request.num_ilds
@@ -119,11 +119,12 @@ def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
 
 
 def misfit(partition: Partition, request: PartitionRequest) -> str:
-    """Return the reason why a job with this request cannot use a partition, or an empty text.
+    """Return why a partition does not fit a job's request, or an empty text if it fits.
 
-    A reconfigurable partition must be large enough. A preconfigured partition must have the
-    requested numbers of IPUs, GCDs and replicas. If the request names a number of IPU-Link domains,
-    a sync type, an allocation or a cluster, the partition must have the same value.
+    A reconfigurable partition must have at least the requested number of IPUs. A partition that is
+    not reconfigurable must have exactly the requested numbers of IPUs, GCDs and replicas. If the
+    request names a number of IPU-Link domains, a sync type, an allocation or a cluster, the
+    partition must match it.
     """
     wanted: list[tuple[str, object, object]] = []
     if partition.reconfigurable:
@@ -156,9 +157,10 @@ def free_ipus(
     taken: Collection[int],
     ipus: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return the IPUs of a partition for an attachment, or an empty tuple if too few are free.
+    """Choose free IPUs of a partition; return an empty tuple if too few IPUs are free.
 
-    If ``ipus`` is None, the first free device of this size or the first free domains are chosen.
+    If ``ipus`` is None, the first free group of ``num_ipus`` adjacent IPUs is chosen. The number of
+    its first IPU is a multiple of ``num_ipus``.
 
     Raises:
         InvalidRequestError: ``num_ipus`` or ``ipus`` is invalid.

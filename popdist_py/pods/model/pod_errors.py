@@ -1,4 +1,4 @@
-"""The errors of pods, with the codes that a pod's server sends.
+"""The exception classes for pods, with the error codes that a pod's server sends.
 
 The message of each error is one line. The message names the given value, the accepted values, and a
 remedy.
@@ -14,16 +14,17 @@ from typing import ClassVar
 class PodError(Exception):
     """The base class of all errors of pods.
 
-    If the pod's storage cannot be read or written, the error is a plain ``PodError``.
+    If the pod's storage cannot be read or written, the error is ``PodError`` itself, not a
+    subclass.
 
-    ``code`` identifies the class in the server's answers.
+    ``code`` is the name of the error class in a server's answers.
     """
 
     code: ClassVar[str] = "error"
 
 
 class InvalidRequestError(PodError):
-    """A value or a combination that breaks a rule."""
+    """A value, or a combination of values, breaks a rule."""
 
     code = "invalid-request"
 
@@ -59,7 +60,7 @@ class NotAllowedError(PodError):
 
 
 class UnreachableError(PodError):
-    """The server does not answer."""
+    """The pod's server cannot be reached, or does not answer as expected."""
 
     code = "unreachable"
 
@@ -80,7 +81,7 @@ def check_known(kind: str, name: str, known: Collection[str], place: str = "") -
     """Check that an object with this name exists.
 
     Args:
-        kind: The kind of the object for the message, such as ``cluster``.
+        kind: The kind of the object, such as ``cluster``, for the error message.
         name: The name to check.
         known: The names of all existing objects of this kind.
         place: The pod or folder that was searched, such as ``in pod lab``.

@@ -1,6 +1,6 @@
-"""Immutable values for the IPUs, agents, clusters, allocations and partitions of a pod.
+"""Immutable classes for the IPUs, agents, clusters, allocations and partitions of a pod.
 
-These terms have the same meaning as in V-IPU.
+Agents, clusters, allocations and partitions have the same meaning as in Graphcore's V-IPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _MOST_CHARACTERS = 255
 
 
 class SyncType(StrEnum):
-    """V-IPU's sync types. The values are their names in V-IPU's protocol.
+    """V-IPU's sync types. Each value is the name of the type in V-IPU's protocol.
 
-    The first member is the default.
+    C2_COMPATIBLE, the first member, is the default.
     """
 
     C2_COMPATIBLE = "ST_GS2_DEFAULT"
@@ -28,9 +28,9 @@ class SyncType(StrEnum):
 
 
 class PartitionState(StrEnum):
-    """The state of a partition, which tells whether it can be used.
+    """The state of a partition. IPUs can be attached only if the state is ACTIVE.
 
-    Tables show the value of the state. PopRun's log shows the value with the prefix ``PS_``.
+    Tables show these values as they are. PopRun's log shows them with the prefix ``PS_``.
     """
 
     PENDING = "PENDING"
@@ -58,7 +58,7 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Connected agents, which form IPU-Link domains of equal size.
+    """A group of connected agents (IPU-Machines) in IPU-Link domains of equal size.
 
     ``topology`` is ``mesh`` or ``torus``, the topology of the IPU-Links. ``is_looped`` tells
     whether the GW-Links between the domains form a ring.
@@ -85,8 +85,8 @@ class Ipu:
     """One emulated IPU of a pod.
 
     ``index`` is the number of the IPU in the pod. ``number`` is the number of the IPU in its
-    IPU-Machine; the first IPU has the highest number, usually 3. ``domain`` is the number of the
-    IPU-Link domain in the cluster.
+    IPU-Machine. The first IPU of an IPU-Machine has the highest number, usually 3. ``domain`` is
+    the number of the IPU-Link domain in the cluster.
     """
 
     index: int
@@ -138,9 +138,10 @@ class Pod:
 class PartitionRequest:
     """The requirements for a new partition (V-IPU's PartitionRequirements).
 
-    For a field that is None, the pod chooses the value: an ``allocation`` and ``cluster`` with
-    enough free IPUs, the smallest possible ``num_ilds``, the value of ``num_gcds`` for
-    ``num_replicas``, or the default ``sync_type``.
+    If ``allocation`` or ``cluster`` is None, the pod chooses one with enough free IPUs. If
+    ``num_ilds`` is None, the partition gets as few IPU-Link domains as possible. The default of
+    ``num_replicas`` is the value of ``num_gcds``, and the default of ``sync_type`` is
+    C2_COMPATIBLE.
     """
 
     name: str
@@ -156,9 +157,9 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device for programs, which is one IPU of a partition or a group of 2, 4, 8, ... IPUs.
+    """A device that a program can use: one IPU of a partition, or a group of 2, 4, 8, ... IPUs.
 
-    ``ipus`` contains numbers of IPUs in the partition.
+    ``ipus`` contains the numbers of the IPUs, which count from 0 within the partition.
     """
 
     id: int
@@ -181,11 +182,13 @@ def devices_of(num_ipus: int, num_ilds: int) -> Iterator[Device]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """A named, isolated set of IPUs, numbered from 0 in the order of ``ipus``.
+    """A named set of IPUs that jobs use separately from other partitions.
 
-    ``ipus`` contains one group of adjacent IPUs for each of the ``num_ilds`` IPU-Link domains.
-    ``owner`` is the user who made the partition. ``created`` is a time in seconds since the epoch.
-    ``error`` is the reason for the state ERROR. ``generation`` is the number of resets.
+    The IPUs of a partition are numbered from 0 in the order of ``ipus``. ``ipus`` contains one
+    group of adjacent IPUs for each of the ``num_ilds`` IPU-Link domains. ``owner`` is the user who
+    made the partition. ``created`` is the time of the creation, in seconds since the epoch.
+    ``error`` is the reason for the state ERROR. ``generation`` is the number of times that the
+    partition was reset.
     """
 
     name: str
@@ -228,7 +231,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """The process that holds IPUs, which is a job's launcher or a program without a launcher.
+    """The process that has attached IPUs: a job's launcher, or a program without a launcher.
 
     The names of programs and users may contain any characters. In the fields of this class,
     unprintable characters are replaced by ``?``, and texts are cut to 255 characters.
@@ -251,10 +254,11 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attachment:
-    """The attachment of some IPUs of a partition to one holder.
+    """A record that some IPUs of a partition belong to one process, the holder.
 
-    ``ipus`` contains numbers of IPUs in the partition. Only the holder knows ``id``; attachments in
-    lists have an empty ``id``.
+    ``ipus`` contains the numbers of the IPUs, which count from 0 within the partition. Only the
+    holder knows ``id``, which is needed to detach the IPUs. Attachments in lists have an empty
+    ``id``.
     """
 
     id: str

@@ -62,7 +62,7 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
     Raises:
         InvalidRequestError: The cluster breaks a rule.
         NameTakenError: Another cluster has this name.
-        UnknownNameError: The pod does not have one of the agents.
+        UnknownNameError: An agent does not exist in the pod.
         InUseError: An agent belongs to another cluster.
     """
     check_name("cluster", cluster.name)
@@ -115,7 +115,7 @@ def check_allocation(pod: Pod, allocation: Allocation) -> None:
     Raises:
         InvalidRequestError: The allocation breaks a rule.
         NameTakenError: Another allocation has this name.
-        UnknownNameError: The cluster does not exist, or does not contain one of the agents.
+        UnknownNameError: The cluster does not exist, or an agent does not belong to the cluster.
     """
     check_name("allocation", allocation.name)
     if allocation.name in {each.name for each in pod.allocations}:

@@ -1,7 +1,8 @@
-"""The interface of a pod store.
+"""The interface of pod stores, the objects through which programs read and change pods.
 
-``FolderStore`` implements it for a folder of this machine, and ``ServerStore`` for a pod's server.
-Every call is atomic. A call of a process that is killed is either complete or has no effect.
+``FolderStore`` implements the interface for a pod in a folder of this machine. ``ServerStore``
+implements it for a pod that a server keeps. Every call is atomic. If a process is killed during a
+call, the call is either complete or has no effect.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from popdist_py.pods.model.pod_parts import (
 
 
 def own_user() -> str:
-    """Return the name of the user who runs this process, which is a store's default user."""
+    """Return the name of the user who runs this process, the default user of a store."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a container may run with a user id without a name
+    except KeyError:  # in a container, the user id may not have a name
         return str(uid)
 
 
 class PodStore(Protocol):
-    """The interface of a pod.
+    """The interface through which programs read and change a pod.
 
-    Every method raises UnreachableError, DamagedError or PodError if the pod cannot be used. The
-    docstring of a method names the other errors of the method.
+    Every method raises UnreachableError, DamagedError or PodError if the pod cannot be used. Other
+    errors are named in the docstring of each method.
     """
 
     where: str  # for messages: the folder or http://HOST:PORT
@@ -66,7 +67,7 @@ class PodStore(Protocol):
         """
 
     def reset_partition(self, name: str) -> Partition:
-        """Reset a partition, so that it is as it was when it was made.
+        """Reset a partition to its initial state.
 
         Raises:
             UnknownNameError: No partition has this name.
@@ -81,7 +82,7 @@ class PodStore(Protocol):
         """
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
-        """Remove a partition, which frees its IPUs.
+        """Remove a partition and free its IPUs.
 
         With ``force``, a partition that is in use or belongs to another user is removed too.
 
@@ -97,7 +98,7 @@ class PodStore(Protocol):
         Raises:
             InvalidRequestError: The cluster breaks a rule.
             NameTakenError: Another cluster has this name.
-            UnknownNameError: The pod does not have one of the agents.
+            UnknownNameError: An agent does not exist in the pod.
             InUseError: An agent belongs to another cluster.
         """
 
@@ -110,12 +111,13 @@ class PodStore(Protocol):
         """
 
     def create_allocation(self, allocation: Allocation) -> None:
-        """Make an allocation of agents.
+        """Make an allocation, a group of agents from which partitions take their IPUs.
 
         Raises:
             InvalidRequestError: The allocation breaks a rule.
             NameTakenError: Another allocation has this name.
-            UnknownNameError: The cluster does not exist, or does not contain one of the agents.
+            UnknownNameError: The cluster does not exist, or an agent does not belong to the
+                cluster.
         """
 
     def remove_allocation(self, name: str) -> None:
@@ -133,19 +135,20 @@ class PodStore(Protocol):
 
         Args:
             partition: The name of a partition that is ACTIVE.
-            num_ipus: The number of IPUs, which must be a power of two if ``ipus`` is None. If one
-                IPU-Link domain has this number of IPUs, the store attaches the first free device of
-                this size. Otherwise the store attaches whole IPU-Link domains.
-            holder: This process. It may also be another process; this process must then end when
-                that process ends.
-            ipus: The numbers of the IPUs in the partition. If None, the store chooses the IPUs.
+            num_ipus: The number of IPUs, which must be a power of two if ``ipus`` is None. If
+                ``num_ipus`` IPUs fit into one IPU-Link domain, the store attaches the first free
+                device of this size. A larger number of IPUs consists of whole IPU-Link domains.
+            holder: The process that gets the IPUs. If the holder is not this process, this process
+                must end when the holder ends.
+            ipus: The numbers of the IPUs to attach, which count from 0 within the partition. If
+                ``ipus`` is None, the store chooses the IPUs.
 
         Raises:
             UnknownNameError: No partition has this name.
             InvalidRequestError: An argument breaks a rule, or the partition is in the state ERROR.
             InUseError: Too few IPUs are free, or the partition is PENDING. The message names the
-                holders of the IPUs.
-            NotEnoughIpusError: The partition is too small.
+                processes that hold the IPUs.
+            NotEnoughIpusError: The partition has fewer than ``num_ipus`` IPUs.
         """
 
     def detach(self, attachment: Attachment) -> None:
@@ -155,4 +158,4 @@ class PodStore(Protocol):
         """Return the attachments of all holders that are still running."""
 
     def close(self) -> None:
-        """Release the IPUs that this store attached, and close it. A second call does nothing."""
+        """Close this store, and release the IPUs that it attached. A second call does nothing."""

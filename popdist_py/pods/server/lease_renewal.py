@@ -12,8 +12,8 @@ from popdist_py.pods.model.pod_errors import PodError, UnreachableError
 from popdist_py.pods.model.pod_parts import Attachment
 from popdist_py.pods.server.pod_api import Lease
 
-# During the time of a lease, this number of renewals is sent. Five of them may fail before the
-# lease ends.
+# The number of renewals that are sent during the time of one lease. A lease ends only after more
+# than five renewals have failed.
 _RENEWALS_PER_LEASE: Final = 6
 
 
@@ -21,11 +21,11 @@ class Renewal:
     """Renews the lease of each attachment until its IPUs are detached or the process ends.
 
     A lease ends if it is not renewed, for example because the network failed. After the end of a
-    lease, this class attaches the same IPUs again. If another process holds the IPUs, or the
-    partition was removed, a warning is logged and the job continues.
+    lease, this class attaches the same IPUs again. If this fails, because another process holds the
+    IPUs or the partition was removed, a warning is logged and the job continues.
 
     Args:
-        renew: A function that renews the leases with the given ids within a time-out. The function
+        renew: A function that renews the leases with the given ids within a time-out. ``renew``
             returns the ids of the leases that have ended.
         attach_again: A function that attaches the IPUs of an attachment again after its lease has
             ended.
@@ -39,8 +39,8 @@ class Renewal:
         self._renew = renew
         self._attach_again = attach_again
         self._lock = threading.Lock()
-        # The key of a lease is the id of its first attachment, because the holder knows this id. If
-        # the IPUs are attached again, the lease contains a new attachment with another id.
+        # Each key is the id of a lease's first attachment, which is the id that the holder knows.
+        # If the IPUs were attached again, the lease contains a new attachment with another id.
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -56,24 +56,25 @@ class Renewal:
     def kept_ids(self) -> frozenset[str]:
         """Return the ids of the attachments whose leases are renewed.
 
-        These are the ids that the holder knows.
+        The ids are those that the holder got when it attached the IPUs.
 
-        This method does not take the lock, because forked processes also call it. In a forked
-        process, the lock may be held by a thread that exists only in the parent.
+        This method does not acquire ``_lock``, because forked processes also call this method. In a
+        forked process, the lock may be held by a thread that exists only in the parent.
         """
         return frozenset(self._held)
 
     def forget(self, attachment: Attachment) -> Attachment:
         """Stop the renewal of an attachment's lease.
 
-        The result is the attachment with the id that the server knows.
+        The result has the id that the server knows. This id differs from ``attachment.id`` if the
+        IPUs were attached again.
         """
         with self._lock:
             lease = self._held.pop(attachment.id, None)
         return attachment if lease is None else lease.attachment
 
     def end(self) -> tuple[Attachment, ...]:
-        """Stop the thread. Return the attachments for which the thread renewed the leases."""
+        """Stop the thread, and return the attachments whose leases the thread renewed."""
         self._ended.set()
         with self._lock:
             left = tuple(lease.attachment for lease in self._held.values())
@@ -125,7 +126,7 @@ class Renewal:
             )  # fmt: skip
             return
         with self._lock:
-            # If the holder has detached the IPUs in the meantime, the new lease is not renewed, so
-            # that it ends.
+            # If the holder has detached the IPUs in the meantime, the new lease is not renewed and
+            # thus ends.
             if own_id in self._held:
                 self._held[own_id] = again

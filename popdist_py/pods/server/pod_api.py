@@ -22,14 +22,15 @@ from popdist_py.pods.model.pod_parts import (
 
 Result = TypeVar("Result")
 
-# The version of the calls. A change that older clients or servers would misunderstand increases it.
+# The version of the calls. It is increased by a change that older clients or servers would
+# misunderstand.
 API: Final = 1
 VERSION_PATH: Final = f"/v{API}/version"
 USER_HEADER: Final = "X-Poprun-User"
 REQUEST_HEADER: Final = "X-Poprun-Request"
 
-# The limit is ten times the largest expected request, which makes a cluster of some thousand
-# agents.
+# The size limit of a request is ten times the largest expected request, which makes a cluster of
+# about a thousand agents.
 MOST_REQUEST_BYTES: Final = 1 << 20
 
 
@@ -43,9 +44,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error in a server's answer.
+    """A server's answer that reports an error.
 
-    ``error`` is the code of the class in ``pod_errors.py``. ``message`` is the text.
+    ``error`` is the code of an error class in ``pod_errors.py``. ``message`` is the error message.
     """
 
     error: str
@@ -54,10 +55,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Call(Generic[Result]):
-    """A call of the pod's server: its path, and the types of its arguments and its result.
+    """A call that a pod's server answers, with the types of its arguments and its result.
 
-    If ``changes`` is True, the call changes the pod. Such a call uses POST, and the body contains
-    the arguments. Other calls use GET, and the query contains the arguments as texts.
+    ``changes`` tells whether the call changes the pod. A call that changes the pod uses POST, and
+    the request body contains the arguments. A call that only reads uses GET, and the query of the
+    URL contains the arguments as text.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Call(Generic[Result]):
         return f"/v{API}/{self.name}"
 
     def read_arguments(self, value: object) -> dict[str, Any]:
-        """Return the arguments from a decoded body or query.
+        """Check and return the arguments that a request has in its decoded body or query.
 
         Raises:
             InvalidRequestError: A field is unknown, missing or wrong; the message names the field.
@@ -102,9 +104,10 @@ ATTACH: Final = Call[Lease](
     {"partition": str, "num_ipus": int, "holder": Holder, "ipus": tuple[int, ...] | None},
     Lease,
 )
-# The id of an attachment is sent only in a body, because servers log the paths of requests.
+# The id of an attachment is secret. It is sent only in a request body, because servers log the
+# paths of requests.
 DETACH: Final = Call[None]("detach", {"attachment": Attachment}, None)
-# The result of this call contains the ids of the leases that have ended.
+# The result of RENEW contains the ids of the leases that have ended.
 RENEW: Final = Call[tuple[str, ...]]("renew", {"ids": tuple[str, ...]}, tuple[str, ...])
 
 CALLS: Final[tuple[Call[Any], ...]] = (

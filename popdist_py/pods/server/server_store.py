@@ -43,21 +43,22 @@ from popdist_py.pods.server.server_url import host_and_port
 Result = TypeVar("Result")
 
 # A request without an answer is repeated after pauses. The pauses are long enough for a server to
-# restart. More attempts would only delay the error.
+# restart. More than four attempts would only delay the error message.
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.1
-# A reachable host accepts a connection within milliseconds.
+# The time-out for a connection, in seconds. A reachable host accepts a connection within
+# milliseconds.
 _CONNECT_SECONDS: Final = 10.0
 # At the end of a job, the launcher waits at most this long for a server that does not answer.
 _CLOSE_SECONDS: Final = 3.0
 _LEAST_SECONDS: Final = 0.1
-# The limit is more than ten times the largest expected answer, a list of 256 partitions with long
-# names.
+# The size limit of an answer is more than ten times the largest expected answer, which is a list of
+# 256 partitions with long names.
 _MOST_ANSWER_BYTES: Final = 16 << 20
 
 
 class ServerStore:
-    """A pod store that calls the server of a pod. Several threads may use it.
+    """A pod store that calls the server of a pod. Several threads may use one store.
 
     A request without an answer is repeated a few times. If the request changes the pod, the
     repeated request has the same id, so that the server makes the change only once. A daemon thread
@@ -92,7 +93,8 @@ class ServerStore:
         }
         self._timeout = timeout
         self._is_closed = False
-        # The ids of the attachments that the parent processes had made before they forked.
+        # The ids of the attachments that this process inherited from its parents and must not
+        # release.
         self._of_parents: frozenset[str] = frozenset()
         self._start_over()
 
@@ -113,7 +115,7 @@ class ServerStore:
         return self._ask(pod_api.CREATE_PARTITION, request=request)
 
     def reset_partition(self, name: str) -> Partition:
-        """Bring a partition into its initial state."""
+        """Reset a partition to its initial state."""
         return self._ask(pod_api.RESET_PARTITION, name=name)
 
     def fail_partition(self, name: str, reason: str) -> Partition:
@@ -121,7 +123,7 @@ class ServerStore:
         return self._ask(pod_api.FAIL_PARTITION, name=name, reason=reason)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
-        """Remove a partition, which frees its IPUs."""
+        """Remove a partition and free its IPUs."""
         self._ask(pod_api.REMOVE_PARTITION, name=name, force=force)
 
     def create_cluster(self, cluster: Cluster) -> None:
@@ -151,18 +153,19 @@ class ServerStore:
     def detach(self, attachment: Attachment) -> None:
         """Release the IPUs of an attachment. A second call does nothing.
 
-        If the server does not answer, the server releases the IPUs when the lease ends.
+        If the server cannot be reached, UnreachableError is raised. The IPUs then stay attached
+        until their lease ends.
         """
         if self._is_child() or attachment.id in self._of_parents:
             return
         self._ask(pod_api.DETACH, attachment=self._renewal.forget(attachment))
 
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return all attachments, with empty ids."""
+        """Return all attachments, without their ids."""
         return self._ask(pod_api.ATTACHMENTS)
 
     def close(self) -> None:
-        """Release the IPUs that this store attached, and close it. A second call does nothing.
+        """Close this store, and release the IPUs that it attached. A second call does nothing.
 
         If the server does not answer, this method returns after about 3 seconds.
         """
@@ -173,7 +176,8 @@ class ServerStore:
         with contextlib.suppress(PodError):
             for attachment in self._renewal.end():
                 left = max(_LEAST_SECONDS, deadline - time.monotonic())
-                # The server may have closed the idle connection, so a second attempt is made.
+                # Each request gets two attempts, because the server may have closed the idle
+                # connection.
                 self._ask_within(left, 2, pod_api.DETACH, {"attachment": attachment})
         self._pool.close()
 
@@ -193,7 +197,7 @@ class ServerStore:
         return self._attach(lost.partition, len(lost.ipus), lost.holder, lost.ipus)
 
     def _renew(self, ids: tuple[str, ...], seconds: float) -> tuple[str, ...]:
-        # A failed request is not repeated, because the next renewal follows soon.
+        # A failed renewal is not repeated, because the next renewal follows soon.
         return self._ask_within(min(self._timeout, seconds), 1, pod_api.RENEW, {"ids": ids})
 
     def _is_child(self) -> bool:
@@ -266,11 +270,13 @@ class ServerStore:
             response.release_conn()
 
     def _read(self, call: Call[Result], status: int, body: bytes) -> Result:
-        """Return the result that an answer contains.
+        """Return the result in a server's answer.
 
         Raises:
-            UnreachableError: The answer is not from a pod server with this version of the calls.
-            PodError: The server refused the call. The code in the answer selects the subclass.
+            UnreachableError: The answer is not from a pod server, or the server has another
+                version.
+            PodError: The server refused the call. The error code in the answer determines the
+                subclass.
         """
         try:
             if len(body) > _MOST_ANSWER_BYTES:
@@ -297,7 +303,8 @@ class ServerStore:
 
     def _unreachable(self, error: HTTPError, call: Call[Any], seconds: float) -> UnreachableError:
         doubt = "; it may have been done" if call.changes else ""
-        if isinstance(error, NewConnectionError):  # a subclass of TimeoutError
+        # NewConnectionError is tested first, because it is a subclass of urllib3's TimeoutError.
+        if isinstance(error, NewConnectionError):
             reason = "cannot be reached: " + str(error).rpartition("] ")[2].rstrip(")")
             doubt = ""
         elif isinstance(error, TimeoutError):
@@ -317,5 +324,6 @@ _TOKEN_ADVICE: Final = (
 
 
 def _took_all_time(error: HTTPError) -> bool:
-    # If a host drops packets, one attempt takes the whole time-out, so no other attempt is made.
+    # If a host drops packets, the first attempt takes the whole time-out, and no time is left for a
+    # second attempt.
     return isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)

@@ -8,7 +8,7 @@ from typing import Final
 
 from popdist_py.pods.model.pod_errors import InvalidRequestError
 
-# The default port, which is the same as the port of V-IPU's server.
+# The default port of a pod server. V-IPU's server has the same default port.
 DEFAULT_PORT: Final = 8090
 _URL: Final = re.compile(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?")
 
