@@ -1,8 +1,8 @@
 """Measurement of the time that this instance spends in each activity, such as computing or waiting.
 
-The package contains the ledger of activities and steps, and the memory shared with the launcher's
-wrapper. It imports only the standard library. No module of this package evaluates the measured
-times; the launcher does.
+The package contains the ledger, which counts the time of activities and steps, and the memory
+shared with the launcher's wrapper. The package imports only the standard library and
+``environment``. No module of this package evaluates the measured times; the launcher does.
 May call: environment.
 """
 

@@ -2,11 +2,12 @@
 
 Every nanosecond since the start of counting belongs to exactly one activity, so the times of all
 activities add up to the whole time. The time of a nested activity is not counted for the enclosing
-activity. The counters are in memory that the launcher's wrapper shares and reads. Without the
-launcher, the memory is private. Only one thread of the program's own process is counted. This
-thread is the main thread, unless another thread calls ``init()`` or makes the training steps.
+activity. The counters are in memory that this process shares with its wrapper, a process of the
+launcher. Without the launcher, the counters are in private memory. The ledger counts the time of
+only one thread of the program's own process. The counted thread is the main thread, unless another
+thread calls ``init()`` or makes the training steps.
 
-This module writes the counters. The wrapper's module ``progress_memory.py`` reads them.
+This module writes the counters, and the wrapper's module ``progress_memory.py`` reads them.
 """
 
 from __future__ import annotations
@@ -34,32 +35,34 @@ NAMES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 
-# The indices of the ledger's words in the shared memory, after the heartbeat's words.
-# poprun_py/instance/progress_memory.py contains the same indices. _BEGAN is the time.monotonic_ns()
-# when counting began. _SINCE is the time up to which the activities' nanoseconds are complete.
-# _STEPS counts all steps, and _TIMED_STEPS counts the steps with a known begin.
+# The indices of the ledger's words of 8 bytes in the shared memory. The words before them belong to
+# the heartbeat. poprun_py/instance/progress_memory.py contains the same indices. _BEGAN is the
+# time.monotonic_ns() when counting began. _SINCE is the time up to which the times of all
+# activities have been counted. _STEPS counts all steps, and _TIMED_STEPS counts the steps with a
+# known begin.
 _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
-_NANOSECONDS: Final = 16  # one word for each activity
-# The word _CALL describes the last collective that has begun. The lowest bit is set while the call
-# is running. The next 7 bits contain the index of the collective in environment.COLLECTIVES. The
-# higher bits contain the number of the call, counted from 1. The word _CALL_BEGAN contains the time
-# when the call began.
+_NANOSECONDS: Final = 16  # the time of activity 0; each activity has one word
+# The word _CALL describes the last collective that has begun. The lowest bit of _CALL is set while
+# the collective is running. The next 7 bits contain the index of the collective in
+# environment.COLLECTIVES. The higher bits of _CALL contain the number of the call, counted from 1.
+# The word _CALL_BEGAN contains the time when the last collective began.
 _CALL, _CALL_BEGAN = 26, 27
 _NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
 _CALLS: Final = {name: code << 1 for code, name in enumerate(COLLECTIVES) if name}
-# A ring buffer stores the last steps. Each row describes one step by the number of steps done, the
-# end time of the step, its duration, its duration without waiting for other instances, its samples,
-# and its loss as a float. The times are in nanoseconds.
+# A ring buffer in the shared memory stores the last training steps, one row for each step. The
+# fields of a row are the number of steps done, the end time of the step, its duration, its duration
+# without waits for other instances, its samples, and its loss as a float. All times in the ring
+# buffer are in nanoseconds.
 _ROWS: Final = 32
 _RING: Final = 4096
 _ROW: Final = struct.Struct("=5qd")
 _ROW_WORDS: Final = _ROW.size // 8
 _NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
-# The value of ``doing._outer`` in a thread that is not counted.
+# The value of ``doing._outer`` in a thread whose time is not counted.
 _NOT_COUNTED: Final = -1
 # The duration that is stored for a step with an unknown begin.
 _UNTIMED: Final = -1
-# The bits of an unknown loss. These bits are a NaN that computations do not produce.
+# The bits that stand for an unknown loss: a NaN that computations do not produce.
 _UNKNOWN_BITS: Final = 0x7FF8_7374_6570_6C6F
 (_UNKNOWN_LOSS,) = struct.unpack("=d", struct.pack("=q", _UNKNOWN_BITS))
 
@@ -71,28 +74,38 @@ _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
 class Listener(Protocol):
     """An object whose methods are called for every activity of every thread.
 
-    The methods must be fast, because the program waits until they return. Times are values of
+    The methods must be fast, because the program waits until they return. All times are values of
     ``time.monotonic_ns()``.
     """
 
     def begun(self, activity: int, name: str, begin: int, /) -> Any:
-        """Receive the begin of an activity. The result is passed to ``ended``."""
+        """Handle the beginning of an activity. The result is passed to ``ended`` at its end."""
 
     def ended(self, activity: int, name: str, begin: int, end: int, begun: Any, /) -> None:
-        """Receive the end of an activity. ``begun`` is None if the begin was not received."""
+        """Handle the end of an activity.
+
+        Args:
+            activity: A constant of the ledger, such as ``LOADING``.
+            name: The description of the activity.
+            begin: The time when the activity began.
+            end: The time when the activity ended.
+            begun: The value that the method ``begun`` has returned for this activity; None if
+                ``begun`` was not called for it.
+        """
 
     def step(self, begin: int, end: int, /) -> None:
-        """Receive the end of a step in which the ledger has not counted any computing."""
+        """Handle the end of a training step in which no time was counted as COMPUTING."""
 
 
 _words: memoryview | None = None
-_owner = 0  # the id of the counted thread
-_waited_beside = 0  # the nanoseconds that uncounted threads have waited for other instances
-_is_program = True  # false in a process that the program forked
-_num_calls = 0  # the number of collectives begun so far
+_owner = 0  # The id of the counted thread.
+_waited_beside = 0  # The nanoseconds that uncounted threads have waited for other instances.
+_is_program = True  # Whether this process is not a fork of the program.
+_num_calls = 0  # The number of collectives that have begun.
 _listener: Listener | None = None
-# The time when the last step ended (0 before the first step). The other numbers are the nanoseconds
-# outside steps, of waiting and of computing that were counted until that time.
+# The first number is the time when the last step ended (0 before the first step). The other three
+# numbers are nanoseconds that were counted up to the end of the last step: outside steps
+# (compiling, saving and validating), waiting, and computing.
 _last_step = (0, 0, 0, 0)
 
 
@@ -112,10 +125,10 @@ class doing:
         activity: A constant of this module, such as ``LOADING``.
         name: A description for the listener.
         call: The name of the collective, for the activity REDUCING. If ``call`` is empty and
-            ``name`` is the name of a collective, ``name`` is used.
+            ``name`` is the name of a collective, ``call`` defaults to ``name``.
 
     Raises:
-        ValueError: ``activity`` is not an activity.
+        ValueError: ``activity`` is not one of the constants.
     """
 
     __slots__ = ("_activity", "_began", "_call", "_name", "_outer", "_told")
@@ -157,7 +170,8 @@ class doing:
     ) -> None:
         global _waited_beside
         words = _words or _open()
-        # If several threads make calls, the word _CALL describes the call that began last.
+        # If several threads make collective calls, the word _CALL describes the call that began
+        # last.
         if self._call and words[_CALL] == self._call:
             words[_CALL] = self._call - 1
         now = time.monotonic_ns()
@@ -174,8 +188,8 @@ class doing:
 class awaiting_background(doing):
     """A context manager for a block that waits for collectives of the background thread.
 
-    The time of the block is counted as reducing. Only the time that the background thread waits for
-    other instances is counted as waiting.
+    The time in which the background thread waits for other instances is counted as WAITING. The
+    rest of the block's time is counted as REDUCING.
     """
 
     __slots__ = ("_waited_before",)
@@ -196,23 +210,24 @@ class awaiting_background(doing):
         super().__exit__(kind, value, trace)
         words = _words or _open()
         if self._outer != _NOT_COUNTED:
-            # The background thread may have begun to wait before this block.
+            # The background thread may have begun to wait before this block, so its wait may be
+            # longer than the block.
             waited = min(_waited_beside - self._waited_before, words[_SINCE] - self._began)
             words[_NANOSECONDS + REDUCING] -= waited
             words[_NANOSECONDS + WAITING] += waited
 
 
 def step_done(samples: int = 0, loss: float | None = None, number: int | None = None) -> None:
-    """Count a training step that has just ended and that began when the previous step ended.
+    """Count a training step, which began at the end of the previous step and ends now.
 
-    The time of compiling, validating and saving since the previous step is not counted.
+    The time spent on compiling, validating and saving is not part of the step's duration.
 
     Args:
         samples: The number of samples that this instance has trained on in the step, or 0 if
             unknown.
         loss: The loss of the step, or None if unknown.
-        number: The number of steps that the program has done. The default is the number of calls of
-            this function.
+        number: The number of steps that the program has done so far. The default is the number of
+            calls of this function.
     """
     global _last_step
     words = _words or _open()
@@ -235,7 +250,7 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
     if loss is None:
         loss = _UNKNOWN_LOSS
     elif loss != loss:
-        loss = math.nan  # replaces a NaN with other bits
+        loss = math.nan  # this NaN differs from the bits of an unknown loss
     _ROW.pack_into(
         words,
         8 * (_ROWS + steps % _RING * _ROW_WORDS),
@@ -246,7 +261,7 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
         samples,
         loss,
     )
-    # The counter is written after the row, so that a reader sees only complete rows.
+    # The step counter is written after the row, so that the wrapper reads only complete rows.
     words[_STEPS] = steps + 1
 
 
@@ -264,13 +279,13 @@ def count_as_waiting(nanoseconds: int) -> None:
 
 
 def listen(listener: Listener | None) -> None:
-    """Pass every activity to ``listener`` from now on. If it is None, pass no activities."""
+    """Call ``listener`` for every activity from now on; None removes the current listener."""
     global _listener
     _listener = listener
 
 
 def _open() -> memoryview:
-    """Start counting, in shared memory for the program's own process, else in private memory."""
+    """Start counting. Only the program's own process uses shared memory for the counters."""
     global _words, _owner
     _words = words = map_words(_NUM_WORDS) if _is_own_process() else _private_words()
     _owner = main_thread().ident or 0
@@ -282,7 +297,7 @@ def _open() -> memoryview:
 
 
 def _count_here() -> None:
-    """Measure this thread from now on, unless the measured thread is in an activity."""
+    """Count this thread's time from now on, unless the counted thread is in an activity."""
     global _owner
     if _words is not None and _words[_ACTIVITY] == OTHER:
         _owner = get_ident()

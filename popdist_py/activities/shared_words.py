@@ -16,9 +16,9 @@ from popdist_py import environment
 def map_words(count: int) -> memoryview:
     """Return the first ``count`` integers of the shared memory.
 
-    The memory is private if no wrapper made shared memory, if a wrapper of another version made a
-    smaller memory, or if the wrapper is on another host. The launcher does not watch an instance
-    with private memory.
+    Without usable shared memory, the returned memory is private. The reason may be that there is no
+    wrapper, that a wrapper of another version made the memory too small, or that the wrapper is on
+    another host. The launcher does not watch an instance with private memory.
     """
     memory = mmap.mmap(-1, 8 * count)
     path = os.environ.get(environment.HEARTBEAT)

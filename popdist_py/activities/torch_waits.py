@@ -1,11 +1,13 @@
 """Counting of the time that a program waits in torch.distributed and DistributedDataParallel.
 
-Python waits for a collective in ``Work.wait()``. DistributedDataParallel waits in C++ during
-backward, and during forward for the buffers of a model. While a thread is in one of these
-functions, the time for which it sleeps is counted as waiting for other instances. A thread sleeps
-while it neither computes nor waits for a CPU.
+Python waits for a collective in ``Work.wait()``. DistributedDataParallel waits in C++: during
+backward, and during forward when it broadcasts the buffers of a model. All time in ``Work.wait()``
+is counted as waiting for other instances. In backward and in the broadcast of buffers, only the
+time for which the thread sleeps is counted. A thread sleeps while it neither computes nor waits for
+a CPU.
 
-This module does not import torch, because a program that uses torch.distributed has imported it.
+This module does not import torch, because every program that uses torch.distributed has already
+imported it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from popdist_py.activities import ledger
 
 
 def watch() -> None:
-    """Count this thread's waiting in torch.distributed from now on, if the program uses it."""
+    """Count the time that this thread waits in torch.distributed, if the program uses it."""
     torch = sys.modules.get("torch")
     distributed = sys.modules.get("torch.distributed")
     if torch is None or distributed is None or not distributed.is_available():
@@ -32,7 +34,7 @@ def watch() -> None:
     queued_nanoseconds = _queue_of_this_thread()
     if queued_nanoseconds is not None:
         sleeping = functools.partial(_sleeping, torch.compiler.is_compiling, queued_nanoseconds)
-        _replace(distributed, "_broadcast_coalesced", sleeping)  # for the buffers of a model
+        _replace(distributed, "_broadcast_coalesced", sleeping)  # broadcasts a model's buffers
         _replace(torch.autograd, "backward", sleeping)
 
 

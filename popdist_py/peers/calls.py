@@ -1,8 +1,8 @@
 """Outgoing TCP connections of this process, until both ends are authenticated.
 
-A call is an attempt to connect to a listener and to authenticate both ends. If the listener closes
-the connection, the call is repeated. The reason is that a listener with too many connections closes
-some of them before it has authenticated their callers.
+A call is an attempt to connect to a listener and to authenticate both ends. A listener with too
+many connections closes some of them before it has authenticated their callers. So this module
+repeats a call if the listener closes the connection.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(eq=False)
 class _Call(Generic[Name]):
-    """One call, with the state of its handshake.
+    """One attempt to connect to a listener, with the state of its handshake.
 
     ``connection`` is None while the call waits to be repeated at the time ``again_at``. ``nonce``
     is empty until this process has sent its nonce. ``is_proven`` tells whether this process has
-    sent its proof. ``received`` contains the received part of the listener's next message.
+    sent the proof that it knows the secret. ``received`` contains the received part of the
+    listener's next message.
     """
 
     name: Name
@@ -44,7 +45,7 @@ class _Call(Generic[Name]):
 
 
 class Calls(Generic[Name]):
-    """The outgoing calls of this process. No method waits for the network."""
+    """The attempts of this process to connect to listeners. No method waits for the network."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -59,14 +60,14 @@ class Calls(Generic[Name]):
         return bool(self._calls)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when ``serve`` has work."""
+        """Return a file descriptor that becomes readable when ``serve`` can continue a call."""
         return self._poll.fileno()
 
     def begin(self, name: Name, address: tuple[str, int], secret: bytes, claim: bytes) -> None:
-        """Begin a call.
+        """Begin to connect to a listener.
 
         Args:
-            name: The name of the call, which ``serve`` returns at its end.
+            name: The name of the call. ``serve`` returns this name when the call has ended.
             address: The host and port of the listener.
             secret: The secret that both ends know.
             claim: The bytes that identify this process to the listener.
@@ -79,10 +80,11 @@ class Calls(Generic[Name]):
         self._calls[name] = call
 
     def serve(self) -> list[tuple[Name, socket.socket | None]]:
-        """Continue all calls as far as possible without waiting, and return those that have ended.
+        """Continue all calls as far as possible without waiting, and return the ended calls.
 
-        Each item contains the name of a call and its non-blocking connection. The connection is
-        None if the address cannot be reached, or the listener does not know the secret.
+        Each item of the list contains the name of an ended call and its non-blocking connection.
+        The connection is None if the address cannot be reached, or if the listener does not know
+        the secret.
         """
         ended: list[tuple[Name, socket.socket | None]] = []
         for call in self._due():
@@ -165,7 +167,7 @@ class Calls(Generic[Name]):
         return False
 
     def _leave(self, call: _Call[Name]) -> socket.socket | None:
-        """Remove a call, and return its connection."""
+        """Remove a call from the calls in progress, and return its connection."""
         connection, call.connection = call.connection, None
         if connection is not None:
             del self._names[connection.fileno()]

@@ -2,8 +2,8 @@
 
 All handshakes proceed at the same time, so a caller that sends nothing does not delay the others.
 There are limits for the number of unauthenticated callers, for the duration of a handshake, and for
-the bytes that are read from a caller. Over TCP, the greeting authenticates a caller. Over a Unix
-socket, the kernel tells the user and the process of the caller.
+the bytes that are read from a caller. Over TCP, a handshake (the module ``greeting``) authenticates
+a caller. Over a Unix socket, the kernel reports the user and the process of the caller.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from dataclasses import dataclass
 
 from popdist_py.peers import greeting
 
-# A greeting takes two round trips, but a busy host may delay a process for seconds.
+# The time limit of a handshake. A handshake takes two round trips, but a busy host may delay a
+# process for seconds.
 GREETING_SECONDS = 10.0
 # The number of unauthenticated callers that are accepted in addition to the expected callers.
 _EXTRA_PENDING = 64
-# The number of connections to accept before the data of open connections is read.
+# The maximum number of new connections to accept before reading data from the open ones.
 _AT_ONCE = 32
 _PEER = struct.Struct("3i")  # pid, user, group
 
@@ -69,10 +70,10 @@ class Gate:
 
     Args:
         secret: The secret of the job, which callers over TCP must know.
-        claim_bytes: The length of a caller's claim.
+        claim_bytes: The number of bytes of a claim, with which a caller identifies itself.
         expected: The number of callers that are expected at the same time.
         tell: A function that is called with a message about the first rejected caller.
-        seconds: The time-out of a greeting.
+        seconds: The time limit of a handshake, in seconds.
         clock: A function that returns the time in seconds.
     """
 
@@ -93,7 +94,7 @@ class Gate:
         self._clock = clock
         self._poll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
-        # The keys are file descriptors, in the order in which the connections were accepted.
+        # The unauthenticated callers by file descriptor, in the order in which they connected.
         self._pending: dict[int, _Pending] = {}
 
     @property
@@ -107,20 +108,20 @@ class Gate:
         return bool(self._pending)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when ``serve`` has work."""
+        """Return a file descriptor that becomes readable when the caller should call ``serve``."""
         return self._poll.fileno()
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept the connections of a listening socket. ``close`` closes the socket."""
+        """Accept connections on a listening socket. ``Gate.close`` also closes this socket."""
         listener.setblocking(False)
         self._listeners[listener.fileno()] = listener
         self._poll.register(listener, select.EPOLLIN)
 
     def serve(self) -> list[Guest]:
-        """Continue all handshakes as far as possible, and return the authenticated callers.
+        """Continue all handshakes as far as possible, and return the newly authenticated callers.
 
         Raises:
-            OSError: This process has no descriptor left for another connection.
+            OSError: This process has no file descriptor left for another connection.
         """
         guests: list[Guest] = []
         if self._poll.closed:
@@ -188,12 +189,12 @@ class Gate:
         return guests
 
     def _first_of_most(self) -> _Pending:
-        """Return the oldest connection of the source that has the most connections."""
+        """Return the oldest connection of the address or user that has the most connections."""
         busiest = Counter(each.source for each in self._pending.values()).most_common(1)[0][0]
         return next(each for each in self._pending.values() if each.source == busiest)
 
     def _advance(self, pending: _Pending) -> list[Guest]:
-        """Continue one handshake, and return the caller in a list if it is authenticated."""
+        """Continue one handshake. Return a list of the caller once it is authenticated."""
         try:
             while (guest := self._step(pending)) is None:
                 pass
@@ -207,7 +208,9 @@ class Gate:
         return [guest]
 
     def _step(self, pending: _Pending) -> Guest | None:
-        """Read once, and answer a complete message. Return the caller if it is authenticated.
+        """Read once from a caller, and answer if its message is complete.
+
+        The result is None until the caller is authenticated.
 
         Raises:
             BlockingIOError: No more data has arrived.

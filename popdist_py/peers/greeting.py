@@ -5,11 +5,13 @@
     caller -> listener   the caller's proof, and its claim, which identifies the caller
     listener -> caller   the acceptance
 
-A proof is an HMAC over both nonces. A process without the secret learns nothing from either end,
-and a recorded proof is not valid for another connection. The wrapper of an instance has its own
-copy of the caller's functions (``poprun_py/instance/launcher_channel.py``).
+To prove that it knows the secret, each end sends an HMAC over both nonces. A process without the
+secret learns nothing from either end, and a recorded proof is not valid for another connection. The
+launcher's wrapper of an instance has its own copy of the functions for callers
+(``poprun_py/instance/launcher_channel.py``).
 
-The functions of this module convert bytes to bytes. The functions do not use a connection.
+The functions of this module only compute bytes. The callers of these functions send and receive the
+bytes.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ def answer(secret: bytes, caller_nonce: bytes, nonce: bytes) -> bytes:
     Args:
         secret: The secret of the job.
         caller_nonce: The nonce from the caller.
-        nonce: A new nonce of the listener, which must not be used again.
+        nonce: The listener's nonce, which must be new for each connection.
     """
     return nonce + _mac(secret, b"listener", caller_nonce, nonce)
 
 
 def proof(secret: bytes, caller_nonce: bytes, answered: bytes, claim: bytes) -> bytes:
-    """Return the caller's proof and claim.
+    """Return the caller's proof that it knows the secret, followed by the caller's claim.
 
     Args:
         secret: The secret of the job.
         caller_nonce: The nonce that the caller sent.
-        answered: The listener's answer.
+        answered: The listener's answer to the caller's nonce.
         claim: The bytes that identify the caller.
 
     Raises:

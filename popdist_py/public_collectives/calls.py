@@ -1,7 +1,7 @@
-"""The public collectives of arrays, tensors, numbers, other objects and containers of them.
+"""The public collectives for arrays, tensors, numbers, other objects, and containers of these.
 
-Every function of this module checks its arguments. The function then calls a function of
-``value_calls`` or a method of the communicator, either at once or in the background.
+Every collective of this module first checks its arguments. After the checks, the collective calls a
+function of ``value_calls`` or a method of the communicator, either at once or in the background.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from popdist_py.collectives.background import Handle
 
 _OPERATIONS = frozenset(get_args(ReduceOp))
-# For type checkers, the result of a collective has the type of its argument. This is not exact for
-# containers, because the mean of an integer in a container is a float.
+# For type checkers, the result of a collective has the type of its argument. The declared type is
+# not exact for containers, because the mean of an integer in a container is a float.
 X = TypeVar("X")
 _NotMean = Literal["sum", "max", "min", "prod"]
 
@@ -73,15 +73,16 @@ def all_reduce(
             program must not use ``x`` until ``Handle.wait`` has returned.
 
     Raises:
-        ValueError: The ``op`` is unknown, or an array cannot receive the result.
-        TypeError: A value in ``x`` cannot be reduced, such as a string. In this case, no instance
-            has reduced any value.
+        ValueError: The ``op`` is unknown, or the result cannot be stored, for example in a
+            read-only array.
+        TypeError: A value in ``x`` cannot be reduced, such as a string. When this error is raised,
+            no instance has reduced any value.
         CollectiveMismatchError: The instances differ in keys, shape, dtype, op or name.
         InstanceLostError: Another instance has ended or did not make the call in time.
     """
     if not async_op:
-        # Most calls take this fast path. It is short, because the other instances wait for this
-        # instance.
+        # Most calls take this fast path. The fast path is short, because the other instances wait
+        # for this instance.
         array = value_calls.leaf_arrays().own_memory(x, op)
         if array is not None:
             communicator = context.communicator()
@@ -147,8 +148,8 @@ def broadcast_object(
     instances of a job run programs of the same user, and other processes cannot send data to them.
 
     Args:
-        obj: An object of any size that can be pickled. If the job has a single instance, the same
-            object is returned.
+        obj: An object of any size that can be pickled. If the job has a single instance, the object
+            itself is returned instead of a copy.
         root: The index of the instance whose ``obj`` is sent.
         name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the object.
@@ -201,8 +202,8 @@ def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = Fal
     """Return the ``obj`` of every instance as a list, in instance order.
 
     Args:
-        obj: An object that can be pickled. Arrays and tensors in it may have different shapes on
-            different instances.
+        obj: An object that can be pickled. Arrays and tensors in the object may have different
+            shapes on different instances.
         name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list.
 
@@ -228,7 +229,7 @@ def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = F
     """Return the ``x`` of all instances as a list on instance ``root``, and None on the others.
 
     Args:
-        x: The same as for ``all_gather``.
+        x: Any value that ``all_gather`` accepts.
         root: The index of the instance that gets the list.
         name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list or None.
@@ -259,8 +260,8 @@ def gather_object(
     """Return the ``obj`` of all instances as a list on instance ``root``, None on the others.
 
     Args:
-        obj: An object that can be pickled. Arrays and tensors in it may have different shapes on
-            different instances.
+        obj: An object that can be pickled. Arrays and tensors in the object may have different
+            shapes on different instances.
         root: The index of the instance that gets the list.
         name: A name for error messages. All instances must pass the same name.
         async_op: If true, return a Handle at once. ``Handle.wait`` returns the list or None.

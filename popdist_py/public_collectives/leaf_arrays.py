@@ -1,4 +1,4 @@
-"""Conversion of arrays, tensors and numbers into NumPy arrays to send, and of results back.
+"""Conversion of arrays, tensors and numbers to NumPy arrays for a collective, and back.
 
 A torch tensor is converted into an array that shares the tensor's memory. This module neither
 communicates nor imports torch.
@@ -49,7 +49,7 @@ class Leaf(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """A description of the value. The instances compare their descriptions."""
+        """A description of the value, which the instances compare before they send data."""
         if self.array is None:
             return str(self.refusal)
         if self.same_as is not None:
@@ -61,8 +61,8 @@ class Leaf(NamedTuple):
 def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
     """Return the memory of an array or tensor as a C-contiguous, writable array, or None.
 
-    Most calls take this fast path, because other instances wait for each call. If it returns None,
-    the caller must use ``movable`` or ``reducible``, which accept all values.
+    This function is the fast path of most collective calls. If this function returns None, the
+    caller must use ``movable`` or ``reducible``, which accept all values.
 
     Args:
         x: Any value.
@@ -74,7 +74,7 @@ def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
     elif is_tensor(x):
         try:
             array = _memory_of(x)
-        except (RuntimeError, TypeError):  # on another device, sparse, bfloat16, ...
+        except (RuntimeError, TypeError):  # such as a sparse tensor, or one on another device
             return None
     else:
         return None
@@ -82,15 +82,15 @@ def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
         return None
     try:
         return array if op is None or (op, array.dtype) in _REDUCED_BEFORE else None
-    except TypeError:  # an op that cannot be hashed is not a valid one
+    except TypeError:  # an operation that cannot be hashed is not valid
         return None
 
 
 def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
     """Return ``x`` as a leaf that can be reduced.
 
-    The array of the leaf shares the memory of an array or tensor. For a number, the array of the
-    leaf is a new array.
+    The array of the leaf shares the memory of ``x`` if ``x`` is a contiguous array or CPU tensor.
+    Otherwise the array of the leaf is a copy.
     """
     if isinstance(x, np.ndarray):
         leaf = _of_array(x, needs_writing=needs_writing)
@@ -111,12 +111,13 @@ def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]
     """Return the paths and leaves, with ``same_as`` set in each repeated leaf.
 
     A leaf is repeated if an earlier leaf has the same memory. If two leaves share only a part of
-    their memory, one of them is refused, because the shared part would be reduced twice. Leaves
-    that are copies share no memory, because all copies are made before the first reduction.
+    their memory, one of them is refused, because the shared part would be reduced twice. A leaf
+    whose array is a copy shares no memory with other leaves. All copies are made before the first
+    reduction, so no copy contains reduced values.
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
-    spans: list[tuple[int, int, int]] = []  # begin and end of the memory, and index of the leaf
+    spans: list[tuple[int, int, int]] = []  # the begin and end of each leaf's memory, and its index
     for path, leaf in given:
         if leaf.array is not None and leaf.array.size and not leaf.is_number:
             begin, size = leaf.array.__array_interface__["data"][0], leaf.array.nbytes
@@ -167,7 +168,7 @@ def mark_changed(x: Any) -> None:
 def divide_rounding_to_zero(x: Any, divisor: int) -> None:
     """Divide a tensor of integers in place, and round the quotients towards zero."""
     torch = sys.modules["torch"]
-    if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot divide these
+    if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot divide these dtypes
         quotients = x.clone()
         array = quotients.numpy()
         np.floor_divide(array, np.array(divisor, array.dtype), out=array)
@@ -186,11 +187,11 @@ def tensor_like(x: Any, array: Array) -> Any:
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    return tensor if x.is_cpu else tensor.to(x.device)  # to() would take 0.2 us
+    return tensor if x.is_cpu else tensor.to(x.device)  # even without a copy, to() takes 0.2 us
 
 
 def bytes_of(tensor: Any) -> Array:
-    """Return the bytes of a contiguous CPU tensor as an array of shape [bytes] on its memory."""
+    """Return a flat array of bytes that shares the memory of a contiguous CPU tensor."""
     return np.asarray(_Memory(tensor, "|u1", (tensor.nbytes,)))
 
 
@@ -265,9 +266,10 @@ def _array_of(tensor: Any) -> Array:
 def _memory_of(tensor: Any) -> Array:
     """Return an array that shares the memory of a tensor.
 
-    After a call of ``tensor.numpy()``, the storage of the tensor cannot be resized, but FSDP must
-    resize it. ``numpy()`` is therefore used only for subclasses of Tensor, which may not have
-    memory of their own, and for special tensors, such as tensors that are not contiguous.
+    PyTorch's FSDP resizes the storage of tensors, which is not possible after a call of
+    ``tensor.numpy()``. So ``numpy()`` is used only for special tensors, such as tensors that are
+    not contiguous, and for subclasses of Tensor. A tensor of a subclass may not have memory of its
+    own.
 
     Raises:
         RuntimeError, TypeError: NumPy cannot use the memory of the tensor.
@@ -300,8 +302,8 @@ def _type_text(dtype: Any) -> str:
 class _Memory:
     """The memory of a contiguous tensor, with the array interface of NumPy.
 
-    A NumPy array that is made from this object holds a reference to it. The object holds a
-    reference to the tensor.
+    A NumPy array that is made from this object holds a reference to this object. This object holds
+    a reference to the tensor, so the memory stays allocated.
 
     Args:
         tensor: A contiguous tensor in the memory of this process.

@@ -1,4 +1,4 @@
-"""Collectives of one value, which is an array, a number, an object or a container of these.
+"""Collectives for one value: an array, a tensor, a number, another object or a container.
 
 NumPy is imported at the first call, because many programs import the public collectives and never
 call them. The functions of ``popdist_py.collectives`` send the data between the instances.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def leaf_arrays() -> ModuleType:
     """Return the module ``leaf_arrays``, which imports NumPy.
 
-    The returned module is cached, because an import statement takes as long as a small collective
-    call, even if the module is already imported.
+    The module is cached, because even a repeated import statement takes as long as a small
+    collective call.
     """
     from popdist_py.public_collectives import leaf_arrays as module
 
@@ -71,8 +71,8 @@ def reduce_scatter(x: Any, op: ReduceOp, name: str, communicator: Communicator) 
 def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
     """Send a value from ``root`` to all instances.
 
-    The arrays and tensors of a container are sent one by one. All other leaves are sent in one
-    pickle.
+    The arrays and tensors of a container are sent one by one. All other values in the container are
+    sent in one pickle.
     """
     arrays = leaf_arrays()
     is_root = communicator.instances[communicator.instance_index] == root
@@ -98,8 +98,8 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
     with _as_one_call(communicator, "broadcast"):
         _agree(communicator, call, x, given)
         if any(leaf is None for _, leaf in given):
-            # All objects are sent in one pickle of the whole container, with None in place of the
-            # arrays. If an object cannot be pickled, the error message can then name its key.
+            # The pickle contains the whole container, with None in place of each array. So the
+            # error message can name the key of an object that cannot be pickled.
             hollow = rebuilt(
                 x,
                 (
@@ -119,8 +119,8 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
 def _as_one_call(communicator: Communicator, call: str) -> Iterator[None]:
     """Handle an interrupt between two leaves of a container like an interrupt within a call.
 
-    Otherwise this instance could make another call while the other instances wait for its next
-    leaf, and they would mistake the data of that call for the leaf.
+    After an interrupt, this instance could otherwise make another call while the other instances
+    wait for its next leaf. The other instances would mistake the data of the new call for the leaf.
     """
     try:
         yield
@@ -160,8 +160,8 @@ def _agree(
             pickle has None instead of a ``Leaf``.
 
     Raises:
-        TypeError, ValueError: A leaf cannot be sent or reduced. The containers of all instances
-            have this leaf.
+        TypeError, ValueError: A value in the container cannot be sent or reduced. Every instance
+            raises this error.
         CollectiveMismatchError: The leaves of the instances differ.
     """
     variable = call.name or "x"
@@ -179,7 +179,7 @@ def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Excepti
     This function first compares the values of the instances, so that all instances raise an error.
 
     Raises:
-        CollectiveMismatchError: Other instances have another kind of value.
+        CollectiveMismatchError: The instances passed different kinds of values.
     """
     assert leaf.refusal is not None
     communicator.agree(replace(call, detail=f"{call.detail}, of {leaf.refusal}"))
@@ -187,7 +187,7 @@ def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Excepti
 
 
 def gather(x: Any, root: int | None, name: str, communicator: Communicator) -> list[Any] | None:
-    """Return the values of all instances at instance ``root``.
+    """Return the values of all instances on instance ``root``, and None on the others.
 
     If ``root`` is None, every instance gets the values.
     """
@@ -207,7 +207,7 @@ def gather(x: Any, root: int | None, name: str, communicator: Communicator) -> l
     )
     if rows is None:
         return None
-    # Indexing a one-dimensional array would return numbers instead of arrays.
+    # If ``rows`` has one dimension, ``list(rows)`` would contain numbers instead of arrays.
     gathered = list(rows) if array.ndim else [row.reshape(()) for row in rows[:, None]]
     return [arrays.tensor_like(x, row) for row in gathered] if arrays.is_tensor(x) else gathered
 

@@ -1,7 +1,7 @@
 """The barrier of the instances of one host, with arrival counters in shared memory.
 
-A waiting instance first reads the counters in a loop for a short time. After this time, the waiting
-instance sleeps in the kernel (futex), so that working instances can use its core. The barrier needs
+A waiting instance first reads the arrival counters in a loop, then yields its core, and at last
+sleeps in the kernel (futex). While it sleeps, working instances can use its core. The barrier needs
 the memory order of x86, where other cores see stores in program order.
 
 This module does not copy or reduce arrays.
@@ -28,25 +28,28 @@ if TYPE_CHECKING:
 
 __all__ = ["HostBarrier", "Peer", "is_supported"]
 
-# The bytes of a cache line. Each instance writes only to its own cache line.
+# The number of bytes of a cache line. Each instance writes only to its own cache line.
 _LINE = 64
-# A cache line has eight words of 8 bytes. Word 0 counts how often the instance has arrived at a
-# barrier. Each field of a header then has two words, because every instance has two headers.
+# A cache line has eight words of 8 bytes. Word 0 of an instance's cache line counts how often the
+# instance has arrived at a barrier. A header is a group of numbers that an instance publishes.
+# Every instance has two headers, so its cache line has two words for each of these numbers.
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
 # The last word of a cache line is 1 once the instance has left and will not arrive again.
 _LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
-# A wait has three phases. In the first phase the waiting instance reads the counter in a loop. Each
-# read takes 50 ns. If there are fewer cores than instances, the first phase is skipped, because the
-# missing instance may need the core on which the wait runs. In the second phase the waiting
-# instance yields the core to other processes. If the missing instance runs on the same core,
-# yielding is cheaper than sleeping and waking. A long yield shows that an unrelated process used
-# the core, and ends this phase. In the third phase the waiting instance sleeps.
+# A wait has three phases. In the first phase the waiting instance reads the arrival counter of the
+# missing instance in a loop. Each read of the counter takes 50 ns. The first phase is skipped if
+# there are fewer cores than instances. The missing instance may then need the core of the waiting
+# instance. In the second phase the waiting instance yields its core to other processes. If the
+# missing instance runs on the same core, yielding is cheaper than sleeping and waking. If a yield
+# takes long, an unrelated process has used the core, and the second phase ends. In the third phase
+# the waiting instance sleeps.
 _SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
-# The duration of the second phase. If every instance has its own core, a sleeping instance does not
-# help the others, and the instance that arrives last needs 30 to 100 us to wake it from an idle
-# core. Instances that do the same computation usually arrive within 5 ms of one another.
+# The duration in seconds of the phase in which a waiting instance yields its core. If every
+# instance has its own core, the others cannot use the core of a sleeping instance. The instance
+# that arrives last needs 30 to 100 us to wake an instance on an idle core. Instances that do the
+# same computation usually arrive within 5 ms of one another.
 _YIELD_SECONDS, _YIELD_SECONDS_WHEN_CORES_ARE_SHORT = 5e-3, 300e-6
 # A sleeping instance checks at this interval, in seconds, that the missing instances are alive.
 _LIVENESS_CHECK_SECONDS = 0.1
@@ -72,16 +75,16 @@ class _Timespec(ctypes.Structure):
 class HostBarrier:
     """Lets the instances of one host wait for one another.
 
-    Every ``compare`` publishes a header, which holds the numbers that the other instances read.
-    Each instance has two headers and uses them alternately. So other instances may read a header
-    until its instance begins the second ``compare`` after it.
+    Every call of ``compare`` writes a header, a group of numbers that the other instances read, to
+    shared memory. Each instance has two headers and uses them alternately. So a header is
+    overwritten only in the second following call of ``compare``.
 
     Args:
         memory: Shared memory of ``size(number of peers)`` bytes, zero at the start.
         peers: The instances of this host, in the same order on all of them.
         position: Position of this instance in ``peers``.
         cores_are_short: Whether there are fewer cores than instances.
-        limits: Limits of the waits.
+        limits: The time limits of waits.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class HostBarrier:
         self.lost_instance = -1
         libc = ctypes.CDLL(None)
         # Functions called through ctypes release the interpreter's lock, so that other threads of
-        # this process can run. os.sched_yield() does not release it.
+        # this process can run. os.sched_yield() does not release the interpreter's lock.
         self._yield = libc.sched_yield
         self._futex = libc.syscall
         self._futex.argtypes = (
@@ -138,15 +141,15 @@ class HostBarrier:
         """Publish a header, wait for all instances, and tell whether all published the same code.
 
         Args:
-            turn: The number of the header to use. The caller passes 0 and 1 alternately.
-            code: The number to compare.
-            call: The collective call, as messages name it.
-            location: A second number, which ``published`` returns.
-            address: A third number, which ``published`` returns. If ``address`` is 0, neither
-                ``location`` nor ``address`` is published.
+            turn: The number of the header to write. The caller passes 0 and 1 alternately.
+            code: The number that the instances compare.
+            call: The collective call, for error messages.
+            location: A number that ``published`` returns on all instances.
+            address: Another number that ``published`` returns on all instances. If ``address`` is
+                0, the call publishes neither ``location`` nor ``address``.
 
         Raises:
-            InstanceLostError: Another instance ended, or did not arrive in time.
+            InstanceLostError: Another instance ended, or did not reach the barrier in time.
         """
         words, header = self._words, self._own_line + turn
         words[header + _CODE] = code
@@ -161,7 +164,7 @@ class HostBarrier:
         return True
 
     def published(self, turn: int) -> tuple[list[int], list[int]]:
-        """Return the locations and addresses that all instances published in header ``turn``."""
+        """Return the locations and addresses in the headers ``turn`` of all instances."""
         words = self._words
         headers = range(turn, _WORDS_PER_LINE * len(self._peers), _WORDS_PER_LINE)
         locations = [words[header + _LOCATION] for header in headers]
@@ -171,19 +174,19 @@ class HostBarrier:
         """Return once all instances have called this method as often as this instance.
 
         Args:
-            call: The collective call, as messages name it.
+            call: The collective call, for error messages.
             span: The set of instances to wait for, which determines the time limit.
 
         Raises:
-            InstanceLostError: Another instance ended, or did not arrive in time.
+            InstanceLostError: Another instance ended, or did not reach the barrier in time.
         """
         if self.lost_error is not None:
             raise self.lost_error
         words = self._words
         self._arrivals = arrived = self._arrivals + 1
         words[self._own_line] = arrived
-        # Taking a lock is a full memory barrier. Because of this barrier, other cores see the new
-        # counter before this core reads which instances sleep.
+        # Taking a lock is a full memory barrier. Because of the memory barrier, other cores see the
+        # new arrival counter before this core reads which instances sleep.
         self._fence.acquire()
         self._fence.release()
         if self._asleep.tobytes() != self._all_awake:
@@ -195,8 +198,8 @@ class HostBarrier:
 
     def _wait_for(self, line: int, arrived: int, call: object, span: Span) -> None:
         words = self._words
-        # Only the main thread reads the counter in a loop. In a background thread, such a loop
-        # would keep the program's thread from running Python code.
+        # Only the main thread reads the arrival counter in a loop. A loop in a background thread
+        # would keep the main thread from running Python code.
         if threading.current_thread() is threading.main_thread():
             for _ in range(self._spins):
                 if words[line] >= arrived:
@@ -231,23 +234,24 @@ class HostBarrier:
             self._asleep[self._position] = 0
 
     def _check_peers(self, line: int, arrived: int, call: object, *, is_late: bool) -> None:
-        """Raise an error if a missing instance has left, or if a late instance is still missing.
+        """Raise an error if a missing instance has left or is too late.
 
-        The method checks all missing instances, not only the instance of ``line``: that instance
-        may have left because another instance was lost. The error names the instance that was found
-        first.
+        The method checks all missing instances, not only the instance of ``line``. The instance of
+        ``line`` may itself have left because another instance was lost. The error names the first
+        instance that was found to have left.
 
         Args:
             line: The cache line, in shared memory, of the instance for which this instance waits.
-            arrived: The value of the arrival counter of instances that have arrived.
-            call: The collective call, as messages name it.
+            arrived: The arrival counter of each instance that has arrived at this barrier.
+            call: The collective call, for error messages.
             is_late: Whether the wait has exceeded its time limit.
         """
         for missing in self._missing(arrived):
             pid, left = self._peer(missing).pid, self._words[missing + _LEFT]
             if left or self._has_ended(pid):
                 self._gone_since.setdefault(missing, time.monotonic())
-        # Check again, because an instance may have arrived at this barrier and then left.
+        # Check again which instances are missing, because an instance may have arrived at this
+        # barrier and then left.
         missing_lines = self._missing(arrived)
         gone = [missing for missing in self._gone_since if missing in missing_lines]
         if gone:
@@ -256,7 +260,8 @@ class HostBarrier:
             if passed >= self._limits.launcher_grace:
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
-                # If the instance called ``close()`` before its end, say that the call is missing.
+                # If the instance called ``close()`` before its end, the message says that it did
+                # not make this call.
                 if reason == "ended" and self._words[first + _LEFT]:
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
@@ -296,7 +301,7 @@ class HostBarrier:
                 self._pidfds[pid] = os.pidfd_open(pid)
         except ProcessLookupError:
             return True
-        except OSError:  # then only the time-out detects a missing instance
+        except OSError:  # without a pidfd, only the time-out detects a missing instance
             return False
         ended = select.poll()  # select() rejects descriptors above 1023
         ended.register(self._pidfds[pid], select.POLLIN)

@@ -1,9 +1,11 @@
-"""All-to-all exchange of blocks of any sizes between the instances of a host, through their slots.
+"""All-to-all exchange between the instances of a host, with blocks of any sizes.
 
-Every instance writes a table with the sizes and places of its blocks into its slot. The first part
-of each block follows the table. If a block is larger than its part in the slot, the instances copy
-the rest in further rounds, with a barrier in each round. Large blocks are not copied to the slot.
-The receivers read them directly from the sender's memory, which needs one copy instead of two.
+Every instance writes a table into its slot, which is its part of the shared memory. The table
+contains the size and place of each block that the instance sends. After the table, the slot
+contains the first part of each block. If a block does not fit into the slot, the instances copy the
+rest of the block in further rounds, with a barrier in each round. If the kernel permits it, large
+blocks are not copied to the slot: the receivers read them directly from the sender's memory. A
+direct read needs one copy instead of two.
 
 This module does not reduce arrays or connect to other hosts.
 """
@@ -20,17 +22,18 @@ from popdist_py.errors import CollectiveMismatchError
 
 __all__ = ["HostExchange"]
 
-# Word 0 of a table is the number of bytes of each block that one round transfers. Word 1 is the
-# number of rounds. The table then has a row of three words for each instance: the size of the block
-# for this instance, the place of this block in the slot, and the size of the block that is expected
-# from this instance.
+# Word 0 of a table is the number of bytes of each block that are transferred in one round. Word 1
+# of a table is the number of rounds. After word 1, the table has a row of three words for each
+# instance of the host, called the partner here. The first two words are the size and the place in
+# the slot of the block for the partner. The third word is the size of the block that the writer of
+# the table expects from the partner.
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
-# A sender writes this value to word 0 of its table if the receivers are to read the blocks directly
-# from its memory. The places in the table are then the addresses of the blocks.
+# This value in word 0 of a table means that the receivers read the blocks directly from the
+# sender's memory. In a table with this value, the places are the addresses of the blocks.
 _IN_PLACE = 0
-# Above this block size, direct reads from the sender's memory are faster than the slots.
+# For blocks of more bytes than this, direct reads are faster than copies through the slots.
 _MIN_READ_BYTES = 2 * 1024 * 1024
 
 
@@ -42,7 +45,7 @@ class _BlockTransfer:
         position: Position, on the host, of the other instance that sends or receives the block.
         block: The bytes of the block, or the memory that receives them.
         place: The offset in the sender's slot at which the parts of this block are stored.
-        region: Size of one part in bytes.
+        region: The size in bytes of the part that one round transfers.
     """
 
     position: int
@@ -55,12 +58,12 @@ class _BlockTransfer:
         return self.block[number * self.region : (number + 1) * self.region]
 
     def put(self, number: int, slot: Array) -> None:
-        """Copy the part of the block for round ``number`` into this instance's ``slot``."""
+        """Copy the part for round ``number`` from the block into this instance's ``slot``."""
         part = self.part(number)
         slot[self.place : self.place + part.size] = part
 
     def take(self, number: int, slot: Array) -> None:
-        """Copy the part of the block for round ``number`` from the sender's ``slot``."""
+        """Copy the part for round ``number`` from the sender's ``slot`` into the block."""
         part = self.part(number)
         part[...] = slot[self.place : self.place + part.size]
 
@@ -82,18 +85,18 @@ class HostExchange:
         ]
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], plan: CallPlan) -> None:
-        """Fill block i of ``receives`` with the block that position i sends to this instance.
+        """Fill item i of ``receives`` with the bytes from the instance at position i.
 
         Args:
-            sends: The bytes for each position; empty if this instance does not send.
-            receives: The memory for the bytes from each position; empty if this instance does not
-                receive.
+            sends: One array with the bytes for each instance of the host. If this instance does not
+                send, ``sends`` is empty.
+            receives: One array for the bytes from each instance of the host. If this instance does
+                not receive, ``receives`` is empty.
             plan: Plan of the call.
 
         Raises:
-            CollectiveMismatchError: A block and the receiver's memory for it differ in size. The
-                sender and the receiver of this block both raise the error. All other blocks are
-                transferred.
+            CollectiveMismatchError: The sender and the receiver of a block pass arrays of different
+                sizes, and both raise this error. Blocks with equal sizes are still transferred.
         """
         host, own = self._host, self._host.position
         turn = host.next_turn()
@@ -101,7 +104,8 @@ class HostExchange:
         for transfer in leaving:
             transfer.put(0, host.slots[turn][own])
         host.wait_for_same_call(plan, turn)
-        # Read the tables completely now: other instances may overwrite their slots in later rounds.
+        # Read the tables completely before the rounds, because other instances may overwrite their
+        # slots in later rounds.
         rounds = max(table[_ROUNDS] for table in self._tables[turn])
         problem = self._first_problem(turn, plan)
         arriving = self._arriving(turn, receives)
@@ -157,7 +161,7 @@ class HostExchange:
         longest = max(others, default=0)
         if self._host.can_read and longest > _MIN_READ_BYTES:
             return self._publish_in_place(table, sends, expected)
-        # If all blocks fit into the slot together, they are stored one directly after the other.
+        # If all blocks together fit into the slot, they are stored without gaps.
         fits = sum(others) <= capacity
         region = max(longest, 1) if fits else capacity // len(others) // _LINE * _LINE
         table[_REGION], table[_ROUNDS] = region, max(1, -(-longest // region))
@@ -175,7 +179,7 @@ class HostExchange:
     def _publish_in_place(
         table: memoryview, sends: Sequence[Array], expected: Sequence[int]
     ) -> list[_BlockTransfer]:
-        """Write the table for blocks that receivers read directly from memory.
+        """Write this instance's table for blocks that the receivers read directly from its memory.
 
         The returned list is empty, because no block is transferred through a slot.
         """
@@ -188,7 +192,7 @@ class HostExchange:
         return []
 
     def _in_place(self, turn: int, receives: Sequence[Array]) -> list[tuple[int, int]] | None:
-        """Return the position and address of each block that this instance reads directly.
+        """Return the sender's position and the address of each block that is read directly.
 
         The result is None if all instances send their blocks through slots.
         """
@@ -204,7 +208,7 @@ class HostExchange:
     def _arriving(self, turn: int, receives: Sequence[Array]) -> list[_BlockTransfer]:
         """Return the blocks that this instance receives through slots.
 
-        The order of the senders begins with the next position on the host.
+        The senders are in the order of their positions, starting after this instance's position.
         """
         arriving, row = [], self._row(self._host.position)
         for position in self._host.others() if receives else ():

@@ -1,11 +1,13 @@
-"""The instances of one host: their shared window, their barrier, and the calls that copy bytes.
+"""The group of the instances of one host: shared memory, a barrier, and calls that copy bytes.
 
-A slot is a part of the shared window. An instance copies data into its slot, all instances wait at
-the barrier, and then the other instances read the slot. Each instance has two slots, slot 0 and
-slot 1, and uses them alternately. ``turn`` is the number of the slots that a step uses. Before a
-slot is overwritten, all instances have passed the next barrier, so they have finished reading it.
+A slot is a part of the window, the memory that the instances share. An instance copies data into
+its slot, all instances wait at the barrier, and then the other instances read the slot. Each
+instance has two slots, slot 0 and slot 1, and uses them alternately. ``turn`` is 0 or 1, the number
+of the slots that one step of a call uses. A slot is overwritten only after the next barrier, when
+all instances have finished reading it.
 
-This module does not connect to other hosts. Only ``reduce_one_shot`` reduces arrays.
+This module does not connect to other hosts. The only method here that reduces arrays is
+``HostGroup.reduce_one_shot``.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 
-# The size of a slot. If instances share cores, barriers are slow. Slots are larger in that case,
-# because larger slots need fewer barriers.
+# The size of a slot in bytes. A barrier is slow if there are fewer cores than instances. Slots are
+# larger on hosts with few cores, so that a call needs fewer barriers.
 _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
-# With two instances, a one-shot all-reduce is faster than reducing in slices up to this size.
+# With two instances, arrays up to this size are reduced faster in one shot than in slices.
 _ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
 
 
@@ -45,16 +47,18 @@ class CallPlan:
 
     Attributes:
         signature: The description of the call: its name, options, dtype and shape.
-        code: A number made from the signature.
+        code: A hash of the signature. The instances compare their codes to detect different calls.
         reduction: The reduction that combines elements; None for calls that only copy elements.
-        slots: For each turn, the slots of all instances of the host, as arrays of the call's dtype.
-        results: For each turn, a shared array of a slot's size, which all instances write and read.
-        one_shot: For each turn, the parts of the slots that this instance reduces in a one-shot
-            call; None for arrays that are too large for one.
-        is_compared_with_data: Whether the array is part of the message with which the hosts check
-            that they make the same call.
+        slots: The slots 0 of all instances of the host, and the slots 1, as arrays of the call's
+            dtype.
+        results: Two shared arrays of a slot's size, used alternately, which all instances write and
+            read.
+        one_shot: The parts of ``slots`` that this instance reduces in a one-shot call; None if the
+            array is too large for a one-shot call.
+        is_compared_with_data: Whether the array is sent in the message with which the hosts compare
+            their calls.
 
-    A plan must not store results of calls, because instances may drop a plan at different times.
+    Instances may delete a plan at different times, so a plan must not store results of calls.
     """
 
     signature: Signature
@@ -69,7 +73,7 @@ class CallPlan:
 class Agreement(NamedTuple):
     """The locations in memory of the arrays that the instances pass to one call.
 
-    An instance learns these locations when the instances check that they make the same call.
+    The instances exchange these locations when they check that they make the same call.
 
     Attributes:
         all_in_window: Whether, on every host, the arrays of all instances are at the same location
@@ -85,8 +89,8 @@ class Agreement(NamedTuple):
     addresses: Sequence[int]
 
 
-# The arrays into which another instance may write. Each call of ``exposed`` adds its array under a
-# new key, because several threads may make calls of several groups at once.
+# The arrays of this process into which other instances may write. Each call of ``exposed`` adds its
+# array under a new key, because several threads may call ``exposed`` at once.
 _exposed_arrays: dict[object, Array] = {}
 
 
@@ -95,8 +99,8 @@ def exposed(array: Array) -> Iterator[None]:
     """Keep ``array`` allocated while other instances may write into it.
 
     After a failed call the array stays allocated until the process ends. A late instance may still
-    write to the address of the array, and other data at this address would be overwritten. If the
-    call failed with a mismatch, no instance writes, so the array may be freed.
+    write to the address of the array. If the array were freed, such a write could overwrite other
+    data. After a CollectiveMismatchError, no instance writes to the array, so it may be freed.
     """
     key = object()
     _exposed_arrays[key] = array
@@ -126,10 +130,10 @@ def _count_cores(local: Meeting) -> int:
 
 
 class HostGroup:
-    """The instances of this host, which must all call the constructor.
+    """The group of the instances of this host, which must all call the constructor.
 
     Args:
-        local: The instances of this host, in order.
+        local: The instances of this host, which exchange small values through this object.
         window: The shared memory of these instances, from ``make_window``.
         instance: Index of this instance in the job.
         limits: The time limits of waits, and the names of the instances in messages.
@@ -161,7 +165,7 @@ class HostGroup:
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
-        # The number of the slots and headers that the last step used, which is 0 or 1.
+        # The number, 0 or 1, of the slots and of the barrier's headers that the last step used.
         self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
 
@@ -169,8 +173,8 @@ class HostGroup:
         """Return the size up to which a one-shot all-reduce is faster than reducing in slices.
 
         A one-shot reduction needs one barrier, and a reduction in slices needs two. With P
-        instances, the one-shot reduction reads P arrays on each instance. The reduction in slices
-        reads and copies the equivalent of two arrays.
+        instances, the one-shot reduction reads P arrays on each instance. In a reduction in slices,
+        each instance reads and copies as many bytes as two arrays have.
         """
         if self.size <= 2:
             return _ONE_SHOT_BYTES_OF_TWO
@@ -185,10 +189,10 @@ class HostGroup:
         return min(limit, CHUNK_BYTES)
 
     def next_turn(self) -> int:
-        """Return the number, 0 or 1, of the slots and headers to use for the next step.
+        """Return the number, 0 or 1, of the slots and headers that the next step of a call uses.
 
-        All instances have finished reading the slots and headers with this number, because the last
-        step used the other number.
+        All instances have finished reading the slots and headers with the returned number, because
+        the last step used the other number.
         """
         self.current_turn = turn = 1 - self.current_turn
         return turn
@@ -199,19 +203,19 @@ class HostGroup:
         return 1 - self.current_turn
 
     def wait_for_same_call(self, plan: CallPlan, turn: int) -> None:
-        """Wait for all instances to make this call.
+        """Wait until all instances make a collective call, and check that their calls are equal.
 
-        After this call, the slots of the other instances may be read.
+        Afterwards this instance may read the slots of the other instances.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.
-            InstanceLostError: Another instance ended, or did not arrive in time.
+            InstanceLostError: Another instance ended, or did not reach the barrier in time.
         """
         if not self.barrier.compare(turn, plan.code, plan.signature):
             raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
 
     def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
-        """Copy ``flat`` into this instance's slot, wait for all, and reduce the slots into ``out``.
+        """Copy ``flat`` to this instance's slot, and reduce all instances' slots into ``out``.
 
         An instance that passes None for ``out`` does not compute the result.
         """
@@ -225,7 +229,7 @@ class HostGroup:
             plan.reduction.reduce_chunk(plan.one_shot[turn], out)
 
     def gather_one_shot(self, plan: CallPlan, data: Array, rows: Sequence[Array] | Array) -> None:
-        """Copy ``data`` into this instance's slot, wait for all, and fill row i from slot i."""
+        """Copy ``data`` to this instance's slot, and fill each row with one instance's slot."""
         turn = self.next_turn()
         slots = plan.slots[turn]
         slots[self.position][...] = data
@@ -236,9 +240,10 @@ class HostGroup:
     def scatter_one_shot(
         self, plan: CallPlan, rows: Sequence[Array], out: Array, root: int
     ) -> None:
-        """Copy the root's rows into its slot, wait for all instances, and copy a row to ``out``.
+        """Copy the root's ``rows`` to its slot, and copy this instance's row from there to ``out``.
 
-        The instance at position i receives row i. ``rows`` is empty except on the root.
+        The instance at position i receives row i. Only the root passes rows. On the other
+        instances, ``rows`` is empty.
         """
         turn, size = self.next_turn(), out.size
         slot = plan.slots[turn][root]
@@ -248,7 +253,7 @@ class HostGroup:
         out[...] = slot[self.position * size : (self.position + 1) * size]
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every instance's call, if the calls were found to differ."""
+        """Return the descriptions of all instances' calls, for the error about a mismatch."""
         slots = self.slots[self.next_turn()]
         data = signature.description.encode()[: self.slot_bytes - 1]
         slots[self.position][: len(data) + 1] = np.frombuffer(data + b"\0", np.uint8)
@@ -256,7 +261,7 @@ class HostGroup:
         return [slot.tobytes().partition(b"\0")[0].decode(errors="replace") for slot in slots]
 
     def broadcast(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Overwrite the bytes ``data`` with the bytes of the instance at position ``root``."""
+        """Overwrite ``data`` with the ``data`` of the instance at position ``root``."""
         if self.size == 1:
             return
         for start in range(0, max(data.size, 1), self.slot_bytes):
@@ -272,9 +277,9 @@ class HostGroup:
     def gather_bytes(
         self, data: Array, plan: CallPlan, root: int | None = None
     ) -> list[Array] | None:
-        """Return the bytes ``data`` of every instance, which may differ in length.
+        """Return the ``data`` of every instance, in arrays that may differ in length.
 
-        If ``root`` is given, only the instance at this position gets the bytes.
+        If ``root`` is given, only the instance at position ``root`` gets the arrays.
         """
         sizes = np.zeros((self.size, 1), np.int64)
         self.gather(np.array([data.size]).view(np.uint8), sizes.view(np.uint8), 8, plan)
@@ -286,12 +291,12 @@ class HostGroup:
     def gather(
         self, data: Array, rows: Sequence[Array] | Array, longest: int, plan: CallPlan
     ) -> None:
-        """Fill row i of ``rows`` with the bytes ``data`` of the instance at position i.
+        """Fill row i of ``rows`` with the ``data`` of the instance at position i.
 
         Args:
             data: The bytes of this instance.
-            rows: For each instance, an array as long as its data; empty if this instance does not
-                receive.
+            rows: One array for each instance, as long as the data of that instance. If this
+                instance does not receive, ``rows`` is empty.
             longest: The size in bytes of the largest ``data`` that an instance passes.
             plan: Plan of the call.
         """
@@ -309,7 +314,7 @@ class HostGroup:
                 np.copyto(row_chunk, slot[: row_chunk.size])
 
     def is_gathered_one_shot(self, num_bytes: int) -> bool:
-        """Tell whether arrays of this size are small enough for ``gather_one_shot``."""
+        """Tell whether arrays of ``num_bytes`` are small enough for ``gather_one_shot``."""
         return num_bytes <= self.slot_bytes
 
     def close(self) -> None:
@@ -318,32 +323,34 @@ class HostGroup:
         self._memory.close()
 
     def others(self) -> list[int]:
-        """Return the positions of the other instances, beginning with the next position.
+        """Return the positions of the other instances, starting after this instance's own position.
 
-        The order differs between the instances. So the instances do not all read the memory of one
-        instance at the same time.
+        Each instance gets a different order, so that the instances do not all read the memory of
+        one instance at the same time.
         """
         return [(self.position + step) % self.size for step in range(1, self.size)]
 
     def read(self, position: int, address: int, out: Array, plan: CallPlan) -> None:
-        """Fill ``out`` from the memory of another instance.
+        """Fill ``out`` with the bytes at ``address`` in the memory of another instance.
 
         Raises:
             InstanceLostError: The other instance has ended.
-            OSError: The kernel forbids the read, although it permitted reading at the start.
+            OSError: The kernel forbids the read, although it permitted a test read when the group
+                was made.
         """
         self.read_bytes(position, address, out.ctypes.data, out.nbytes, plan)
 
     def read_bytes(
         self, position: int, address: int, own_address: int, size: int, plan: CallPlan
     ) -> None:
-        """Copy ``size`` bytes of another instance to ``own_address``.
+        """Copy ``size`` bytes at ``address`` in another instance's memory to ``own_address``.
 
         Raises:
             InstanceLostError: The other instance has ended. After this error, this instance does
-                not arrive at the next barrier, so other instances do not use its part of the
-                result.
-            OSError: The kernel forbids the read, although it permitted reading at the start.
+                not arrive at the next barrier. So the other instances do not use the part of the
+                result that this instance did not finish.
+            OSError: The kernel forbids the read, although it permitted a test read when the group
+                was made.
         """
         try:
             self._memory.read_bytes(self._pids[position], address, own_address, size)
@@ -351,13 +358,14 @@ class HostGroup:
             self.barrier.give_up(position, plan.signature)
 
     def write_bytes(self, position: int, address: int, own_address: int, size: int) -> None:
-        """Copy ``size`` bytes at ``own_address`` to another instance, if it has not ended.
+        """Copy ``size`` bytes at ``own_address`` to ``address`` in another instance's memory.
 
         If the other instance has ended, this method does nothing, and the next barrier raises
         InstanceLostError.
 
         Raises:
-            OSError: The kernel forbids the write, although it permitted writing at the start.
+            OSError: The kernel forbids the write, although it permitted a test write when the group
+                was made.
         """
         with suppress(ProcessLookupError):
             self._memory.write_bytes(self._pids[position], address, own_address, size)

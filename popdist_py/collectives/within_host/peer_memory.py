@@ -1,9 +1,9 @@
 """Direct access to the memory of another process (a peer) of the same user on the same host.
 
-Direct access copies the data once, and the peer does not take part. A transfer through shared
-memory copies the data twice. On hardened systems, and for processes of other users, the kernel
-forbids direct access. ``PeerMemory.works_with`` tests whether direct access is permitted. This
-module never waits for a peer.
+Direct access copies the data once, and the peer does not take part in the copy. A transfer through
+shared memory copies the data twice. On hardened systems, and for processes of other users, the
+kernel forbids direct access. ``PeerMemory.works_with`` tests whether direct access is permitted.
+This module never waits for a peer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _IoVec(ctypes.Structure):
 
 
 def user_change(pid: int | str = "self") -> str:
-    """Return a hint for the user if this process or ``pid`` has changed its user; otherwise "".
+    """Return a hint if this process or the process ``pid`` has changed its user; otherwise "".
 
-    The caller appends the hint to the kernel's error message. Once a process has changed its user
-    or group, root owns the files of the process in /proc. Other processes of the user can then no
-    longer access its memory and descriptors.
+    The caller appends the hint to the kernel's error message. If a process has changed its user or
+    group, root owns the files of the process in /proc. Other processes of the user cannot access
+    the memory and descriptors of such a process.
 
     Args:
         pid: The process whose memory or file could not be opened.
@@ -56,7 +56,7 @@ class PeerMemory:
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         # The kernel's Yama module may let only the parent access a process. This call of prctl
-        # permits access by all processes of the user.
+        # permits all processes of the user to access this process.
         libc.prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
         self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
         for function in (self._read, self._write):
@@ -73,14 +73,14 @@ class PeerMemory:
         self._pidfds: list[int] = []
         self._ended: dict[int, select.poll] = {}
         # The arguments of the system calls are allocated only once, because allocating them takes
-        # as long as copying some pages. All copies share the arguments, so only one thread may copy
-        # at a time.
+        # as long as copying several pages of memory. All copies use the same argument objects, so
+        # only one thread may copy at a time.
         self._local, self._remote = _IoVec(), _IoVec()
         self._vectors = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
     @property
     def probe_address(self) -> int:
-        """Address of a number in this process. A peer reads it to test access to this memory."""
+        """The address of a number that peers read to test their access to this process's memory."""
         return ctypes.addressof(self._probe)
 
     def works_with(self, pid: int, probe_address: int) -> bool:
@@ -92,15 +92,14 @@ class PeerMemory:
             if number.value != _PROBE:
                 return False
             # The test also writes, because a seccomp profile may permit only reading. The test
-            # writes the number that the peer already has, so the memory of the peer does not
-            # change.
+            # writes back the number that it has read, so the memory of the peer does not change.
             self._copy(self._write, pid, probe_address, ctypes.addressof(number), 8)
         except OSError:
             return False
         return True
 
     def read(self, pid: int, address: int, out: Array) -> None:
-        """Fill ``out`` with the bytes at ``address`` of a peer.
+        """Fill ``out`` with the bytes at ``address`` in the memory of a peer.
 
         Raises:
             ProcessLookupError: The peer has ended.

@@ -1,11 +1,13 @@
-"""The choice between two ways to reduce private arrays: copying to the slots, or direct reads.
+"""The choice between two ways to reduce arrays: copies through shared memory, or direct reads.
 
-A direct read copies from the memory of another process. The faster way depends on the machine's
-caches, on the mapping of the array's pages, and on the number of instances. So the first calls with
-equal arguments measure both ways: each way reduces one half of the array. Both ways add up in the
-same order, so the results do not depend on the choice.
+An instance can copy its array to its slot in shared memory, where the other instances read it. Or
+the other instances can read the array directly from the memory of the process. Whether slots or
+direct reads are faster depends on the machine's caches, on the mapping of the array's pages, and on
+the number of instances. So the first calls with equal arguments reduce half of the array through
+the slots and half by direct reads, and measure both times. Slots and direct reads give the same
+results, because the arrays are added up in the same order.
 
-This module stores the times that its callers measure.
+The callers measure the times, and this module only stores and compares them.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["ReadingTrial"]
 
-# The number of calls to measure. The first calls are slow because they touch new memory, and other
-# programs may slow down single calls.
+# The number of all-reduce calls to measure. The first calls are slow because they touch new memory.
+# Other programs may slow down single calls.
 _CALLS = 6
 
 
@@ -27,12 +29,12 @@ class ReadingTrial:
     All instances of a host store the same times.
 
     Attributes:
-        least_gain: Direct reads are faster only if the copies through the slots take longer by this
-            factor.
-        through_slots: For each call, the time per element when the data is copied through the
-            slots, summed over all instances.
-        reading: For each call, the time per element when an instance reads the memory of the other
-            processes, summed over all instances.
+        least_gain: Direct reads count as faster only if copies through the slots take longer by
+            this factor.
+        through_slots: For each measured call, the time per element with copies through the slots,
+            summed over all instances.
+        reading: For each measured call, the time per element with direct reads, summed over all
+            instances.
     """
 
     least_gain: float = 1.0
@@ -46,10 +48,10 @@ class ReadingTrial:
 
     @property
     def reading_is_faster(self) -> bool:
-        """Whether the fastest call used direct reads; False until enough calls are measured."""
+        """Whether direct reads were faster; False until enough calls have been measured."""
         return self.is_over and self.least_gain * min(self.reading) < min(self.through_slots)
 
     def add(self, through_slots: Sequence[int], reading: Sequence[int]) -> None:
-        """Store the times of one all-reduce, which each instance of the host has measured."""
+        """Store the times of one all-reduce call. Each list has the time of every instance."""
         self.through_slots.append(sum(through_slots))
         self.reading.append(sum(reading))

@@ -1,6 +1,6 @@
 """A registry of the buffers that the instances of a host share.
 
-For an array in such a buffer, the registry returns the arrays of the other instances at the same
+For an array in a shared buffer, the registry returns the arrays of all instances at the same
 offset.
 
 This module does not allocate memory and does not read the elements of arrays.
@@ -26,9 +26,10 @@ class SharedArray:
 
     Attributes:
         location: A 64-bit number made from the number of the buffer and the offset in the buffer.
-            Arrays at the same place have the same location on all instances. Buffer numbers repeat
-            after 65,535 buffers.
-        views: For each instance of the host, the array at this place in that instance's part.
+            Arrays at the same offset of the same buffer have the same location on all instances.
+            Buffer numbers repeat after 65,535 buffers.
+        views: For each instance of the host, the array at the same offset in that instance's part
+            of the buffer.
     """
 
     location: int
@@ -36,7 +37,7 @@ class SharedArray:
 
 
 class SharedBuffers:
-    """The shared buffers whose memory is still used by an array.
+    """A registry of the shared buffers that are still in use by at least one array.
 
     Args:
         position: Position of this instance on its host.
@@ -69,7 +70,7 @@ class SharedBuffers:
                 continue
             offset = address - memory.ctypes.data - self._position * part_bytes
             if offset >= 0 and offset + array.nbytes <= part_bytes:
-                # Numbers start at 1, because 0 means "no buffer".
+                # Buffer numbers start at 1, because 0 means "no buffer".
                 number = 1 + (number - 1) % ((1 << _NUMBER_BITS) - 1)
                 location = number << _OFFSET_BITS | offset + 1
                 return SharedArray(location, _views(array, memory, offset, part_bytes))

@@ -1,9 +1,9 @@
 """Windows: memory that the instances of one host share.
 
-A window has a part for each instance and a common part. The memory is an anonymous file (memfd).
-Such a file does not appear in a folder, so the system frees the memory even if the job is killed,
-and the limits of /dev/shm do not apply. Each page is allocated on the NUMA node that touches it
-first.
+A window has a part for each instance and a common part. The memory of a window is an anonymous file
+(memfd). An anonymous file is not in a folder, so the system frees its memory even if the job is
+killed. The limits of /dev/shm do not apply to it. Each page of a window is allocated on the NUMA
+node that touches it first.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Window:
 
     Args:
         local: The instances of this host.
-        num_bytes: Size of every instance's part.
-        common_bytes: Size of the common part.
+        num_bytes: Size of every instance's part in bytes.
+        common_bytes: Size of the common part in bytes.
 
     Raises:
         WindowError: The system does not permit shared memory. All instances raise this error.
@@ -63,7 +63,7 @@ def _mapped(local: Meeting, size: int) -> Array:
         except OSError as error:
             raise WindowError(str(error)) from None
     descriptor = -1
-    # The path and the name of the file, or the text of an error.
+    # The path and the name of the shared file, or the text of an error.
     location: Sequence[str] | str = ("", "")
     if local.rank == 0:
         name = f"popdist-{secrets.token_hex(8)}"
@@ -93,8 +93,8 @@ def _mapped(local: Meeting, size: int) -> Array:
 def _open(path: str, name: str, size: int) -> Array:
     """Map the file at ``path`` into memory, after checking that it is the expected file.
 
-    The path contains a PID. If the instances are in different PID name spaces, the path may lead to
-    a different file.
+    The path contains a PID. So it may lead to a different file if the instances are in different
+    PID name spaces.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
