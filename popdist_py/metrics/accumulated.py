@@ -11,13 +11,13 @@ Reduction: TypeAlias = Literal["mean", "sum", "min", "max", "last"]
 
 
 class Accumulated(NamedTuple):
-    """The accumulated value of all numbers with one name.
+    """The reduction of all numbers that were given for one metric so far.
 
     Attributes:
-        reduction: The reduction of the numbers, such as ``mean``.
-        value: For ``mean``, the sum of the numbers times their weights. For the other reductions,
-            the result of the numbers so far.
-        weight: The sum of the weights, which is above 0. Only ``mean`` uses the weights.
+        reduction: The name of the reduction, such as ``mean``.
+        value: With the reduction ``mean``, the sum of the numbers times their weights. With the
+            other reductions, the sum, the minimum, the maximum or the last number.
+        weight: The sum of the weights, which is above 0. Only the reduction ``mean`` uses weights.
     """
 
     reduction: str
@@ -32,7 +32,7 @@ class Accumulated(NamedTuple):
     def followed_by(self, later: Accumulated) -> Accumulated:
         """Return the combination of this value and a later value.
 
-        Except for ``last``, the result is NaN if one of the two values is NaN.
+        With any reduction except ``last``, the result is NaN if one of the two values is NaN.
         """
         return Accumulated(
             self.reduction,
@@ -49,7 +49,7 @@ class Accumulated(NamedTuple):
 _COMBINE: dict[str, Callable[[float, float], float]] = {
     "mean": lambda a, b: a + b,
     "sum": lambda a, b: a + b,
-    # The result of Python's min() depends on the position of a NaN.
+    # Python's min() and max() are not used, because their results depend on the position of a NaN.
     "min": lambda a, b: a if a < b or math.isnan(a) else b,
     "max": lambda a, b: a if a > b or math.isnan(a) else b,
     "last": lambda _, b: b,
@@ -59,8 +59,8 @@ _COMBINE: dict[str, Callable[[float, float], float]] = {
 def merged(parts: Iterable[Accumulated]) -> Accumulated:
     """Return the combination of the instances' values, which are given in instance order.
 
-    For ``last``, the result is the number of the first instance. The order of the additions is
-    fixed, so all instances get exactly the same result.
+    With the reduction ``last``, the result is the number of the first instance. The order of the
+    additions is fixed, so all instances get exactly the same result.
     """
     return reduce(Accumulated.followed_by, reversed(list(parts)))
 
@@ -68,9 +68,10 @@ def merged(parts: Iterable[Accumulated]) -> Accumulated:
 def one_number(value: Any, reduction: str) -> Any:
     """Return ``value`` as a float, or None if it is an array or tensor without elements.
 
-    The elements of an array or tensor are reduced to their sum, minimum or maximum, or by default
-    to their mean. For a tensor on another device than the CPU, the result is a tensor of one
-    element on that device, because reading the number would wait for the device.
+    If ``reduction`` is sum, min or max, it is applied to the elements of an array or tensor.
+    Otherwise the result is the mean of the elements. A tensor on another device than the CPU is
+    reduced to a tensor of one element on that device. Reading this element would wait for the
+    device.
 
     Raises:
         TypeError: ``value`` is not a number, array or tensor, or its elements are not real numbers.
@@ -86,7 +87,8 @@ def one_number(value: Any, reduction: str) -> Any:
     if 0 in shape:
         return None
     dtype = getattr(value, "dtype", None)
-    # A conversion to floats would drop imaginary parts, and would turn None into NaN.
+    # A conversion of these elements to floats would drop imaginary parts, and would turn None into
+    # NaN.
     if getattr(dtype, "is_complex", False) or getattr(dtype, "kind", "") in ("c", "O"):
         raise TypeError(f"expected real numbers, not {dtype}")
     is_remote = False

@@ -22,12 +22,12 @@ class CsvSink:
     one more column. The new column is empty in the earlier rows.
 
     If the file exists, the first write removes the rows of its step and of later steps, and appends
-    to the remaining rows. So the file contains each step once, even if a training continues from a
+    to the remaining rows. So the file contains each step once, even if training continues from a
     checkpoint. Give each run its own file. If a program has several ``Metrics`` objects, pass the
     same sink to all of them.
 
     Args:
-        path: The path of the file. Its folder is made if it does not exist.
+        path: The path of the file. The folder of the file is made if it does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -75,8 +75,8 @@ class CsvSink:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = []
         if not rows:
-            # A sink writes the first line in one step. A file that contains only an incomplete line
-            # is therefore from another program.
+            # A sink creates the file with its first line atomically. A file that contains only an
+            # incomplete line is therefore from another program.
             if self.path.exists() and self.path.stat().st_size:
                 raise self._not_ours()
             return [STEP_COLUMN], []
@@ -99,7 +99,7 @@ class CsvSink:
         return ValueError(f"{self.path} does not contain metrics: give another path")
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
-        """Replace the file in one step."""
+        """Replace the file atomically by a file with the given columns and rows."""
         padded = ([*row, *[""] * (len(columns) - len(row))] for row in rows)
         data = _text([columns, *padded])
         with replaced_at_end(self.path) as partial:

@@ -20,8 +20,8 @@ from popdist_py.metrics.sink import STEP_COLUMN, MetricsSink
 from popdist_py.run_files.logged_values import log_values
 
 _REDUCTIONS = get_args(Reduction)
-# The number of values that are collected before their numbers are read from the device. Reading
-# many tensors together saves waiting for the device.
+# The number of values that ``update`` collects before it reads them from their device. Reading many
+# tensors together avoids a wait for the device in every ``update``.
 _MAX_WAITING = 1000
 
 
@@ -34,9 +34,9 @@ class Metrics:
 
     Args:
         sinks: One or several sinks for ``log``, such as ``CsvSink("metrics.csv")``.
-        reductions: The reduction of each name: ``mean`` (the default), ``sum``, ``min``, ``max`` or
-            ``last``, which takes the last number of the first instance with a number. All instances
-            must give the same reductions.
+        reductions: The reduction of each metric by name: ``mean`` (the default), ``sum``, ``min``,
+            ``max`` or ``last``. The reduction ``last`` takes the last number of the first instance
+            that has a number. All instances must give the same reductions.
 
     Raises:
         TypeError: ``sinks`` contains an object that is not a sink.
@@ -56,7 +56,7 @@ class Metrics:
                     f"Metrics(sinks=...): {sink!r} is not a sink: expected objects with write() "
                     "and close(), such as CsvSink('metrics.csv')"
                 )
-        self._failed: set[int] = set()  # ids, because a sink may be unhashable
+        self._failed: set[int] = set()  # ids of sinks, because a sink may be unhashable
         self._reductions = dict(reductions or {})
         for name, reduction in self._reductions.items():
             _check_name(name)
@@ -78,12 +78,13 @@ class Metrics:
                 ``{"train/loss": loss}``.
             weight: The weight of these numbers in means, such as the number of samples in the
                 batch. Numbers with the weight 0 are ignored.
-            named: Numbers by name. The elements of an array or tensor are reduced to their mean, or
-                to their sum, minimum or maximum. The call does not wait for a device to compute a
-                tensor.
+            named: Numbers by name. The elements of an array or tensor are first reduced to one
+                number, which by default is their mean. The call does not wait for a device to
+                compute a tensor.
 
         Raises:
-            TypeError: A value is not a number, array or tensor. No number is added.
+            TypeError: A value is not a number, array or tensor. If an error is raised, no number is
+                added.
             ValueError: ``weight`` is negative or not finite, or a name is empty, "step" or given
                 twice.
         """
@@ -105,10 +106,10 @@ class Metrics:
             self._add_up()
 
     def compute(self) -> dict[str, float]:
-        """Return the reduced numbers of all instances by name.
+        """Return the reduced numbers of all instances, by the names of the metrics.
 
-        All instances must make this call, and all get the same result. The numbers are kept for
-        later calls.
+        All instances must call this method, and all get the same result. The numbers are kept and
+        are part of later results.
 
         Raises:
             CollectiveMismatchError: The instances give different reductions for a name.
@@ -116,14 +117,14 @@ class Metrics:
         return self._results("metrics")
 
     def log(self, step: int) -> dict[str, float]:
-        """Write the result of ``compute`` to the sinks, forget the numbers, and return the result.
+        """Write the result of ``compute`` to the sinks, discard the numbers, and return the result.
 
-        All instances must make this call. Only the first instance writes to the sinks. With the
+        All instances must call this method. Only the first instance writes to the sinks. With the
         launcher's option --output-dir, the first instance also writes to the folder of the run. The
-        first error of a sink is logged as a warning.
+        first error of each sink is logged as a warning.
 
         Args:
-            step: The number of training steps done.
+            step: The number of training steps that are done.
 
         Raises:
             TypeError: ``step`` is not a whole number.
@@ -143,14 +144,14 @@ class Metrics:
         return values
 
     def reset(self) -> None:
-        """Forget the numbers of this instance, without communication."""
+        """Discard the numbers of this instance, without communication."""
         self._so_far.clear()
         self._waiting.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers of all instances since the last ``log``.
 
-        All instances must make this call. All instances get the same state, so any instance can
+        All instances must call this method. All instances get the same state, so any instance can
         save it.
         """
         whole = self._of_all_instances("state of metrics")
@@ -159,7 +160,8 @@ class Metrics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that ``state_dict`` returned in a job with any number of instances.
 
-        All instances must make this call. The first instance takes the numbers of all instances.
+        All instances must call this method. The first instance restores the numbers of all
+        instances. The other instances start without numbers.
 
         Raises:
             ValueError: ``state`` is not a state of ``Metrics``.
@@ -201,10 +203,10 @@ class Metrics:
         return {name: whole.result for name, whole in self._of_all_instances(call).items()}
 
     def _of_all_instances(self, call: str) -> dict[str, Accumulated]:
-        """Return the accumulated values of all instances by name.
+        """Return the combined values of all instances, by the names of the metrics.
 
-        The instances send names and values in a single call, because an instance may not have all
-        names. The call fails if ``call`` differs between instances.
+        A single all-gather sends both names and values, because an instance may not have all names.
+        The all-gather fails if the text ``call`` differs between instances.
         """
         self._add_up()
         communicator = context.communicator()
@@ -222,7 +224,7 @@ class Metrics:
     def _guard(self, sink: MetricsSink, what: str, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # an error of a sink must not end a training
+        except Exception as error:  # an error of a sink must not end the program
             if id(sink) not in self._failed:
                 self._failed.add(id(sink))
                 logging.getLogger("popdist").warning(

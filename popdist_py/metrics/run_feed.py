@@ -1,13 +1,13 @@
 """The process that writes the numbers of a run to TensorBoard and Weights & Biases.
 
-The launcher starts this separate process, so that a slow or large package does not delay the job.
-The process ends when its standard input ends, even if the launcher is killed. Before it ends, the
+The launcher starts this separate process, so that slow or large packages do not delay the job. The
+process ends when its standard input ends, even if the launcher is killed. Before it ends, the
 process writes a line about each failed sink to standard output.
 
 Each line of standard input is a JSON document. The first document, ``{"sinks": [...]}``, contains
 ``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of wandb.init}`` for
-each sink. The following documents are ``{"begins": true}`` at the begin of each
-attempt, and ``{"step": 7, "values": {name: number}}`` for each step.
+each sink. The following documents are ``{"begins": true}`` at the start of each attempt, and
+``{"step": 7, "values": {name: number}}`` for each step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_SECONDS: Final = 60
 
 
 class _Guarded:
-    """A wrapper of a sink, which stores a message about the first error in ``trouble``."""
+    """A wrapper of a sink, which stores a message about the sink's first error in ``trouble``."""
 
     def __init__(self, place: Mapping[str, Any]) -> None:
         self._place = place
@@ -42,7 +42,7 @@ class _Guarded:
         return WandbSink(**self._place["wandb"])
 
     def begin(self) -> None:
-        """Begin an attempt. In TensorBoard, its steps replace steps of earlier attempts."""
+        """Begin an attempt, whose steps replace the steps of earlier attempts in TensorBoard."""
         if "tensorboard" in self._place:  # for Weights & Biases, the same run continues
             self._sink = self._make()
 
@@ -62,9 +62,10 @@ class _Guarded:
 
 
 def feed(lines: Iterable[bytes]) -> list[str]:
-    """Send the numbers from the lines to all sinks, and return a message about each failed sink.
+    """Write the numbers in ``lines`` to all sinks, and return a message about each failed sink.
 
-    A last line without an end is ignored, because a killed launcher may leave it incomplete.
+    A last line without a newline is ignored, because a killed launcher may leave an incomplete
+    line.
     """
     documents = (json.loads(line) for line in lines if line.endswith(b"\n"))
     sinks = [_Guarded(place) for place in next(documents, {"sinks": []})["sinks"]]

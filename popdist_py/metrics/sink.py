@@ -1,4 +1,4 @@
-"""The interface of sinks, and the append-only file that two of the sinks use."""
+"""The interface of metrics sinks, and a class for the files to which two of the sinks append."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-# The name of the column with the steps. A metric must not have the same name.
+# The name of the column with the steps. A metric must not have the name of this column.
 STEP_COLUMN: Final = "step"
 
 
@@ -15,8 +15,9 @@ class MetricsSink(Protocol):
 
     Any object with the methods of this class is a sink.
 
-    All instances of the job make a sink, but only the first instance writes. A sink must therefore
-    not open anything before its first ``write``. The first error of a sink is logged as a warning.
+    All instances of a job make a sink object, but only the first instance calls ``write``.
+    Therefore a sink must not open files or connections before the first ``write``. The first error
+    of each sink is logged as a warning.
     """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -33,7 +34,8 @@ class AppendedFile:
 
     Args:
         path: The path of the file, which must exist.
-        size: The size of the valid content. The bytes after the valid content are overwritten.
+        size: The size of the file's valid content in bytes. Bytes after the valid content are
+            overwritten.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -42,7 +44,7 @@ class AppendedFile:
         self._start_of_last = size
 
     def append(self, piece: bytes, *, instead_of_last: bool = False) -> None:
-        """Write ``piece`` after the last piece, or with ``instead_of_last`` over the last piece.
+        """Append ``piece`` to the file, or with ``instead_of_last`` replace the last piece.
 
         Raises:
             OSError: The piece was not written, or not completely.

@@ -1,4 +1,4 @@
-"""The sink that writes an event file of TensorBoard. The sink does not need TensorBoard.
+"""The sink that writes an event file of TensorBoard, without using the package tensorboard.
 
 An event file is a series of records. A record has a length, a checksum, an ``Event`` message of
 Protocol Buffers, and another checksum. The format is defined in tensorflow/core/util/event.proto,
@@ -21,13 +21,13 @@ from popdist_py.metrics.sink import AppendedFile
 class TensorBoardSink:
     """Writes metrics for TensorBoard, with one event file for each start of the program.
 
-    From the first step in the new file on, TensorBoard ignores the steps in earlier files of the
-    folder. TensorBoard therefore displays each step once if a training continues from a checkpoint.
-    Give each run its own folder. If a program has several ``Metrics`` objects, pass the same sink
-    to all of them. Values are rounded to 32 bits, as in TensorBoard.
+    From the first step in a new file on, TensorBoard ignores the steps in earlier files of the
+    folder. TensorBoard therefore displays each step once, even if training continues from a
+    checkpoint. Give each run its own folder. If a program has several ``Metrics`` objects, pass the
+    same sink to all of them. Values are rounded to 32-bit floats, as in TensorBoard.
 
     Args:
-        folder: The folder of the file. The folder is made if it does not exist.
+        folder: The folder for the event file. The folder is made if it does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -53,7 +53,8 @@ class TensorBoardSink:
     def _begin(self, step: int) -> AppendedFile:
         """Make the file, with events for the format version and the first step of this session."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names.
+        # TensorBoard reads the files of a folder in the order of their names, so the name of a file
+        # contains the time when it was made.
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         path = self.folder / name
         path.touch(exist_ok=False)
@@ -70,7 +71,7 @@ class TensorBoardSink:
 def _event(step: int, content: bytes) -> bytes:
     """Return an ``Event`` message.
 
-    The numbered fields of the message are wall_time (1), step (2), and one of file_version (3),
+    The numbered fields of an ``Event`` are wall_time (1), step (2), and one of file_version (3),
     summary (5) and session_log (7).
     """
     return b"\x09" + struct.pack("<d", time.time()) + _number(2, step) + content
@@ -79,8 +80,8 @@ def _event(step: int, content: bytes) -> bytes:
 def _summary(values: Mapping[str, float]) -> bytes:
     """Return a ``Summary`` message.
 
-    Field 1 of the message is a ``value``. Its field 1 is the ``tag``, and its field 2 is the
-    ``simple_value``.
+    Field 1 of a ``Summary`` is a ``value``. In a ``value``, field 1 is the ``tag`` and field 2 is
+    the ``simple_value``.
     """
     return b"".join(
         _message(1, _message(1, name.encode()) + b"\x15" + _float32(value))

@@ -13,8 +13,8 @@ class WandbSink:
 
     Args:
         arguments: The arguments of ``wandb.init``, such as ``project``, ``name`` and ``config``.
-            ``mode="offline"`` works without a network or an account. ``wandb sync`` sends the run
-            later.
+            ``mode="offline"`` works without a network or an account. The command ``wandb sync``
+            sends an offline run later.
 
     Raises:
         ModuleNotFoundError: wandb is not installed.
@@ -22,7 +22,8 @@ class WandbSink:
 
     def __init__(self, **arguments: Any) -> None:
         spec = find_spec("wandb")
-        # A module without an origin is the folder that wandb makes for runs, not the package.
+        # A module ``wandb`` without an origin is not the package, but a folder that the package
+        # made for runs.
         if spec is None or spec.origin is None:
             raise ModuleNotFoundError(
                 "WandbSink needs the package wandb, which is not installed: pip install wandb"
@@ -42,7 +43,7 @@ class WandbSink:
             wandb.Error: The run cannot begin, for example without an account.
         """
         if self._start_error is not None:
-            raise self._start_error  # a second attempt would wait again
+            raise self._start_error  # a second attempt to begin the run would wait again
         if self._run is None:
             try:
                 self._run = import_module("wandb").init(**self._arguments)
@@ -52,7 +53,7 @@ class WandbSink:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """End the run after all values are sent or written to the disk."""
+        """End the run after all values have been sent, or written to the disk in offline mode."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()

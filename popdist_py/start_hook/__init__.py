@@ -1,1 +1,1 @@
-"""Code that every Python of a job runs when it starts, because this folder is on its PYTHONPATH."""
+"""Code that each Python process of a job runs at its start, with this folder on PYTHONPATH."""

@@ -1,11 +1,13 @@
 """An import hook, which calls a function when a program imports a certain module.
 
-Python imports this module at its start, so it imports only modules that Python has already loaded.
+Python imports this module at its start. To keep the start of Python fast, this module imports only
+modules that Python has already loaded.
 """
 
 import sys
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ def run_at_import(name: str, run: "Run") -> None:
 
 
 def specs(name: str, path: object = None, without: object = None) -> "Iterator[ModuleSpec]":
-    """Yield the specs of the module ``name`` from all finders except the finder ``without``."""
+    """Yield the module specs for ``name`` from all import finders except the finder ``without``."""
     for finder in sys.meta_path:
         # Like Python's import system, this loop skips finders without find_spec.
         find = getattr(finder, "find_spec", None)
@@ -35,7 +37,7 @@ def specs(name: str, path: object = None, without: object = None) -> "Iterator[M
 
 
 class _Finder:
-    """Finds a module by asking the other finders, and replaces the function that runs its code."""
+    """Finds a module by the other import finders, and replaces the function that runs its code."""
 
     def __init__(self, name: str, run: "Run") -> None:
         self._name = name
@@ -52,8 +54,8 @@ class _Finder:
             execute = found.loader.exec_module
 
             def execute_and_run(module: "ModuleType") -> None:
-                # The hook must run only once, although a program may ask for the spec several
-                # times, and two specs may share a loader.
+                # The hook must run only once. However, a program may ask for the module's spec
+                # several times, and two specs may share a loader.
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
                     self._run(execute, module)

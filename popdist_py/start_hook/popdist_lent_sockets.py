@@ -1,10 +1,11 @@
-"""Changing the address of another process's sockets from all addresses to a single one.
+"""Moves listening sockets of another process from all addresses to a single address.
 
-The command mpirun and its daemons listen on every address of the machine, and no option changes
-this. The launcher starts mpirun and moves the sockets of mpirun to a single address. On every other
-host, the first wrapper moves the sockets of the daemon that started it. The kernel allows a process
-to use the sockets of another process that it may trace. This module contains no code that is
-specific to MPI. It imports only the standard library, because a wrapper imports it too.
+The command mpirun and its daemons listen on every address of the machine. No option of mpirun
+changes this. The launcher starts mpirun and moves the sockets of mpirun to a single address. On
+every other host, the first wrapper process moves the sockets of the MPI daemon that started the
+wrapper. If a process may trace another process, the kernel also lets it use the other's sockets.
+This module contains no code that is specific to MPI. The wrapper of a program imports this module
+too, so the module imports only popdist_listening and the standard library.
 """
 
 import contextlib
@@ -17,43 +18,45 @@ import time
 
 import popdist_listening  # type: ignore[import-not-found]
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PIDFD_GETFD = 438  # this system call has the same number on every architecture
+# The number of the system call pidfd_getfd, which is the same on every architecture.
+_PIDFD_GETFD = 438
 # These constants are from <linux/ptrace.h> and <linux/wait.h>.
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _WAIT_ALL = 0x40000000
 _STOP_SECONDS = 1.0
-# The seconds in which a caller on another host completes its TCP handshake.
+# The name of the loopback interface, and the seconds in which a client on another host completes
+# its TCP handshake.
 _LOOPBACK, _HANDSHAKE_SECONDS = "lo", 0.001
-# A socket option from <asm-generic/socket.h>, and the instruction that ends a packet filter, from
+# A socket option from <asm-generic/socket.h>, and the return instruction of a packet filter from
 # <linux/bpf_common.h>.
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
 _UNCONNECTED = struct.pack("=H14x", socket.AF_UNSPEC)
-# PyDLL keeps the interpreter's lock, so another thread cannot run between the calls.
+# PyDLL holds the global interpreter lock during a C call, so no other Python thread runs meanwhile.
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _LIBC.ptrace.restype = ctypes.c_long
 
 
 def move_of(process: int, network: str) -> list[int]:
-    """Move another process's sockets that listen on all addresses to one address.
+    """Make sockets of another process listen on one address instead of on all addresses.
 
     The new address is this machine's address on ``network``.
 
-    A socket is moved only if the kernel chose its port, because the kernel does not let other
-    sockets change their address. The other process is stopped during the move. During the move, the
-    kernel drops the packets of new connections, and the senders repeat these packets after a
-    second.
-    A socket with connections that wait to be accepted is not moved, but a later call of this
-    function may move it.
+    A socket is moved only if the kernel chose its port. The kernel does not let other sockets
+    change their address. The other process is stopped during the move. During the move, the kernel
+    drops the packets of new connections, and the senders repeat these packets after a second. A
+    socket is not moved while connections wait to be accepted. A later call of this function may
+    move such a socket.
 
     Args:
         process: The id of the other process. The other process must belong to this user. Some
-            systems also require that it is a child of this process.
+            systems also require that the other process is a child of this process.
         network: The name of an interface, such as ``lo``, or a CIDR.
 
     Returns:
@@ -88,7 +91,7 @@ def _lent(handle: int, descriptor: int) -> int:
     lent: int = _LIBC.syscall(_PIDFD_GETFD, handle, descriptor, 0)
     if lent < 0:
         error = ctypes.get_errno()
-        # A descriptor that was closed after it was listed is treated like a missing file.
+        # EBADF means that the other process has closed the descriptor. The caller ignores ENOENT.
         raise OSError(errno.ENOENT if error == errno.EBADF else error, os.strerror(error))
     return lent
 
@@ -98,10 +101,10 @@ def _lent(handle: int, descriptor: int) -> int:
 
 @contextlib.contextmanager
 def _standing_still(process: int) -> "Iterator[None]":
-    """Stop all threads of a process during a block, and at most until this process ends.
+    """Stop all threads of another process during a block.
 
-    If the process were not stopped, a thread that waits for a connection would notice the change of
-    the socket and fail.
+    The stopped threads also continue if this process ends. A running thread that waits for a
+    connection would notice the change of its socket and fail.
 
     Raises:
         OSError: The process may not be traced, or has a thread that does not stop.
@@ -129,7 +132,7 @@ def _threads(process: int) -> list[int]:
 
 def _wait_until_stopped(thread: int) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
-    # Without WEXITED, the exit status of the thread remains for the parent process.
+    # Without WEXITED, waitid leaves the exit status of the thread to the thread's parent process.
     while os.waitid(os.P_PID, thread, os.WSTOPPED | os.WNOHANG | _WAIT_ALL) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(None, "it does not stand still")
@@ -140,7 +143,7 @@ def _wait_until_stopped(thread: int) -> None:
 
 
 def _rebind(listener: socket.socket, network: str) -> int:
-    """Bind a listening socket to one address. Return its port, or 0 if it was not moved."""
+    """Bind a listening socket to one address. Return the port, or 0 if the socket was not moved."""
     everywhere, port, *_ = listener.getsockname()
     address = popdist_listening.address_in(network, listener.family)
     if address is None:
@@ -152,7 +155,7 @@ def _rebind(listener: socket.socket, network: str) -> int:
         _drop_all(screen)
         screen.listen(1)
         if network != _LOOPBACK:
-            time.sleep(_HANDSHAKE_SECONDS)  # the kernel does not report incomplete handshakes
+            time.sleep(_HANDSHAKE_SECONDS)  # the queue does not include incomplete handshakes
         if popdist_listening.queue(listener)[0]:
             return 0
         _LIBC.connect(number, _UNCONNECTED, len(_UNCONNECTED))

@@ -1,9 +1,9 @@
-"""Changing the address of sockets from all addresses of this machine to a single one.
+"""Moves listening sockets from all addresses of this machine to a single address.
 
-MPI libraries listen on every address, and no option changes this. A process uses popdist_listening
-for its own sockets, and popdist_lent_sockets for the sockets of other processes. This module
-contains no code that is specific to MPI. It is imported when a program imports MPI, so it imports
-no other module of the library.
+MPI libraries listen on every address of the machine. No option of these libraries changes this. A
+process uses popdist_listening for its own sockets, and popdist_lent_sockets for the sockets of
+other processes. This module contains no code that is specific to MPI. A program that imports MPI
+also imports this module, so this module imports no other module of the library.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ import select
 import socket
 import struct
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,17 +26,17 @@ _LOOPBACK_OF = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 # namespace.
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = "/proc/self/net/if_inet6"
-# The part of a listening socket's tcp_info that contains the number of connections that wait to be
-# accepted, and the largest allowed number.
+# The format of tcp_info for a listening socket, with the number of connections that wait to be
+# accepted and with the largest allowed number of such connections.
 _TCP_INFO_BYTES, _TCP_INFO_QUEUE = 32, "=24xII"
 
 
 def descriptors() -> set[int]:
-    """Return the file descriptors of this process. The set is empty without /proc."""
+    """Return the file descriptors of this process, or an empty set if /proc does not exist."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
-            # The descriptor that listed the folder is closed by now.
+            # os.listdir has already closed its own descriptor, which the list contains too.
             with contextlib.suppress(OSError):
                 os.fstat(int(name))
                 found.add(int(name))
@@ -58,15 +59,15 @@ def listens_everywhere(listener: socket.socket) -> bool:
 def address_in(network: str, family: int) -> "str | None":
     """Return this machine's address on a network.
 
-    If the machine has addresses on the network, but not of this family, return the loopback
-    address.
+    If all of this machine's addresses on the network are of the other family, return the loopback
+    address of ``family``.
 
     Args:
         network: The name of an interface, such as ``lo``, or a CIDR.
         family: ``socket.AF_INET`` or ``socket.AF_INET6``.
 
     Returns:
-        None if this machine does not have an address on the network.
+        The address, or None if this machine does not have an address on the network.
     """
     if network == _LOOPBACK:
         return _LOOPBACK_OF[socket.AddressFamily(family)]
@@ -86,7 +87,7 @@ def _address_in(network: str, family: int) -> "str | None":
         if subnet.version == (4 if family == socket.AF_INET else 6):
             probe.connect(
                 (str(subnet[1] if subnet.num_addresses > 1 else prefix), 9)
-            )  # UDP sends nothing here
+            )  # connecting a UDP socket does not send a packet
             address: str = probe.getsockname()[0]
             return address if ipaddress.ip_address(address) in subnet else None
     return None
@@ -111,9 +112,8 @@ def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.sock
     """Yield a new socket at ``address`` that has the same port as ``listener``."""
     with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
         for each in (listener, narrow):
-            # The old socket, the new socket and all accepted connections use the same port for a
-            # moment. This requires the options SO_REUSEPORT and SO_REUSEADDR. Sockets of other
-            # users cannot take the port.
+            # With SO_REUSEPORT and SO_REUSEADDR, the old socket, the new socket and all accepted
+            # connections can use the same port. Sockets of other users still cannot use this port.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:
@@ -131,7 +131,7 @@ def queue(listener: socket.socket) -> "tuple[int, int]":
 
 @contextlib.contextmanager
 def borrowed(descriptor: int) -> "Iterator[socket.socket]":
-    """Yield a socket object for a descriptor, and close it after the block.
+    """Yield a socket object for a descriptor, and close the descriptor after the block.
 
     Raises:
         OSError: The descriptor is not a socket.
@@ -149,12 +149,12 @@ def borrowed(descriptor: int) -> "Iterator[socket.socket]":
 
 
 def move_own(network: str, before: "set[int]") -> int:
-    """Move this process's sockets that listen on all addresses to its address on ``network``.
+    """Make this process's sockets listen on one address instead of on all addresses.
 
-    The port accepts connections during the whole move. A second socket with the same port gets the
-    descriptor of the first socket, and replaces the first socket in each epoll of this process. A
-    socket with connections that wait to be accepted is not moved. A connection that arrives during
-    the move is reset.
+    The new address is this machine's address on ``network``. The port stays open during the whole
+    move. A new socket with the same port gets the descriptor of the old socket, and replaces the
+    old socket in each epoll of this process. A socket with connections that wait to be accepted is
+    not moved. A connection that reaches the old socket during the move is reset.
 
     Args:
         network: The name of an interface, such as ``lo``, or a CIDR.
@@ -190,7 +190,7 @@ def _replace(descriptor: int, listener: socket.socket, address: str) -> bool:
 
 
 def _waits(descriptor: int) -> "Iterator[tuple[int, int]]":
-    """Yield each epoll descriptor of this process that contains ``descriptor``, and the events."""
+    """Yield each epoll of this process that monitors ``descriptor``, and the monitored events."""
     for number in descriptors():
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}") != "anon_inode:[eventpoll]":

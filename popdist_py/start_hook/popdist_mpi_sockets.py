@@ -1,7 +1,8 @@
-"""Limits the sockets of MPI in an instance to the job's network, when the program starts MPI.
+"""Limits the MPI sockets of an instance to the job's network when the program starts MPI.
 
-Open MPI listens on every address of the machine. Python imports this module when it starts. So this
-module imports only popdist_import_hook and modules that Python has already loaded.
+Open MPI listens on every address of the machine. Python imports this module when it starts. To keep
+the start of Python fast, this module imports only popdist_import_hook and modules that Python has
+already loaded.
 """
 
 import os
@@ -9,13 +10,14 @@ import sys
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# Parts of the paths of libraries that may contain PMIx. The libraries are PMIx itself and two
+# Parts of the paths of libraries that may contain PMIx. These libraries are PMIx itself and two
 # libraries of Open MPI 4.
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
@@ -23,7 +25,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Mover:
-    """Limits the sockets that MPI opens when it starts to the network of the job.
+    """Makes the sockets that MPI opens at its start listen only on the network of the job.
 
     Args:
         network: The network for the sockets, as an interface or a CIDR.
@@ -37,11 +39,11 @@ class _Mover:
     def execute_and_move(
         self, execute: "Callable[[ModuleType], object]", module: "ModuleType"
     ) -> None:
-        """Run the code of mpi4py.MPI and move the sockets that it opens."""
+        """Run the code of mpi4py.MPI, and move the sockets that this code opens."""
         self._started(execute, module)
         if not module.Is_initialized():
-            # If mpi4py.rc.initialize is false, importing mpi4py.MPI does not start MPI. The program
-            # then starts MPI later.
+            # If mpi4py.rc.initialize is false, importing mpi4py.MPI does not start MPI. Such a
+            # program starts MPI later by one of these two functions.
             for start in ("Init", "Init_thread"):
                 setattr(module, start, self._watched(getattr(module, start)))
 
@@ -49,7 +51,7 @@ class _Mover:
         return lambda *args, **kwargs: self._started(start, *args, **kwargs)
 
     def _started(self, start: "Callable[..., object]", *args: object, **kwargs: object) -> object:
-        """Call ``start``, which may start MPI, and move the sockets that MPI has opened."""
+        """Call ``start``, which may start MPI, and move the sockets that MPI then opens."""
         listening = _listening()
         before = listening.descriptors()
         result = start(*args, **kwargs)
@@ -80,10 +82,10 @@ def _listening() -> "ModuleType":
 
 
 def _fence() -> "Callable[[], object] | None":
-    """Return a function that waits for all instances without MPI, or None if MPI has not started.
+    """Return a function that waits for all instances by PMIx, or None if PMIx is not loaded.
 
-    An instance must not connect to an instance that has not moved its sockets yet, because the move
-    would reset the connection.
+    All instances wait until every instance has moved its sockets. Otherwise an instance could
+    connect to a socket whose move then resets the connection.
     """
     import ctypes
 

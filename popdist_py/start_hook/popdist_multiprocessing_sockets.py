@@ -1,8 +1,9 @@
 """Keeps the sockets of multiprocessing in the folder of the job, which the launcher removes.
 
-By default, the sockets are in a folder ``pymp-*`` in TMPDIR. A process removes that folder when it
-ends by itself, but not when a signal or an exception ends it. Python imports this module when it
-starts. So this module imports only popdist_import_hook and modules that Python has already loaded.
+By default, the sockets are in a folder ``pymp-*`` in TMPDIR. If a signal or an exception ends a
+process, the process does not remove its folder ``pymp-*``. Python imports this module when it
+starts. To keep the start of Python fast, this module imports only popdist_import_hook and modules
+that Python has already loaded.
 """
 
 import os
@@ -10,20 +11,21 @@ import sys
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
 _MODULE = "multiprocessing.util"
-# Linux limits the path of a socket to 107 bytes, and multiprocessing adds a file name to the
-# folder.
+# Linux limits the path of a socket to 107 bytes. This path is the folder and a file name that
+# multiprocessing adds.
 _LONGEST_FOLDER = 107 - len("/listener-12345678")
 
 
 def _keep_in(folder: str, util: "ModuleType") -> None:
-    """Make ``folder`` multiprocessing's temporary folder while it exists and can be written."""
+    """Make multiprocessing use ``folder`` for temporary files while this folder is writable."""
     default: Callable[[], str] = util.get_temp_dir
 
     def get_temp_dir() -> str:
@@ -34,7 +36,7 @@ def _keep_in(folder: str, util: "ModuleType") -> None:
 
 
 def start() -> None:
-    """In a job, change multiprocessing.util now, or when the program imports this module."""
+    """In a job, set multiprocessing's folder now, or when multiprocessing.util is imported."""
     folder = os.environ.get("POPDIST_JOB_FOLDER", "")
     if not folder or len(os.fsencode(folder)) > _LONGEST_FOLDER:
         return

@@ -1,9 +1,9 @@
 """Detects programs that train a separate model in each instance, and tells the launcher.
 
-A training library that finds no GPU may train a separate model in every instance. If it is certain
-that a program has trained separate models, this module sets a flag when the program exits. The flag
-is in memory that the launcher's wrapper reads. The module imports little, because it is imported
-with torch.distributed.
+A training library that finds no GPU may train a separate model in every instance. If a program has
+certainly trained separate models, this module sets a flag when the program exits. The launcher's
+wrapper process reads this flag from shared memory. Importing torch.distributed also imports this
+module, so this module imports few other modules.
 """
 
 import atexit
@@ -11,15 +11,16 @@ import functools
 import os
 import sys
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
     from typing import Any
 
-# The index and the size of the flag, which is an integer of 8 bytes.
-# poprun_py/instance/progress_memory.py contains the same two numbers.
+# The index of the flag in the shared memory, and the size of the flag, which is an integer of 8
+# bytes. poprun_py/instance/progress_memory.py contains the same two numbers.
 _WORD, _WORD_BYTES = 31, 8
 _SILENT = "POPDIST_SEPARATE_MODELS"
 
@@ -33,7 +34,7 @@ class _Watch:
         self._has_group = False
 
     def groups_of(self, distributed: "ModuleType") -> None:
-        """Start recording the groups that torch.distributed makes."""
+        """Start watching for process groups that torch.distributed makes."""
         module = distributed.distributed_c10d
         make = module._new_process_group_helper
 
@@ -46,7 +47,7 @@ class _Watch:
         module._new_process_group_helper = noting
 
     def tell(self) -> None:
-        """Set the flag if it is certain that this program has trained a model of its own."""
+        """Set the flag if this program has certainly trained without the other instances."""
         if os.getpid() != self._pid or not _has_trained() or _has_mpi():
             return
         if self._has_group and not _is_alone_for_accelerate():
@@ -82,7 +83,7 @@ def _subclasses(kind: "Any") -> "Iterator[Any]":
 
 
 def _has_mpi() -> bool:
-    """Tell whether MPI is loaded, so that the program may communicate without torch."""
+    """Tell whether MPI is loaded. With MPI, a program can communicate without torch."""
     try:
         with open("/proc/self/maps", "rb") as file:
             return b"/libmpi" in file.read()
@@ -91,9 +92,9 @@ def _has_mpi() -> bool:
 
 
 def _is_alone_for_accelerate() -> bool:
-    """Tell whether accelerate has made a group of several processes but does not use it.
+    """Tell whether the library accelerate has made a process group but does not use the group.
 
-    Without a GPU, accelerate assumes that it is the only process.
+    Without a GPU, accelerate assumes that the program is a single process.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", {})
@@ -107,12 +108,12 @@ def _is_alone_for_accelerate() -> bool:
 
 
 def start(distributed: "ModuleType") -> None:
-    """Watch an instance's program, unless the variable POPDIST_SEPARATE_MODELS is set."""
+    """Watch an instance's program unless the variable POPDIST_SEPARATE_MODELS is set."""
     heartbeat = os.environ.get("POPDIST_HEARTBEAT", "")
     if os.environ.get(_SILENT) or os.environ.get("WORLD_SIZE", "1") == "1":
         return
-    # Only the child process of the wrapper is watched, because processes that the child starts may
-    # do other work.
+    # Only the wrapper's own child process is watched. Processes that the child process starts may
+    # do other work than training.
     if heartbeat.split("/")[1:3] != ["proc", str(os.getppid())]:
         return
     watch = _Watch(heartbeat)

@@ -1,10 +1,11 @@
 """Registers the back end popdist when a program of a job imports torch.distributed.
 
-Python imports this module at its start, so it imports only popdist_import_hook and modules that
-Python has already loaded. If the library is installed, PyTorch registers the back end itself. This
-module is needed for a checkout that is not installed, for torch before 2.5 and for
-TORCH_DEVICE_BACKEND_AUTOLOAD=0. The module also makes the store of a rendezvous listen on one
-address only. popdist_separate_models.py reports programs that train without the other instances.
+Python imports this module at its start. To keep the start of Python fast, this module imports only
+popdist_import_hook and modules that Python has already loaded. If the library is installed, PyTorch
+registers the back end itself. This module is needed if the library is not installed, with torch
+before 2.5, and with TORCH_DEVICE_BACKEND_AUTOLOAD=0. The module also makes the TCPStore of a
+rendezvous listen on only one address. The module popdist_separate_models reports programs that
+train without the other instances.
 """
 
 import os
@@ -12,7 +13,8 @@ import sys
 
 import popdist_import_hook  # type: ignore[import-not-found]
 
-# Replaces typing.TYPE_CHECKING, because importing typing takes longer than the rest of this module.
+# This constant replaces typing.TYPE_CHECKING. Importing typing would take longer than importing the
+# rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,26 +39,27 @@ def _watch(module: "ModuleType") -> None:
 
         popdist_separate_models.start(module)
     except (ImportError, AttributeError):
-        pass  # the package was removed, or this version of torch differs
+        pass  # the library was removed, or torch's internals have changed
     finally:
         sys.path.remove(_HERE)
 
 
 def _register() -> None:
-    """Register the back end, even if the program's path does not contain the library."""
+    """Register the back end popdist, even if ``sys.path`` does not contain the library."""
     sys.path.append(_ROOT)
     try:
         import popdist_py.torch_backend  # noqa: F401
     except ImportError:
-        pass  # the package was removed
+        pass  # the library was removed
     finally:
         sys.path.pop()
 
 
 def _keep_store() -> None:
-    """Make the store of a rendezvous listen only on the given address, instead of on every address.
+    """Make the TCPStore of a rendezvous listen only on its given address, not on every address.
 
-    A host name is not changed, because its address may differ between this host and other hosts.
+    If a host name is given, the store still listens on every address. The address of a host name
+    may differ between hosts.
     """
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     store = getattr(rendezvous, "TCPStore", None)
@@ -88,7 +91,7 @@ def _listener(address: str, port: int) -> int:
         listener.bind((address, port))
         listener.listen(4096)
     except OSError:
-        # The port may be in use because this process has a store already, or the address may belong
+        # Binding fails if this process already has a store at this port, or if the address belongs
         # to a proxy.
         listener.close()
         return -1

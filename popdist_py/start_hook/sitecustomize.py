@@ -1,12 +1,13 @@
-"""Prepares a Python that starts with this folder on PYTHONPATH, such as an instance of a job.
+"""Prepares a Python process that starts with this folder on PYTHONPATH, such as an instance.
 
-Programs can import emulated packages under the SDK's names, such as poptorch. Programs of
-torch.distributed can use the back end popdist. MPI's sockets are limited to the job's network.
-Sockets of multiprocessing are made in the job's folder. Waiting OpenMP threads spin for about a
-millisecond before they sleep.
+Programs can import emulated packages under the SDK's names, such as poptorch. Programs with
+torch.distributed can use the back end popdist. MPI's sockets are limited to the job's network. The
+module multiprocessing makes its sockets in the job's folder. Waiting OpenMP threads spin for about
+a millisecond before they sleep.
 
 At the end, this module removes its folder from ``sys.path`` and runs the user's ``sitecustomize``.
-The folder stays on PYTHONPATH, so this module also runs in every Python that a program starts.
+The folder stays on PYTHONPATH, so this module also runs in every Python process that a program
+starts.
 """
 
 import os
@@ -14,11 +15,12 @@ import sys
 
 
 def _add_names() -> None:
-    """Let programs import our packages under the SDK's names, and repair importing torchvision."""
+    """Let programs import emulated packages by the SDK's names, and CUDA builds of torchvision."""
     import popdist_sdk_finder  # type: ignore[import-not-found]
 
     if popdist_sdk_finder.start(default="no"):
-        # If the library is installed, a .pth file imports this hook. A checkout has no such file.
+        # If the library is installed, a .pth file already imports this hook for torchvision. A
+        # checkout that is not installed has no such file.
         import popdist_torchvision_hook  # noqa: F401
 
 

@@ -1,9 +1,9 @@
 """Conversion of times between the clocks of different hosts, with an estimate of the error.
 
 The clock of each host counts the nanoseconds since the host started. To compare two clocks, one
-host asks the other host for its time. The other host reads its clock after the question was sent
-and before the answer is received, as in NTP (RFC 5905, section 8). This module contains only the
-arithmetic. The callers of this module ask the hosts.
+host asks the other host for its time. The other host reads its clock after the request was sent and
+before the answer is received, as in NTP (RFC 5905, section 8). This module only computes the
+conversion. The module's callers request the times from the hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One request for the time of another host, with all times in nanoseconds.
+    """A measurement of another host's clock by one request, with all times in nanoseconds.
 
     Attributes:
         sent: The time on this host's clock when this host sent the request.
@@ -30,7 +30,7 @@ class ClockSample:
     def offset(self) -> int:
         """The nanoseconds to add to the other host's time to get this host's time.
 
-        The offset is wrong by at most ``error``.
+        The offset is wrong by at most ``error`` nanoseconds.
         """
         return (self.sent + self.received) // 2 - self.answer
 
@@ -38,8 +38,8 @@ class ClockSample:
     def error(self) -> int:
         """The largest possible error of ``offset``.
 
-        It is half of the time from sending the question to receiving the answer. The error has this
-        size if either the question or the answer needed no time at all.
+        The error is half of the time from sending the request to receiving the answer. The error is
+        largest if one of the two messages, the request or the answer, takes no time.
         """
         return (self.received - self.sent + 1) // 2
 
@@ -48,14 +48,15 @@ class ClockSample:
 class ClockLine:
     """A conversion of another host's time to this host's time.
 
-    The offset between the clocks changes linearly from one known offset to another.
+    Between two measured offsets, the offset between the clocks is interpolated linearly.
 
     Attributes:
-        begin: The time on the other host's clock of the first known offset.
-        begin_offset: The nanoseconds to add to a time of the other host until ``begin``.
-        end: The time on the other host's clock of the second known offset, or ``begin`` if only one
-            offset is known.
-        end_offset: The nanoseconds to add to a time of the other host from ``end`` on.
+        begin: The other host's time at which the first offset was measured.
+        begin_offset: The nanoseconds to add to times of the other host that are not after
+            ``begin``.
+        end: The other host's time at which the second offset was measured, or ``begin`` if only one
+            offset was measured.
+        end_offset: The nanoseconds to add to times of the other host that are not before ``end``.
         error: The largest error of a converted time, if the other clock runs steadily between
             ``begin`` and ``end``.
     """
@@ -85,19 +86,19 @@ LOCAL = ClockLine()
 
 
 def clock_line(samples: Sequence[ClockSample]) -> ClockLine | None:
-    """Return the line through the most accurate early sample and the most accurate late sample.
+    """Return the conversion from the most accurate early and the most accurate late clock sample.
 
     Args:
-        samples: Samples of the start and of the end of a job, sorted by time.
+        samples: Clock samples from the start and from the end of a job, sorted by time.
 
     Returns:
-        The line, or None if there are no samples.
+        The conversion, or None if ``samples`` is empty.
     """
     if not samples:
         return None
-    # Samples before the middle between the first and the last sample are called early, and samples
-    # after the middle are called late. This also holds for a lost job, which has only samples from
-    # its start.
+    # A clock sample is early if it is from the first half of the time between the first and the
+    # last sample. Clock samples from the second half are late. If a job was lost, all its clock
+    # samples are from its start, but they are divided in the same way.
     middle = (samples[0].sent + samples[-1].received) // 2
     early = [sample for sample in samples if sample.sent <= middle]
     late = [sample for sample in samples if sample.sent > middle] or early

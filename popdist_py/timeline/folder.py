@@ -1,11 +1,12 @@
-"""Names of the files that the instances of one attempt write into the folder of spans.
+"""Names of the timeline's files, which instances write during one attempt at a job.
 
-    instance-3.0.spans              spans of the program; .1.spans and so on of its child processes
-    instance-3.torch-4711-0.json    a trace of torch.profiler
-    instance-3.ended                the time when the program ended, in nanoseconds of its host
-    instance-3.clock                samples that compare the host's clock with the trace's clock
+The program of instance 3 writes its spans to ``instance-3.0.spans``. Its child processes write
+their spans to ``instance-3.1.spans`` and so on. The file ``instance-3.torch-4711-0.json`` is a
+trace of torch.profiler. The file ``instance-3.ended`` contains the time when the program ended, in
+nanoseconds of its host's clock. The file ``instance-3.clock`` contains samples that compare the
+clock of the instance's host with the trace's clock.
 
-The module ``span_file`` reads and writes the spans.
+The module ``span_file`` reads and writes files of spans.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def instances_in(folder: Path) -> list[int]:
 
 
 def clock_path(prefix: Path) -> Path:
-    """Return the path of the file with the samples of an instance's clock."""
+    """Return the path of the file with the clock samples of an instance's host."""
     return prefix.with_name(f"{prefix.name}.clock")
 
 
@@ -53,7 +54,7 @@ def read_end(path: Path) -> int | None:
 
 
 def save_clock(path: Path, samples: Sequence[ClockSample]) -> None:
-    """Write the samples of another host's clock.
+    """Write clock samples of another host to a file.
 
     Raises:
         OSError: The file cannot be written.
@@ -62,7 +63,7 @@ def save_clock(path: Path, samples: Sequence[ClockSample]) -> None:
 
 
 def read_clock(path: Path) -> ClockLine | None:
-    """Return the conversion of an instance's clock to the trace's clock.
+    """Read a file of clock samples, and return the conversion to the trace's clock.
 
     Returns:
         ``LOCAL`` if the file does not exist, and None if the file does not contain valid samples.

@@ -1,7 +1,7 @@
-"""Merging of the files of all instances into one trace file.
+"""Merging of all instances' files of spans into one trace file.
 
-Only the file of one process is in memory at a time. This module does not communicate with hosts.
-The callers of this module pass the conversions of the hosts' clocks.
+Only the file of one process is in memory at a time. This module does not communicate with other
+hosts. Callers pass the clock conversion of each instance's host.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from popdist_py.timeline.trace_events import (
 
 # Higher compression levels make smaller files but take many times longer.
 _COMPRESSION: Final = 4
-# The number of the first row is larger than the numbers of all processes. If a row had the same
-# number as its process, viewers would treat the row as the main thread of the process.
+# Rows are numbered from this number, which is larger than the number of any process. If a row had
+# the same number as its process, viewers would treat the row as the main thread of the process.
 _FIRST_ROW: Final = 100_000
-# This encoder replaces json.dumps, which makes a new encoder for each call.
+# One encoder serves all calls, because json.dumps would make a new encoder for each call.
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -58,8 +58,8 @@ class Instance:
         label: The name of the instance in the trace.
         prefix: The common beginning of the paths of the instance's files.
         clock: The conversion of the host's clock to the trace's clock, or None if it is unknown.
-        attempt: The number of the attempt at the job. Calls with the same name and number in
-            different attempts are different calls.
+        attempt: The number of the attempt at the job. Collective calls of different attempts are
+            different calls, even if their names and numbers are equal.
     """
 
     label: str
@@ -86,12 +86,14 @@ class Merged:
     Attributes:
         path: The path of the trace.
         num_spans: The number of spans in the trace.
-        num_dropped: The number of spans that were recorded but did not fit into the files.
-        clock_error: The largest error of the times of different hosts, in nanoseconds.
-        spans_hosts: Whether the instances had different clocks.
-        troubles: Sentences that describe the files which could not be read.
-        waited_for: The instance that caused more than half of all waiting time. Empty if no
-            instance caused more than half of this time.
+        num_dropped: The number of recorded spans that the trace lacks, because they did not fit
+            into the files.
+        clock_error: The largest possible error of the clock conversions between hosts, in
+            nanoseconds.
+        spans_hosts: Whether the clock of any instance differs from the trace's clock.
+        troubles: Messages about files that could not be read and about clocks that are not known.
+        waited_for: The name of the instance that caused more than half of all waiting time, or an
+            empty text.
         waited: The nanoseconds that other instances waited for the instance ``waited_for``.
     """
 
@@ -107,7 +109,7 @@ class Merged:
 
 @dataclass(slots=True)
 class _Counts:
-    """Results that are collected while the events of the trace are made."""
+    """Counts and messages for ``Merged``, collected while the trace is written."""
 
     spans: int = 0
     dropped: int = 0
@@ -121,8 +123,8 @@ def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
 
     Args:
         instances: The instances in the order in which the trace displays them.
-        path: The path of the trace, which is compressed if the name ends with ``.gz``. The file is
-            replaced in one step.
+        path: The path of the trace, which is compressed if the name ends with ``.gz``. An existing
+            file is replaced atomically.
 
     Raises:
         OSError: The file cannot be written.
@@ -153,7 +155,7 @@ def recorded_instances(folders: Sequence[Path], first: int = 1) -> list[Instance
 
     Args:
         folders: The folders of the attempts, in order.
-        first: The number of the first of these attempts.
+        first: The number of the attempt that wrote the first of the folders.
     """
     is_named = len(folders) > 1 or first > 1
     return [
@@ -169,7 +171,7 @@ def recorded_instances(folders: Sequence[Path], first: int = 1) -> list[Instance
 
 
 def _events(instances: Sequence[Instance], counts: _Counts) -> Iterator[Event]:
-    """Yield the events of all processes, one process after another."""
+    """Yield all events of the trace, one instance after another."""
     origin = _origin(instances)
     calls: list[Call] = []
     numbers = itertools.count(_FIRST_ROW)
@@ -227,15 +229,15 @@ def _instance_events(
 
 
 def _until(span: Span, ended: int | None) -> Span:
-    """Return an open span that ends when its process ended, if this time is known."""
+    """Set the end of an open span to the time when its process ended, if this time is known."""
     return span if ended is None else replace(span, end=max(span.end, ended))
 
 
 def _origin(instances: Iterable[Instance]) -> int:
     """Return the time when the trace begins.
 
-    Times in the trace are floating-point microseconds since this time, because only small
-    floating-point numbers can represent single nanoseconds.
+    The trace stores times as floating-point microseconds since the beginning of the trace. Large
+    floating-point numbers could not represent single nanoseconds.
     """
     return min(
         (

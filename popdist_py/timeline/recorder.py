@@ -1,8 +1,8 @@
-"""The recorder, which chooses the file for the spans of this process and numbers the calls.
+"""The recorder, which writes spans of this process to a file and numbers the collective calls.
 
-The program of an instance writes the first file, which is the largest. Each process that the
-program starts, such as a worker of a data loader, writes one of a few smaller files. This module
-does not know the meaning of a span.
+The program of an instance writes its spans to one large file. Each process that the program starts,
+such as a worker of a data loader, writes its spans to one of a few smaller files. The module
+``spans`` defines which spans the library records.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from popdist_py import heartbeat
 from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
 from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
 
-# The number of smaller files. The program's file gets three quarters of an instance's bytes, and
-# the smaller files share the rest.
+# The number of smaller files, which the program's child processes write. The program's file gets
+# three quarters of an instance's space, and the smaller files share the rest.
 _NUM_OTHERS: Final = 8
-# The largest number of rows, because a program may start any number of threads, but a user cannot
-# read more rows in the trace.
+# The largest number of rows for the threads of one process. Further threads share a row, because a
+# user could not read more rows in the trace.
 _MOST_ROWS: Final = 200
 # All process ids of Linux are less than this number.
 _PIDS_END: Final = 1 << 31
 
 
 class Opened(NamedTuple):
-    """A span that has begun.
+    """A span that has begun but not ended.
 
     Attributes:
-        writer: The writer of the span's process.
-        row: The row of the span's thread.
+        writer: The writer for the file of the process that began the span.
+        row: The number of the row that displays the span.
         place: The index of the span in the file's table of open spans, or None if the table is
             full.
-        number: The number of earlier calls with the same name, or NO_NUMBER if the span is not a
-            call.
+        number: The number of earlier collective calls with the same name, or NO_NUMBER if the span
+            is not a collective call.
     """
 
     writer: SpanWriter
@@ -52,7 +52,7 @@ class Opened(NamedTuple):
 
 
 class Recorder:
-    """Records the spans of this process and of its forked child processes, with a file for each.
+    """Records the spans of this process and of its forked child processes, each in its own file.
 
     Args:
         prefix: The common beginning of the paths of the instance's files.
@@ -64,11 +64,11 @@ class Recorder:
         self._size = size
         self._forget()
         if not Path(f"{prefix}.0{SPANS_SUFFIX}").exists():
-            self._open()  # at once, so that no child process takes the program's file
+            self._open()  # open it now, so that no child process takes the program's file
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Reset the state for a new recorder or for a process that was just forked."""
+        """Set the initial state, for a new recorder and after a fork for each child process."""
         self._moment = time.time_ns(), time.monotonic_ns()
         self._writer: SpanWriter | None = None
         self._is_broken = False
@@ -78,13 +78,14 @@ class Recorder:
         self._torch_files = itertools.count()
 
     def begin(self, name: str, track: str, begin: int, *, is_call: bool = False) -> Opened | None:
-        """Write the begin of a span of this thread, so that the span is kept even if it never ends.
+        """Write the start of this thread's span, so that the span is kept even if it never ends.
 
         Args:
             name: The name of the span.
-            track: The row of the span. Every thread except the main thread has rows of its own.
-            begin: The time in nanoseconds of the monotonic clock.
-            is_call: Whether the span is a call that every instance makes.
+            track: The row that displays the span. Each thread except the main thread has its own
+                rows.
+            begin: The start time of the span in nanoseconds of the monotonic clock.
+            is_call: Whether the span is a collective call.
 
         Returns:
             The open span, which the caller passes to ``record``, or None if this process cannot
@@ -113,18 +114,20 @@ class Recorder:
 
         Args:
             name: The name of the span.
-            track: The row of the span. Every thread except the main thread has rows of its own.
-            begin: The begin in nanoseconds of the monotonic clock.
-            end: The end in nanoseconds of the monotonic clock.
-            arguments: A JSON object, or an empty string.
-            is_call: Whether the span is a call that every instance makes. The calls of each name
-                are numbered.
-            opened: The result of ``begin``.
+            track: The row that displays the span. Each thread except the main thread has its own
+                rows.
+            begin: The start time of the span in nanoseconds of the monotonic clock.
+            end: The end time of the span in nanoseconds of the monotonic clock.
+            arguments: The arguments of the span as a JSON object, or an empty string.
+            is_call: Whether the span is a collective call. Collective calls with the same name are
+                numbered.
+            opened: The open span that the method ``begin`` returned, if the caller has called this
+                method.
         """
         writer = self._writer or self._open()
         if writer is None:
             return
-        # If the span has another writer, the parent process opened the span before the fork.
+        # If the open span has another writer, the parent process began the span before a fork.
         if opened is None or opened.writer is not writer:
             opened = None
             row = self._row(writer, track)
@@ -139,7 +142,7 @@ class Recorder:
             writer.close(opened.place)
 
     def torch_trace_path(self) -> Path:
-        """Return a new path for a trace of this process that torch.profiler writes."""
+        """Return a new path to which torch.profiler can write a trace of this process."""
         number = next(self._torch_files)
         return Path(f"{self._prefix}.torch-{os.getpid()}-{number}{TORCH_SUFFIX}")
 
@@ -150,8 +153,8 @@ class Recorder:
         return next(counter)
 
     def _row(self, writer: SpanWriter, track: str) -> int:
-        # The keys of ``_rows`` contain the thread's name and not its id, because thread ids are
-        # reused after a thread has ended.
+        # The keys of ``_rows`` contain thread names, not thread ids. Python reuses the id of a
+        # thread that has ended.
         thread = current_thread()
         found = self._rows.get((track, thread.name))
         if found is not None:
@@ -166,7 +169,7 @@ class Recorder:
         return found
 
     def _open(self) -> SpanWriter | None:
-        """Make the file of this process and return its writer. Log a warning if this fails."""
+        """Make the file of this process and return its writer, or log a warning if this fails."""
         with self._opening:
             if self._is_broken or self._writer is not None:
                 return self._writer
@@ -181,7 +184,7 @@ class Recorder:
             return self._writer
 
     def _claim(self) -> SpanWriter | None:
-        """Return a writer for a new file, or else for the oldest file of a process that has ended.
+        """Return a writer for a new file, or else for the oldest file whose process has ended.
 
         Raises:
             OSError: The file cannot be made.
@@ -207,16 +210,16 @@ def _process_name() -> str:
 def _is_written(path: Path) -> bool:
     """Tell whether the process that writes the file at ``path`` is running."""
     header = read_header(path)
-    if header is None:  # another process is writing it
+    if header is None:  # a running process has not written the header yet
         return True
-    if not 0 < header.pid < _PIDS_END:  # damaged
+    if not 0 < header.pid < _PIDS_END:  # the file is damaged
         return False
     try:
         os.kill(header.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # the process belongs to another user
+        pass  # the process is running but belongs to another user
     return True
 
 
@@ -227,10 +230,10 @@ def _begin_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold the lock that the processes of the instance share."""
+    """Hold the lock file at ``path``, which all processes of the instance use."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system may not support locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

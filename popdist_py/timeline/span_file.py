@@ -1,16 +1,17 @@
-"""The file of one process's spans, with its layout, a writer and a reader.
+"""The format of a file with the spans of one process, with a writer and a reader.
 
-A file has a fixed size, so it cannot keep all spans of a long run. The file keeps the first spans
-of the run, which are called the head of the file. Every later span gets the level of its training
-step. Level 1 is for every 8th step, level 2 is for every 64th step, and so on. Level 0 is for all
-other steps. The file keeps the latest spans of each level. Steps of a high level are rare, so the
-spans of a high level go back further in time. All instances keep spans of the same steps, so the
-instances can be compared.
+A file of spans has a fixed size, so it cannot keep all spans of a long run. The file keeps the
+first spans of the run in a part called the head. Later spans are stored by the level of their
+training step. Every 8th step has level 1, every 64th step has level 2, and so on. All other
+training steps have level 0. For each level of training steps, the file keeps the latest spans.
+Training steps of a high level are rare, so their spans stay in the file for longer. The files of
+all instances contain the same training steps, so a reader can compare the instances.
 
-If the process is killed, the file still contains all spans that were written, because the process
-writes to memory that the kernel maps to the file. Each record contains its number at the begin and
-at the end. If the two numbers differ, the record was not written completely. A separate table
-contains the open spans, so a reader sees in which spans a process was killed.
+A process writes its spans to a memory-mapped file. If the process is killed, the file still
+contains all spans that were written. Each record of a span begins and ends with the number of the
+record. If these two numbers differ, the record was not written completely. A separate table
+contains the spans that have not ended. This table shows which spans were running when a process was
+killed.
 """
 
 from __future__ import annotations
@@ -29,33 +30,33 @@ MIN_FILE_BYTES: Final = 1 << 14
 NO_NUMBER: Final = -1
 
 _MAGIC: Final = b"popspan2"
-# The fields of the header are the magic bytes, the process id, the size of the file, and one time
+# The fields of the header are the magic bytes, the process id, the size of the file, and one moment
 # on two clocks: the time of day and the monotonic clock.
 _HEADER: Final = struct.Struct("<8sQQqq")
 _HEADER_BYTES: Final = 256
-# A record describes one span. Its fields are the number of the record (from 1), begin, end, name
-# and track of the span, the number of the call, position and length of the arguments, and the
-# number of the record again.
+# A record describes one span. The first and the last field of a record are its number, counted from
+# 1. Between these two numbers are the span's start time, end time, name and row, the number of the
+# collective call, and the position and length of the span's arguments.
 _RECORD: Final = struct.Struct("<QqqIIqQIQ")
-# The header is followed by words of 8 bytes: the used bytes of the names, the used bytes of the
-# texts, and the number of records written to each region.
+# Words of 8 bytes follow the header. The first two words count the used bytes of names and of
+# arguments. Each other word counts the records that were written to one region.
 _WORDS_AT: Final = 64
 _NAMES_USED, _TEXTS_USED, _FIRST_COUNT = range(3)
-# The table of open spans follows these words. An entry describes one span that has not ended. Its
-# fields are the begin of the span (0 for a free entry), the number of the call, name, track, and
-# the begin again.
+# The table of open spans follows the header and its words. An entry describes one span that has not
+# ended. The fields of an entry are the start time of the span (0 for a free entry), the number of
+# the collective call, the name, the row, and the start time again.
 _OPEN: Final = struct.Struct("<qqIIq")
 _NUM_OPEN: Final = 64
 _FREE: Final = bytes(8)
 _BODY_AT: Final = _HEADER_BYTES + _NUM_OPEN * _OPEN.size
 # The sizes of the parts of the file, in units of 1/32 of the file. The parts are the names, the
-# texts of arguments, and the regions of records. The first region is the head of the file, and each
-# other region is a ring buffer for one level of steps.
+# texts of arguments, and the regions of records. The first region contains the first spans of the
+# run. Each other region is a ring buffer for one level of training steps.
 _NAME_PARTS, _TEXT_PARTS = 2, 5
 _REGION_PARTS: Final = (3, 10, 2, 2, 2, 2, 2, 2)
 _PARTS: Final = 32
 _NUM_LEVELS: Final = len(_REGION_PARTS) - 1
-# The number of a step of level L is divisible by 8**L.
+# A training step of level L has a number that is divisible by 8**L, where 8 is 2**3.
 _STEP_BITS: Final = 3
 _MAX_NAME_BYTES: Final = 200
 _MAX_TEXT_BYTES: Final = 2_000
@@ -69,13 +70,15 @@ class Span:
     Attributes:
         name: The name of the span.
         track: The row in which the span is displayed.
-        begin: The begin in nanoseconds of the host's monotonic clock.
-        end: The end in nanoseconds of the same clock, which is not less than ``begin``.
-        number: The number of earlier calls with the same name. Every instance counts its calls, so
-            the same call has the same number in all instances. None for a span that is not a call.
-        arguments: A JSON object, or an empty string.
-        is_open: Whether the file does not contain the end of the span. If the end is missing,
-            ``end`` is the last known time of the process.
+        begin: The start time in nanoseconds of the host's monotonic clock.
+        end: The end time in nanoseconds of the host's monotonic clock, which is not less than
+            ``begin``.
+        number: The number of earlier collective calls with the same name. Every instance counts its
+            collective calls, so the same call has the same number in all instances. The number is
+            None if the span is not a collective call.
+        arguments: The arguments of the span as a JSON object, or an empty string.
+        is_open: Whether the end of the span was not recorded. Without a recorded end, ``end`` is
+            the last known time of the process.
     """
 
     name: str
@@ -89,13 +92,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a file.
+    """The header of a file of spans.
 
     Attributes:
         pid: The id of the process that writes the file.
         size: The size of the file in bytes.
-        wall_ns: The time of day at ``monotonic_ns``, in nanoseconds.
-        monotonic_ns: A time before the first span, in nanoseconds of the monotonic clock.
+        wall_ns: The same moment as ``monotonic_ns``, in nanoseconds since 1970.
+        monotonic_ns: A moment before the first span, in nanoseconds of the monotonic clock.
     """
 
     pid: int
@@ -106,13 +109,13 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The contents of the file into which one process wrote its spans.
+    """The contents of one process's file of spans.
 
     Attributes:
         header: The header of the file.
-        label: The name of the process, which is empty for the program.
-        spans: The complete spans, in any order.
-        open: The spans without an end, which get the last known time as their end.
+        label: The name of the process. The name is empty for the main process of the instance.
+        spans: The spans that have ended, in any order.
+        open: The spans that have not ended, with the last known time as their end.
         dropped: The number of spans that did not fit into the file.
     """
 
@@ -125,26 +128,26 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The positions of the parts of a file of ``size`` bytes."""
+    """The positions of the parts of a file of spans that has ``size`` bytes."""
 
     size: int
 
     @property
     def names(self) -> tuple[int, int]:
-        """The position and the size of the names, in bytes."""
+        """The position and the size of the part with the names of spans and rows, in bytes."""
         return _BODY_AT, self._part(_NAME_PARTS)
 
     @property
     def texts(self) -> tuple[int, int]:
-        """The position and the size of the arguments' texts, in bytes."""
+        """The position and the size of the part with the arguments of spans, in bytes."""
         return _BODY_AT + self._part(_NAME_PARTS), self._part(_TEXT_PARTS)
 
     @property
     def regions(self) -> tuple[tuple[int, int], ...]:
         """The position of each region of records, and the number of records that fit into it.
 
-        The first region is the head. The other regions follow, one for each level of steps (see
-        ``level_of_step``).
+        The first region contains the first spans of the run. After this region, the file has one
+        region for each level of training steps (see ``level_of_step``).
         """
         begin, size = self.texts
         begin += size
@@ -162,7 +165,7 @@ class _Layout:
 def level_of_step(step: int) -> int:
     """Return the level of a training step: how often its number can be divided by 8.
 
-    There is a highest level. Step 0 has level 0.
+    The level is less than ``_NUM_LEVELS``. Step 0 has level 0.
     """
     if step <= 0:
         return 0
@@ -171,14 +174,14 @@ def level_of_step(step: int) -> int:
 
 
 class SpanWriter:
-    """Writes the spans of this process. All threads may call its methods.
+    """Writes the spans of this process to a file. Any thread may call the methods.
 
     Args:
         path: The path of the new file.
-        size: The size of the file in bytes, which is at least ``MIN_FILE_BYTES``.
-        label: The name of the process, which is empty for the program.
-        moment: A time before the first span, in nanoseconds on two clocks: the time of day and the
-            monotonic clock.
+        size: The size of the file in bytes. A size below ``MIN_FILE_BYTES`` is raised to it.
+        label: The name of the process. The name is empty for the main process of the instance.
+        moment: A moment before the first span, in nanoseconds of the time of day and in nanoseconds
+            of the monotonic clock.
 
     Raises:
         OSError: The file cannot be made, or the disk is full.
@@ -188,8 +191,8 @@ class SpanWriter:
         layout = _Layout(max(size, MIN_FILE_BYTES))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # The whole file is allocated now, so that a full disk raises an error here. Otherwise a
-            # later write to the mapped memory could end the process by SIGBUS.
+            # The whole file is allocated now, so that a full disk raises an error here. Without
+            # this allocation, a later write to the mapped memory could end the process by SIGBUS.
             os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, layout.size)
             self._memory = mmap.mmap(descriptor, layout.size)
@@ -208,11 +211,11 @@ class SpanWriter:
         self._names_full = False
         self.intern(_OVERFLOW_NAME)
         self.intern(label)
-        # The header is written last, because a file without a header is not read.
+        # The header is written last, because readers ignore a file without a header.
         _HEADER.pack_into(self._memory, 0, _MAGIC, os.getpid(), layout.size, *moment)
 
     def intern(self, name: str) -> int:
-        """Return the number of a name in this file, and write a new name into the file."""
+        """Return the file's number for ``name``, and write ``name`` to the file if it is new."""
         found = self._ids.get(name)
         if found is not None or self._names_full:
             return found or 0
@@ -230,7 +233,7 @@ class SpanWriter:
         return used
 
     def open(self, name: int, track: int, begin: int, number: int = NO_NUMBER) -> int | None:
-        """Write the begin of a span into the table of open spans.
+        """Write the start of a span into the table of open spans.
 
         Returns:
             The index in the table, which the caller passes to ``close``, or None if the table is
@@ -264,13 +267,13 @@ class SpanWriter:
         """Write one span.
 
         Args:
-            name: The number of the name, which ``intern`` returned.
-            track: The number of the track, which ``intern`` returned.
-            begin: The begin in nanoseconds of the monotonic clock.
-            end: The end in nanoseconds of the monotonic clock.
-            level: The level of the current step, which ``level_of_step`` returned.
-            number: The number of earlier calls with the same name.
-            arguments: A JSON object, or an empty string.
+            name: The number that ``intern`` returned for the name of the span.
+            track: The number that ``intern`` returned for the row of the span.
+            begin: The start time of the span in nanoseconds of the monotonic clock.
+            end: The end time of the span in nanoseconds of the monotonic clock.
+            level: The level of the current training step, which ``level_of_step`` returned.
+            number: The number of earlier collective calls with the same name, or ``NO_NUMBER``.
+            arguments: The arguments of the span as a JSON object, or an empty string.
         """
         text_begin, text_length = self._text(arguments) if arguments else (0, 0)
         region = level + 1
@@ -294,12 +297,12 @@ class SpanWriter:
         self._words[_FIRST_COUNT + region] = count
 
     def _text(self, text: str) -> tuple[int, int]:
-        """Write the arguments of a span, which may overwrite the oldest arguments.
+        """Write the arguments of a span into their ring buffer, over the oldest if needed.
 
         Returns:
-            The position of the arguments among all arguments that were ever written, and the length
-            of the arguments, both in bytes. Arguments that are too long are not written, and their
-            length is 0.
+            The position and the length of the arguments, in bytes. The position counts all bytes
+            that were ever written to the ring buffer. Arguments that are too long are not written,
+            and their length is 0.
         """
         encoded = text.encode(errors="replace")
         place, size = self._layout.texts
@@ -308,7 +311,7 @@ class SpanWriter:
         with self._lock:
             begin = self._words[_TEXTS_USED]
             if begin % size + len(encoded) > size:
-                begin += size - begin % size  # a text does not wrap around
+                begin += size - begin % size  # a text is never split at the end of the ring buffer
             at = place + begin % size
             # The number of used bytes is written before the text itself, so that a reader treats
             # overwritten texts as lost.
@@ -318,7 +321,7 @@ class SpanWriter:
 
 
 def read_spans(data: bytes) -> Recorded | None:
-    """Return the contents of a file, or None if the data are not a complete file of spans.
+    """Return the contents of a file of spans, or None if ``data`` is not such a file.
 
     Args:
         data: The whole file. The process that writes the file may have been killed, or may still be
@@ -348,7 +351,7 @@ def read_spans(data: bytes) -> Recorded | None:
 
 
 def read_header(path: Path) -> Header | None:
-    """Return the header of a file, or None if the file is not a file of spans.
+    """Return the header of a file of spans, or None if the file at ``path`` is not such a file.
 
     Raises:
         OSError: The file cannot be read.
@@ -364,7 +367,7 @@ def _header(data: bytes) -> Header | None:
 
 
 def _names(data: bytes, layout: _Layout, used: int) -> Iterator[tuple[int, str]]:
-    """Yield the number of each name together with the name."""
+    """Yield the names of spans, each with the number that stands for it."""
     begin, size = layout.names
     at, end = begin, begin + min(max(used, 0), size)
     while at < end:
@@ -374,7 +377,7 @@ def _names(data: bytes, layout: _Layout, used: int) -> Iterator[tuple[int, str]]
 
 
 def _open_spans(data: bytes, names: dict[int, str], last: int) -> list[Span]:
-    """Return the open spans, with the last known time as their end."""
+    """Return the spans in the table of open spans, with the last known time as their end."""
     found = [
         (begin, number, name, track)
         for begin, number, name, track, again in _OPEN.iter_unpack(data[_HEADER_BYTES:_BODY_AT])
@@ -397,7 +400,7 @@ def _open_spans(data: bytes, names: dict[int, str], last: int) -> list[Span]:
 def _region(
     data: bytes, layout: _Layout, place: tuple[int, int], names: dict[int, str], texts_used: int
 ) -> Iterator[Span]:
-    """Yield the spans of one region, starting with the oldest, without incomplete records."""
+    """Yield the spans of a region's complete records, starting with the oldest record."""
     begin, capacity = place
     records = _RECORD.iter_unpack(data[begin : begin + capacity * _RECORD.size])
     texts, size = layout.texts

@@ -1,8 +1,8 @@
 """Spans of the job's timeline, from the public class ``span`` and from the library's activities.
 
-The launcher's option ``--timeline``, the variable ``PVTI_OPTIONS`` or the function ``record``
-starts recording. Without recording, a span takes almost no time. This module does not know the
-layout of the files.
+The launcher's option ``--timeline``, the environment variable ``PVTI_OPTIONS`` or the function
+``record`` starts recording. Without recording, a span takes almost no time. The module
+``span_file`` defines the layout of the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from popdist_py import activities, environment
 from popdist_py.timeline.recorder import Opened, Recorder
 
-# This encoder replaces json.dumps, which makes a new encoder for each call.
+# One encoder serves all calls, because json.dumps would make a new encoder for each call.
 _to_json: Final = json.JSONEncoder(default=str).encode
 
 _Parameters = ParamSpec("_Parameters")
@@ -50,8 +50,8 @@ _LIBRARY: Final = {
 }
 
 _recorder: Recorder | None = None
-# A text with the names of the instances that make the current calls. This text is empty if all
-# instances make the calls.
+# A text that names the instances that make the current collective calls. An empty text stands for
+# all instances.
 _group = ""
 
 
@@ -60,7 +60,7 @@ class span:
 
     Write ``with popdist_py.span("augment", images=64):`` or ``@popdist_py.span("augment")``. A span
     takes a few microseconds while a timeline is recorded, and less than one microsecond otherwise.
-    In a coroutine, use ``with``, which also counts the time when the coroutine waits.
+    In a coroutine, use ``with``. The span then includes the time for which the coroutine waits.
 
     Args:
         name: The name of the span. Use few different names, and put varying values into
@@ -75,8 +75,8 @@ class span:
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self._name = name
         self._arguments = arguments
-        # The begin of the block, the open span of the recorder, and the value that this attribute
-        # had before the block (if blocks of the same object are nested).
+        # The start time of the block, the recorder's open span, and the previous value of
+        # ``_begun``. The previous value is needed if ``with`` blocks of the same object are nested.
         self._begun: tuple[int, Opened | None, Any] | None = None
 
     def __enter__(self) -> span:
@@ -94,7 +94,7 @@ class span:
     ) -> None:
         if _recorder is not None:
             end = time.monotonic_ns()
-            # If the begin of the block is unknown, the recording was started inside the block.
+            # If recording was started inside the block, the start time of the block is unknown.
             begin, opened, self._begun = self._begun or (end, None, None)
             arguments = _shown(self._arguments) if self._arguments else ""
             _recorder.record(str(self._name), self._track, begin, end, arguments, opened=opened)
@@ -106,7 +106,7 @@ class span:
         def timed(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
             if _recorder is None:
                 return function(*args, **kwargs)
-            # Each call needs a span of its own, because calls may be nested or run in several
+            # Each call uses its own copy of the span, because calls may be nested or run in several
             # threads.
             with copy.copy(self):
                 return function(*args, **kwargs)
@@ -115,7 +115,7 @@ class span:
 
 
 class row_span(span):
-    """Records a span of the library in the row ``row``.
+    """Records a span of the library in a given row of the timeline.
 
     Args:
         row: The name of the row, such as ``DEVICE``.
@@ -132,7 +132,7 @@ class row_span(span):
 def _shown(arguments: Mapping[str, Any]) -> str:
     """Return arguments as JSON, or an empty string if they cannot be encoded.
 
-    A span must not end the program because of its arguments.
+    Arguments that cannot be encoded must not end the program.
     """
     try:
         return _to_json(arguments)
@@ -141,10 +141,10 @@ def _shown(arguments: Mapping[str, Any]) -> str:
 
 
 def record(folder: str | Path) -> Path | None:
-    """Record this process from now on, and write the trace when the process ends.
+    """Record spans of this process from now on, and write the trace when the process ends.
 
-    This function is for programs without the launcher's option ``--timeline``, which records all
-    instances into one trace. With this option, the function does nothing.
+    The launcher's option ``--timeline`` records all instances into one trace. Call this function in
+    a program that runs without this option. With the option, the function does nothing.
 
     Args:
         folder: The folder for the trace. The folder is made if it does not exist.
@@ -169,7 +169,7 @@ def record(folder: str | Path) -> Path | None:
 
 @contextlib.contextmanager
 def among(instances: str) -> Iterator[None]:
-    """Number the calls of a subset of the instances separately during this block.
+    """Number the collective calls in a block as calls of a subset of the instances.
 
     Args:
         instances: A text that names the subset, or an empty string for all instances.
@@ -183,7 +183,7 @@ def among(instances: str) -> Iterator[None]:
 
 
 def call_name(name: str) -> str:
-    """Return the name of a call, with the subset of instances that make the call."""
+    """Return the name of a collective call, followed by the subset of instances that make it."""
     return f"{name} of {_group}" if _group else name
 
 
@@ -193,8 +193,8 @@ def add(row: str, name: str, begin: int, end: int, arguments: str = "") -> None:
     Args:
         row: The row that displays the span, such as ``IPU 0``.
         name: The name of the span.
-        begin: The begin in nanoseconds of ``time.monotonic_ns()``.
-        end: The end in nanoseconds of ``time.monotonic_ns()``.
+        begin: The start time in nanoseconds of ``time.monotonic_ns()``.
+        end: The end time in nanoseconds of ``time.monotonic_ns()``.
         arguments: A JSON object that the timeline displays with the span, or an empty string.
     """
     if _recorder is not None:
@@ -207,10 +207,10 @@ def is_recording() -> bool:
 
 
 def torch_trace_path() -> Path | None:
-    """Return a path for a trace of torch.profiler that becomes part of the timeline.
+    """Return a path to which torch.profiler can write a trace for the timeline.
 
     Returns:
-        A new path in each call, or None while no timeline is recorded.
+        A new path for each call, or None if no timeline is recorded.
     """
     return None if _recorder is None else _recorder.torch_trace_path()
 
@@ -222,7 +222,7 @@ def _begin(prefix: str, size: int) -> None:
 
 
 def _listen() -> None:
-    """Record the library's activities, also in a process that was just forked."""
+    """Record the library's activities, in this process or after a fork in the child process."""
     if _recorder is not None:
         activities.listen(_Activities(_recorder))
 
@@ -234,35 +234,35 @@ class _Activities:
         self._recorder = recorder
 
     def begun(self, activity: int, name: str, begin: int) -> Opened | None:
-        """Write the begin of an activity."""
+        """Write the start of an activity's span."""
         track, shown, is_call = _shown_activity(activity, name)
         return self._recorder.begin(shown, track, begin, is_call=is_call)
 
     def ended(self, activity: int, name: str, begin: int, end: int, begun: Opened | None) -> None:
-        """Record an activity that has ended."""
+        """Record the span of an activity that has ended."""
         track, shown, is_call = _shown_activity(activity, name)
         self._recorder.record(shown, track, begin, end, is_call=is_call, opened=begun)
 
     def step(self, begin: int, end: int) -> None:
-        """Record a step of a program that counts its steps itself, without a wrapped model."""
+        """Record a training step that the program counted itself, without a wrapped model."""
         self._recorder.record("step", _STEPS, begin, end)
 
 
 def _shown_activity(activity: int, name: str) -> tuple[str, str, bool]:
-    """Return the row and the name of an activity, and whether every instance makes this call."""
+    """Return the row and the name of an activity's span, and whether it is a collective call."""
     track, shown = _LIBRARY[activity]
     if not name:
         return track, shown, False
     if activity != activities.REDUCING:
         return track, f"{shown} {name}", False
-    # Every instance makes the named calls in the same order. A background call got its complete
-    # name when the program submitted the call.
+    # Every instance makes its named collective calls in the same order. For a call in a background
+    # thread, ``name`` already contains the subset of instances.
     whole = call_name(name) if get_ident() == main_thread().ident else name
     return track, f"{shown} {whole}", True
 
 
 def _write_own(prefix: Path, path: Path, pid: int) -> None:
-    """Write the trace of a program that the launcher does not record."""
+    """Write the trace of a program that recorded itself, without the launcher's ``--timeline``."""
     if os.getpid() != pid:  # this is a forked child process
         return
     from popdist_py.timeline.merging import Instance, merge_files

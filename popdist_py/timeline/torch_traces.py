@@ -1,7 +1,7 @@
-"""Reading of traces that torch.profiler has written, as spans of a job's timeline.
+"""Conversion of traces from torch.profiler to spans of a job's timeline.
 
-Only complete events are read, which have a begin, a duration and a thread. This module does not run
-the profiler.
+This module reads only the complete events of a trace, which have a start time, a duration and a
+thread. This module does not run the profiler.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from popdist_py.timeline.span_file import Span
 
-# The largest file that is read. Reading a file takes ten times its size in memory.
+# The size of the largest trace file that is read. Reading a trace file takes ten times its size in
+# memory.
 MAX_TORCH_BYTES: Final = 1 << 28
 
-# The largest number of spans from one trace. More spans would take hundreds of megabytes.
+# The largest number of spans from one trace. More spans would take hundreds of megabytes of memory.
 MAX_TORCH_SPANS: Final = 200_000
 
 
@@ -25,7 +26,7 @@ def torch_spans(text: str, wall_minus_monotonic: int) -> tuple[list[Span], int]:
     Args:
         text: The text that ``torch.profiler.profile.export_chrome_trace`` wrote.
         wall_minus_monotonic: The difference between the time of day and the monotonic clock on the
-            host of the trace, in nanoseconds. The trace contains times of day.
+            host of the trace, in nanoseconds. All times in the trace are times of day.
 
     Raises:
         ValueError: The text is not a trace of torch.profiler.
@@ -33,8 +34,8 @@ def torch_spans(text: str, wall_minus_monotonic: int) -> tuple[list[Span], int]:
     try:
         document = json.loads(text)
         events = document["traceEvents"]
-        # Traces of torch before 2.4 do not contain a base time. The times in these traces count
-        # from 1970.
+        # Traces of torch before 2.4 do not contain a base time. Times in such traces count from
+        # 1970.
         base = int(document.get("baseTimeNanoseconds", 0)) - wall_minus_monotonic
         found = list(_complete(events, base))
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -1,9 +1,9 @@
 """Conversion of spans into events of a trace, in the JSON format of Perfetto and chrome://tracing.
 
 The format is the "Trace Event Format". A trace has complete events ('X'), metadata ('M'), counters
-('C') and flows ('s', 't', 'f'), with times in microseconds. Two spans of one row must be nested or
-disjoint. A span that partly overlaps another span is put into a second row. The functions of this
-module do not read or write files.
+('C') and flows ('s', 't', 'f'), with times in microseconds. In this format, two spans of one row
+must be nested or disjoint. A span that partly overlaps another span is put into a second row. The
+functions of this module do not read or write files.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from popdist_py.timeline.span_file import Span
 
 Event = dict[str, Any]
 
-# The beginnings of row names, in the order in which the rows of a process are displayed. Rows with
-# other names follow, sorted by name.
+# Prefixes of row names, in the order in which the rows of a process are displayed. Rows without
+# such a prefix follow, sorted by name.
 _ORDER: Final = ("program", "steps", "device", "IPU ", "collectives", "data loader", "checkpoints")
 _STEP: Final = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective call as one instance made it.
+    """One instance's part in a collective call.
 
     Attributes:
-        key: A value that identifies the collective call. It is equal on all instances.
-        begin: The begin in nanoseconds of the trace's clock.
-        process: The number of the instance's process in the trace.
+        key: A value that identifies the collective call and is equal on all instances.
+        begin: The time when the instance began the call, in nanoseconds of the trace's clock.
+        process: The process id that stands for the instance in the trace.
         row: The number of the row in which the call is displayed.
     """
 
@@ -47,9 +47,9 @@ class Rows:
     """The rows of one process of the trace, numbered in the order of their first use.
 
     Args:
-        process: The number of the process, from 1.
-        numbers: An iterator that yields the numbers of new rows. The trace stores such a number as
-            a thread id, so it must be unique in the trace.
+        process: The number of the process in the trace, counted from 1.
+        numbers: An iterator that yields the numbers of new rows. The trace stores the number of a
+            row as a thread id, so the number must be unique in the trace.
     """
 
     def __init__(self, process: int, numbers: Iterator[int]) -> None:
@@ -58,14 +58,14 @@ class Rows:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of the row ``name``, which is unique in the trace."""
+        """Return the number of the row ``name``. The number is unique in the trace."""
         found = self._numbers.get(name)
         if found is None:
             found = self._numbers[name] = next(self._free)
         return found
 
     def events(self) -> Iterator[Event]:
-        """Yield events with the names of the rows and with their order."""
+        """Yield metadata events that give the names and the order of the rows."""
         for name, number in self._numbers.items():
             place = next((i for i, first in enumerate(_ORDER) if name.startswith(first)), 9)
             yield _metadata("thread_name", self._process, number, name=name)
@@ -73,7 +73,7 @@ class Rows:
 
 
 def process_events(process: int, name: str) -> Iterator[Event]:
-    """Yield events with the name of a process of the trace and with its position."""
+    """Yield metadata events that give the name and the position of a process in the trace."""
     yield _metadata("process_name", process, 0, name=name)
     yield _metadata("process_sort_index", process, 0, sort_index=process)
 
@@ -86,11 +86,11 @@ def lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """Divide the spans of one row into lanes, in which any two spans are nested or disjoint.
 
     Returns:
-        The lanes. Each lane is sorted by begin, and for equal begins the longer span comes first.
-        If any two of the given spans are nested or disjoint, there is only one lane.
+        The lanes, each sorted by start time. Of two spans with the same start time, the longer span
+        comes first. If any two of the given spans are nested or disjoint, there is only one lane.
     """
     found: list[list[Span]] = []
-    open_ends: list[list[int]] = []  # the ends of each lane's open spans, innermost last
+    open_ends: list[list[int]] = []  # end times of each lane's open spans, innermost last
     for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
         for place, ends in enumerate(open_ends):  # noqa: B007 (used after the loop)
             while ends and ends[-1] <= span.begin:
@@ -116,16 +116,17 @@ def span_events(
     calls: list[Call] | None = None,
     job: str = "",
 ) -> Iterator[Event]:
-    """Yield the events of one process's spans.
+    """Yield the trace events for the spans of one process.
 
     Args:
         spans: The spans, in any order.
         process: The number of the process in the trace.
         rows: The rows of the process.
         clock: A function that converts a time of the spans into nanoseconds of the trace's clock.
-        suffix: A text at the end of the names of the rows, such as the name of a worker.
-        calls: A list to which the calls that every instance makes are appended.
-        job: The first part of the keys of these calls, such as the attempt at a job.
+        suffix: A text that is appended to the name of each row, such as the name of a worker
+            process.
+        calls: A list to which the collective calls among the spans are appended.
+        job: The first part of each collective call's key, such as the number of the job's attempt.
     """
     by_track: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
@@ -146,7 +147,7 @@ def span_events(
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a sort key for names with numbers: IPU 10 comes after IPU 9."""
+    """Return a sort key that orders names by the numbers in them, such as IPU 9 before IPU 10."""
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
@@ -172,20 +173,20 @@ def _complete(span: Span, begin: int, end: int, process: int, row: int) -> Event
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """Return microseconds that a reader can convert back to the same nanoseconds without rounding.
+    """Return microseconds from which ``int(1000 * microseconds)`` restores the nanoseconds.
 
-    Without this correction, some times would lose a nanosecond, and nested spans would partly
-    overlap.
+    If the microseconds were not rounded up, some times would lose a nanosecond, and nested spans
+    would partly overlap.
     """
     found = nanoseconds / 1000
     return found if int(found * 1000) == nanoseconds else math.nextafter(found, math.inf)
 
 
 def _arguments(text: str) -> Mapping[str, Any]:
-    """Return the arguments of a span, or an empty mapping if the text was overwritten."""
+    """Return a span's arguments from JSON, or an empty mapping if ``text`` is not a JSON object."""
     try:
-        # Python writes NaN and Infinity, which are not valid JSON, and a viewer would refuse the
-        # whole trace. Therefore, NaN and Infinity are converted to texts.
+        # Python's encoder writes NaN and Infinity, which are not valid JSON. A viewer would refuse
+        # the whole trace, so NaN and Infinity are converted to texts.
         found = json.loads(text or "{}", parse_constant=str)
     except (ValueError, RecursionError):
         return {}
@@ -193,11 +194,10 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 
 def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
-    """Yield flow events, which viewers draw as arrows, for each call of several instances.
+    """Yield flow events, which viewers draw as an arrow for each call of several instances.
 
-    The arrow begins at the instance that began the call first, and passes the other instances in
-    the order of their begins. The arrow ends at the instance that began the call last, because all
-    other instances waited for this instance.
+    The arrow connects the instances in the order in which they began the call. The arrow ends at
+    the instance that began the call last, because all other instances waited for this instance.
     """
     for identity, members in enumerate(_by_arrival(calls), start=1):
         last = len(members) - 1
@@ -212,19 +212,19 @@ def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
                 "ts": _microseconds(call.begin),
             }
             if place == last:
-                event["bp"] = "e"  # the arrow ends at the open span, not at the next span
+                event["bp"] = "e"  # the arrow ends at the enclosing span, not at the next span
             yield event
 
 
 def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
-    """Return the process for which the others waited longest, and the waiting time.
+    """Return the process that caused most of the waiting time in collective calls, and this time.
 
     The first call of each name is not counted, because instances do not start at the same time.
 
     Returns:
-        The process, and a sum of nanoseconds over all calls: the time between the begin of a call
-        in the first process and its begin in this process. None if no process caused more than half
-        of all waiting time.
+        The process and the waiting time that it caused, in nanoseconds. None if no process caused
+        more than half of all waiting time. In each call, the process that began the call last
+        caused the waiting time since the first process began the call.
     """
     waits: dict[int, int] = defaultdict(int)
     seen: set[tuple[Any, ...]] = set()
@@ -240,7 +240,7 @@ def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
 
 
 def _by_arrival(calls: Iterable[Call]) -> list[list[Call]]:
-    """Return the parts of each call, sorted by the times when the instances began the call."""
+    """Group the instances' calls by collective call, each group sorted by start time."""
     groups: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
     for call in calls:
         groups[call.key].append(call)
