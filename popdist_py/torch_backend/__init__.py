@@ -1,7 +1,8 @@
 """The back end ``popdist`` of torch.distributed: the collectives of this library.
 
 ``import popdist_py.torch_backend`` registers the back end. If this package is installed, PyTorch
-imports it automatically, and every Python process of a job imports it too. The import never fails.
+imports it automatically. In a job, every program that imports torch.distributed imports this
+package too. If the registration fails, the import prints the error and does not raise it.
 
 process_group    the class that torch.distributed calls
 arguments        checks of a call's arguments, before data is sent
@@ -17,9 +18,9 @@ substitution     replaces the back end that a program names
 membership/      the membership of this process in a group, with its time-outs and errors
 messages/        send and recv
 
-This module contains only the registration. The module imports torch.distributed and no other
-package, because every program that imports torch runs it. No module of this folder opens a
-connection, except in messages/.
+This module contains only the registration. Every program that imports torch also imports this
+module. To load fast, it imports no package except torch.distributed. No module of this folder opens
+a connection, except in messages/.
 May call: collectives, communicators, within_host, activities, environment, errors,
 public_collectives, membership, messages.
 """
@@ -37,20 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
-# The oldest version that works. Before version 2.7, torch's C++ code releases the Python object of
-# a call too early, and then waits for ever. With 2.7, 2.9 and 2.12, tests of this back end failed
-# for unknown reasons, as docs/compatibility.md explains.
+# The oldest version of torch for which this back end works. Before version 2.7, torch's C++ code
+# releases the Python work object of a call too early, and then waits for ever. With torch 2.7, 2.9
+# and 2.12, tests of this back end failed for unknown reasons, as docs/compatibility.md explains.
 _OLDEST_TORCH = "2.13"
-# The value of environment.TORCH_BACKEND. Importing that module would take longer than the
-# registration.
+# The same variable name as popdist_py.environment.TORCH_BACKEND. The name is repeated here because
+# importing popdist_py.environment would take longer than the whole registration.
 _WANTED = "POPDIST_TORCH_BACKEND"
 
 
 def register() -> None:
     """Make ``popdist`` a back end of torch.distributed for CPU tensors.
 
-    A second call does nothing. If the variable POPDIST_TORCH_BACKEND is set, its value replaces the
-    back end that a program names.
+    A second call does nothing. If the environment variable POPDIST_TORCH_BACKEND names a back end,
+    groups use it instead of the back end that the program names.
     """
     import torch.distributed as dist
 
@@ -61,8 +62,8 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     offer(NAME)
     # From version 2.15 on, torch records the calls of each group under a C++ name. A back end that
-    # is written in Python has no such name. torch does not record the calls of the back ends that
-    # are in this set.
+    # is written in Python has no C++ name. torch does not record the calls of back ends that are in
+    # the set _FR_SELF_RECORDING_BACKENDS.
     recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(NAME)
     wanted = os.environ.get(_WANTED) or "auto"
@@ -75,7 +76,7 @@ def register() -> None:
 def _autoload() -> None:
     """Register the back end while torch is imported, through the entry point ``torch.backends``.
 
-    Errors are written to standard error, because they must not make ``import torch`` fail.
+    Errors are written to standard error and not raised, so that ``import torch`` does not fail.
     """
     try:
         register()

@@ -1,6 +1,7 @@
 """Checks of the arguments of a torch.distributed call, made before data is sent.
 
-Some error messages use the words of the other back ends, because programs may search for them.
+Some error messages have the same wording as those of torch's own back ends, because programs may
+search for this wording.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ __all__ = [
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """A call got an invalid argument. This is also a RuntimeError, as in the other back ends."""
+    """A call got an invalid argument.
+
+    The class is also a RuntimeError, because torch's own back ends raise RuntimeErrors.
+    """
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require at least one tensor. All tensors must be dense and in the memory of the CPU.
+    """Require at least one tensor, and require that all tensors are dense CPU tensors.
 
     Raises:
         ArgumentError: The list is empty, or a tensor is not a dense CPU tensor.
@@ -50,10 +54,10 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require tensors that can receive a result, because no two elements share memory.
+    """Require that no two elements of a tensor share memory, so that it can receive a result.
 
     Raises:
-        ArgumentError: Elements of a tensor share memory.
+        ArgumentError: Two elements of a tensor share memory.
     """
     for tensor in tensors:
         if has_overlap(tensor):
@@ -65,10 +69,10 @@ def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require tensors that can be reduced in place, because no two elements share memory.
+    """Require that no elements overlap in memory, so that the tensors can be reduced in place.
 
     Raises:
-        ArgumentError: Elements of a tensor, or of two tensors, share memory.
+        ArgumentError: Two elements of one tensor, or elements of two tensors, share memory.
     """
     check_written(call, tensors)
     overlap = first_overlap([place_of(tensor) for tensor in tensors]) if len(tensors) > 1 else None
@@ -81,7 +85,7 @@ def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_single(call: str, what: str, values: Sequence[object]) -> None:
-    """Require exactly one value, because each rank has one tensor or one list to pass.
+    """Require a list of one value, because each rank passes one tensor or one list of tensors.
 
     Raises:
         ArgumentError: The list is empty or has several values.
@@ -91,7 +95,7 @@ def check_single(call: str, what: str, values: Sequence[object]) -> None:
 
 
 def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> None:
-    """Require a tensor for each rank of the group.
+    """Require exactly one tensor for each rank of the group.
 
     Raises:
         ArgumentError: The list has more or fewer tensors than the group has ranks.
@@ -106,7 +110,9 @@ def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> No
 def check_like(
     call: str, tensors: Sequence[torch.Tensor], like: torch.Tensor, *, any_size: bool = False
 ) -> None:
-    """Require tensors with the dtype of ``like``; unless ``any_size``, also with its size.
+    """Require tensors with the dtype and the number of elements of ``like``.
+
+    With ``any_size``, only the dtypes must be equal.
 
     Raises:
         ArgumentError: A tensor differs from ``like`` in dtype or number of elements.
@@ -125,10 +131,10 @@ def check_like(
 
 
 def check_multiple(call: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
-    """Require a tensor ``whole`` that holds one tensor like ``part`` for each rank.
+    """Require that ``whole`` has the dtype of ``part`` and ``size`` times as many elements.
 
     Raises:
-        ArgumentError: ``whole`` has a wrong number of elements or another dtype.
+        ArgumentError: ``whole`` has a wrong number of elements or a wrong dtype.
     """
     check_like(call, [whole], part, any_size=True)
     if whole.numel() != size * part.numel():
@@ -152,12 +158,12 @@ def check_root(call: str, root: int, size: int) -> None:
 def row_of_root(
     call: str, what: str, rows: Sequence[list[torch.Tensor]], like: torch.Tensor, size: int
 ) -> list[torch.Tensor]:
-    """Return the list of tensors that only the root passes.
+    """Return the list of tensors that the root passed; on other ranks, return an empty list.
 
     Args:
         call: Name of the call, for messages.
         what: Name of the list in messages, ``input`` or ``output``.
-        rows: The argument of this rank, which contains one list of tensors or nothing.
+        rows: The argument that this rank passed: a list with one list of tensors, or an empty list.
         like: A tensor with the expected dtype and number of elements.
         size: Expected number of tensors; 0 if this rank is not the root.
 
@@ -176,7 +182,9 @@ def row_of_root(
 
 
 def blocks(call: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
-    """Divide the first dimension into ``count`` blocks; without ``sizes``, all have equal size.
+    """Split a tensor along its first dimension into ``count`` blocks.
+
+    If ``sizes`` is empty, all blocks have equal size.
 
     Raises:
         ArgumentError: The sizes do not match the tensor.

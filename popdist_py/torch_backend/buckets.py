@@ -2,14 +2,16 @@
 
 The reducer of DistributedDataParallel allocates its buckets in C++ and passes them to ``allreduce``
 during the backward pass. The first ``allreduce`` of a bucket replaces the memory of the bucket's
-storage. All views of the storage remain valid, and later calls reduce the bucket in place.
+storage by shared memory. All views of the storage remain valid. Later ``allreduce`` calls reduce
+the bucket directly in the shared memory.
 
-A program that uses DistributedDataParallel allocates equally large gradients in every step.
-So, from the first bucket on, the process keeps the memory that it frees for the next step.
+A program that uses DistributedDataParallel allocates and frees equally large gradients in every
+step. Therefore, from the first bucket on, malloc keeps freed memory for the next step.
 
 The communicator decides whether a bucket is moved, because all ranks must make the same decision. A
 tensor that the program itself passes to ``allreduce`` is never moved. A tensor that shares its
-memory with a NumPy array is not moved either, because the array would keep the old memory.
+memory with a NumPy array is not moved either, because the array would continue to use the old
+memory.
 """
 
 from __future__ import annotations
@@ -25,25 +27,27 @@ from popdist_py.collectives.freed_memory import keep_freed_memory
 
 __all__ = ["mover_of"]
 
-# The setting is changed only at the first call, because the program may change it afterwards.
+# malloc's setting is changed only once. A second change could undo a later change by the program.
 _keep_freed_memory = functools.cache(keep_freed_memory)
-# The name of the Python function that waits while C++ runs the backward pass. If
-# DistributedDataParallel makes a call, this function is the caller of the back end. If the program
-# itself makes a call, even in a hook, the caller is a function of torch.distributed.
+# The name of torch's Python function that waits while C++ code runs the backward pass. When
+# DistributedDataParallel calls the back end, _engine_run_backward is the calling Python function.
+# When the program itself makes a call, even in a hook, the caller is a function of
+# torch.distributed.
 _BACKWARD = "_engine_run_backward"
 _OWN = __name__.rpartition(".")[0]
 
 
 def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
-    """Return a function that moves a bucket of DistributedDataParallel to other memory.
+    """Return a function that moves a bucket of DistributedDataParallel to given memory.
 
-    The method of the process group that torch.distributed calls must call ``mover_of`` directly.
+    ``mover_of`` must run in the thread in which torch calls the process group, because it inspects
+    the call stack of its thread.
 
     Returns:
-        None if the tensors are not a bucket. Otherwise a function that gets memory of the bucket's
-        size, copies the bucket to this memory, and makes it the memory of the bucket's storage.
-        After a call of this function, NumPy arrays that share the old memory of the bucket are
-        invalid.
+        None if the tensors are not a bucket that can be moved. Otherwise a function whose argument
+        is an array of the bucket's size. The function copies the bucket to the array, and then lets
+        the bucket's storage use the array's memory. The function invalidates all NumPy arrays that
+        share the bucket's old memory.
     """
     if len(tensors) != 1 or _caller() != _BACKWARD:
         return None
@@ -51,10 +55,10 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     (bucket,) = tensors
     storage = bucket.untyped_storage()
     is_whole = bucket.is_contiguous() and bucket.nbytes == storage.nbytes()
-    # A gradient may be a view of the bucket. If the program calls ``numpy()`` on such a gradient,
-    # torch makes the storage not resizable.
+    # If the program calls ``numpy()`` on a gradient that is a view of the bucket, torch marks the
+    # storage as not resizable.
     is_ours_alone = storage.resizable()
-    # The method ``_swap_data_ptr_`` is missing in older versions of PyTorch.
+    # Older versions of torch lack the method ``_swap_data_ptr_``.
     if not (is_whole and is_ours_alone and hasattr(storage, "_swap_data_ptr_")):
         return None
 
@@ -67,7 +71,10 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
 
 
 def _caller() -> str:
-    """Return the name of the Python function that called this back end; "" in a C++ thread."""
+    """Return the name of the Python function that called this back end.
+
+    The result is "" in a thread that C++ started.
+    """
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
         frame = frame.f_back  # type: ignore[assignment]

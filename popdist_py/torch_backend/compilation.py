@@ -1,10 +1,10 @@
 """Excludes methods of this back end from torch.compile.
 
-torch.compile compiles every Python function that a compiled function calls. The compiler cannot
-handle the threads, sockets and memory that a method of a process group uses. Other back ends are
-written in C++, which torch.compile does not read, so they do not need this exclusion.
+torch.compile compiles every Python function that a compiled function calls. It cannot compile the
+methods of this back end's process group, which use threads, sockets and shared memory. Back ends in
+C++ need no exclusion, because torch.compile does not read C++ code.
 
-This module does not import the compiler, because that import takes a second.
+This module does not import torch's compiler, because that import takes a second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import types
 from typing import Any, TypeVar
 
-# Before torch 2.5, ``eval_frame`` is an attribute and not a module that can be imported.
+# Before torch 2.5, ``eval_frame`` is not a module, so ``import torch._C._dynamo.eval_frame`` fails.
 from torch._C._dynamo import eval_frame
 
 __all__ = ["never_compiled"]
@@ -23,7 +23,7 @@ _compiler: Any = eval_frame
 
 
 def never_compiled(cls: _Class) -> _Class:
-    """Exclude the methods of a class, and all functions that they call, from compilation."""
+    """Exclude the methods of a class, and all functions that they call, from torch.compile."""
     for value in vars(cls).values():
         if isinstance(value, types.FunctionType):
             _skip(value.__code__)

@@ -24,10 +24,10 @@ from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
 __all__ = ["GroupMember"]
 
-# torch stores a negative time-out for "not given".
+# torch passes a negative time-out if the program gives none.
 _NO_TIME = timedelta(0)
-# The time limit for leaving a group when the interpreter ends. Two seconds are enough, because a
-# waiting thread notices within a tenth of a second that the group was aborted.
+# The time limit for leaving a group when the interpreter exits. Two seconds are enough, because a
+# waiting thread notices within a tenth of a second that its group was aborted.
 _SECONDS_AT_EXIT = 2.0
 # Typed as Any because the signatures in torch's stubs differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -46,7 +46,8 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         timeout: The default time-out of every call.
 
     Attributes:
-        generation: The number of this group among the groups of the same name in this store.
+        generation: How many groups of this name this rank has made in this store, including this
+            one.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -67,8 +68,8 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
-    # torch's own groups contain one back end for each device type. This group has no separate back
-    # end: the group itself is the back end for CPU tensors.
+    # A group of torch's own class contains one back end for each device type. A popdist group does
+    # not contain a back end, because the group itself is the back end for CPU tensors.
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -87,11 +88,11 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of calls that this rank has made.
 
-        torch compares this number between ranks.
+        torch compares this number with the numbers of the other ranks.
         """
         return self._sequence_number
 
-    # torch reads these attributes before it uses features that only some back ends have.
+    # torch reads these attributes before it uses optional features of a back end.
     supports_splitting = supports_coalescing = False
 
     def _has_hooks(self) -> bool:
@@ -110,7 +111,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_desc(self) -> str:
-        """The purpose of the group, as the program describes it."""
+        """The program's description of the group."""
         return self._group_desc
 
     # --- Running calls ------------------------------------------------------------------------
@@ -122,21 +123,21 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         results: Sequence[Any],
         opts: Any,
     ) -> Any:
-        """Make a call at once, or in the queue's thread if the call is asynchronous.
+        """Make a collective call at once, or in the queue's thread if the call is asynchronous.
 
         Args:
-            name: The name of the call, for messages and displays.
+            name: The name of the call, for error messages and for displays of the job's state.
             call: A function that makes the call.
             results: The tensors that the call fills.
-            opts: The options from torch. In versions without ``asyncOp``, every call is treated as
-                asynchronous, because torch itself waits for the returned work.
+            opts: The options object from torch. If it lacks ``asyncOp``, the call is treated as
+                asynchronous, because such versions of torch wait for the returned work themselves.
         """
         timeout = getattr(opts, "timeout", None)
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
-        # The process is checked first, because in a forked process a lock of the queue may stay
-        # locked for ever.
+        # Raise an error in a forked process before the queue is used. A lock of the queue that was
+        # locked during the fork stays locked in the forked process for ever.
         membership.check_process()
         self._sequence_number += 1
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
@@ -188,13 +189,13 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group after all calls have run. No call runs longer than its time-out."""
+        """Leave the group after all calls have run. A call ends by its time-out at the latest."""
         self._leave()
 
     def leave_at_exit(self) -> None:
-        """Leave the group within a few seconds, when the interpreter ends.
+        """Leave the group within a few seconds, because the interpreter is about to exit.
 
-        Threads of the group must end first, because no thread may run while the interpreter ends.
+        The threads of the group must end before the interpreter finalizes.
         """
         self._membership.abort("this process ends")
         self._leave(_SECONDS_AT_EXIT)
@@ -202,10 +203,11 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
     def _leave(self, seconds: float = -1) -> None:
         """Wait at most ``seconds`` until no call is running, then leave the group.
 
-        -1 means no limit.
+        The value -1 for ``seconds`` means no time limit.
         """
         if self._queue.is_inside:
-            # A signal handler has interrupted a call. The call fails when the handler returns.
+            # A signal handler that has interrupted a call of the group runs this code. The
+            # interrupted call fails when the handler returns.
             self._membership.abort("this process group was destroyed")
             return
         if self._membership.is_of_this_process:

@@ -17,7 +17,7 @@ __all__ = ["SUM", "Operation", "operation_of"]
 
 @dataclass(frozen=True)
 class Operation:
-    """A reduction over the ranks.
+    """A reduction of tensors over the ranks of a group.
 
     Attributes:
         name: Name of the reduction in ``popdist_py.collectives.arithmetic``.
@@ -28,7 +28,7 @@ class Operation:
             the mean of integers.
     """
 
-    name: Any  # a ReduceOp of this library or a bitwise operation
+    name: Any  # a value of AnyReduceOp in popdist_py.collectives
     torch_name: str
     factor: Any = None
     truncates: bool = False
@@ -38,12 +38,12 @@ class Operation:
         return tensor if self.factor is None else tensor.detach() * self.factor
 
     def finish(self, tensor: torch.Tensor, count: int) -> None:
-        """Divide the sum of ``count`` ranks in place, if the operation is a mean of integers."""
+        """For a mean of integers, divide the tensor in place by ``count``, the number of ranks."""
         if self.truncates:
             leaf_arrays.divide_rounding_to_zero(tensor.detach(), count)
 
 
-# Typed as Any because torch's stubs lack the members of this enumeration.
+# Typed as Any because torch's stubs lack the members of the enumeration RedOpType.
 _RedOp: Any = dist.ReduceOp.RedOpType
 SUM = Operation("sum", "SUM")
 _OPERATIONS = (
@@ -57,7 +57,7 @@ _OPERATIONS = (
     Operation("bxor", "BXOR"),
 )
 _INTEGER_AVG = Operation("sum", "AVG", truncates=True)
-# The keys are numbers because hashing a member of torch's enumeration takes longer.
+# The keys are the numbers of RedOpType's members, because hashing the members takes longer.
 _BY_NUMBER = {getattr(_RedOp, each.torch_name).value: each for each in _OPERATIONS}
 _OF_BITS = frozenset({"band", "bor", "bxor"})
 _ORDERED = frozenset({"min", "max"})
@@ -65,7 +65,7 @@ _MOVED_ONLY = ("float8", "float4", "complex32")
 
 
 def operation_of(call: str, reduce_op: Any, tensors: Sequence[torch.Tensor]) -> Operation:
-    """Return the operation that reduces tensors of these dtypes.
+    """Return the operation for a ``ReduceOp`` and for the dtypes of the tensors.
 
     Args:
         call: Name of the call, for messages.
@@ -106,7 +106,7 @@ def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
 
 
 def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
-    """Raise an error unless the operation is defined for the dtype.
+    """Raise an error unless tensors of the dtype can be reduced with the operation.
 
     Raises:
         TypeError: The operation is not defined for the dtype.

@@ -1,8 +1,7 @@
-"""The second signature of a process group's methods, which takes each option as an argument.
+"""The second signature of a process group's methods, with each option as a separate argument.
 
 For example, ``group.broadcast(tensor, root=1)`` and ``group.broadcast([tensor], options)`` mean the
-same. Some programs that call the methods of a group directly use the first signature, and others
-use the second.
+same. Programs that call the methods of a process group directly use either form.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 def also_with_arguments(
     options: type, *names: str, tensors: int = 1
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the second signature to a method.
+    """Return a decorator that lets a method accept its options as separate arguments, too.
 
     Args:
-        options: Class of the options, which are the last argument of the method.
-        names: Names of the arguments that replace the options, in order.
-        tensors: Number of the method's arguments before the options.
+        options: Class of the options object, which is the last argument of the method.
+        names: Names of the separate arguments, in the order in which programs pass them.
+        tensors: Number of the method's arguments that come before the options.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +45,7 @@ def also_with_arguments(
 
 
 def _options(options: type, values: dict[str, Any]) -> Any:
-    """Return an object of the class ``options`` with these values."""
+    """Return an object of the class ``options`` that contains the given values."""
     made = options()
     for name, value in values.items():
         if value is not None:
@@ -55,7 +54,7 @@ def _options(options: type, values: dict[str, Any]) -> Any:
 
 
 def _as_lists(given: tuple[Any, ...]) -> list[Any]:
-    """Wrap each argument in a list if one of the arguments is a tensor."""
+    """If any argument is a tensor, wrap each argument in a list."""
     if not any(isinstance(each, torch.Tensor) for each in given):
         return list(given)
     return [[each] for each in given]

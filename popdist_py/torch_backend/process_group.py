@@ -1,8 +1,9 @@
-"""The process group ``popdist``: translates calls of torch.distributed to this library's calls.
+"""The process group ``popdist``: torch.distributed's calls, made with this library's collectives.
 
-The arguments of a call are checked when the program makes the call. The tensors are read only when
-the call runs in the queue, because an earlier call may still write to them. Arrays are sent flat,
-so ranks may pass tensors of different shapes if the numbers of elements are equal.
+The process group checks the arguments of a call as soon as the program makes the call. The process
+group reads the tensors only when the call runs in the queue, because an earlier call may still
+write to them. Tensors are sent as flat arrays. So the ranks may pass tensors of different shapes if
+the tensors have equal numbers of elements.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ from popdist_py.torch_backend.tensors import array_of, write_back
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
-# DistributedDataParallel's join() passes the work of an all-reduce of one element to its C++
-# reducer, which uses the work in the backward pass. C++ can call the Python methods of the work
-# only while Python keeps a reference to the work.
+# DistributedDataParallel's join() starts an all-reduce of one element and passes the work object to
+# its C++ reducer. The reducer uses the work object in the backward pass. C++ can call the Python
+# methods of a work object only while Python keeps a reference to the object. So each group keeps
+# references to the work objects of its latest all-reduces of one element.
 _KEPT_WORKS = 8
 
 
@@ -53,7 +55,7 @@ _KEPT_WORKS = 8
 class PopdistProcessGroup(GroupMember):
     """The processes of one group of torch.distributed.
 
-    The methods are those of ``dist.ProcessGroup``. ``opts=None`` means torch's default options.
+    The class has the methods of ``dist.ProcessGroup``. ``opts=None`` means torch's default options.
 
     Args:
         store: The store that torch made for this group.
@@ -124,7 +126,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Any:
-        """Reduce tensor i of every rank, and store the result in the output of rank i."""
+        """Reduce the ranks' tensors ``inputs[0][i]``, and store the result at rank i."""
         check_tensors("reduce_scatter", outputs)
         check_single("reduce_scatter", "output", outputs)
         check_written("reduce_scatter", outputs)
@@ -156,7 +158,7 @@ class PopdistProcessGroup(GroupMember):
     def _reduce_scatter_base(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> Any:
-        """Reduce block i of every rank's tensor, and store the result in the output of rank i."""
+        """Reduce block i of the ranks' tensors, and store the result in the output of rank i."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     reduce_scatter_single = _reduce_scatter_base
@@ -164,7 +166,7 @@ class PopdistProcessGroup(GroupMember):
     def reduce_scatter_single_coalesced(
         self, outputs: _Tensors, tensors: _Tensors, opts: Any = None
     ) -> Any:
-        """Call ``reduce_scatter_single`` for each pair of an output and an input."""
+        """For each output and its input, do the same as ``reduce_scatter_single``."""
         check_tensors("reduce_scatter", [*outputs, *tensors])
         check_written("reduce_scatter", outputs)
         check_list("reduce_scatter", "input", tensors, len(outputs))
@@ -189,7 +191,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(dist.BroadcastOptions, "root", "timeout")
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
-        """Overwrite the tensors with the tensors of the root."""
+        """Overwrite the tensors of all ranks with the tensors of the root."""
         root = _root_of("broadcast", opts, self.size())
         check_tensors("broadcast", tensors)
         if root != self.rank():
@@ -207,7 +209,7 @@ class PopdistProcessGroup(GroupMember):
 
     @also_with_arguments(AllgatherOptions, "timeout", tensors=2)
     def allgather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
-        """Fill output i with the tensor of rank i; the tensors may differ in size."""
+        """Fill ``outputs[0][i]`` with the tensor of rank i; the tensors may differ in size."""
         check_tensors("all_gather", tensors)
         check_single("all_gather", "input", tensors)
         check_single("all_gather", "output", outputs)
@@ -216,7 +218,7 @@ class PopdistProcessGroup(GroupMember):
     def allgather_coalesced(
         self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None
     ) -> Any:
-        """Fill ``outputs[rank][i]`` with tensor i of that rank."""
+        """Fill ``outputs[r][i]`` with tensor i of rank r."""
         check_tensors("all_gather", tensors)
         check_list("all_gather", "output", outputs, self.size())
         for row in outputs:
@@ -225,7 +227,7 @@ class PopdistProcessGroup(GroupMember):
         return self._all_gather_lists(columns, tensors, opts)
 
     def _all_gather_lists(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any) -> Any:
-        """Fill ``outputs[i][rank]`` with tensor i of that rank."""
+        """Fill ``outputs[i][r]`` with tensor i of rank r."""
         for row, tensor in zip(outputs, tensors, strict=True):
             check_list("all_gather", "output", row, self.size())
             check_tensors("all_gather", row)
@@ -257,7 +259,7 @@ class PopdistProcessGroup(GroupMember):
     def all_gather_single_coalesced(
         self, outputs: _Tensors, tensors: _Tensors, opts: Any = None
     ) -> Any:
-        """Call ``all_gather_single`` for each pair of an output and an input."""
+        """For each output and its input, do the same as ``all_gather_single``."""
         check_tensors("all_gather", [*outputs, *tensors])
         check_written("all_gather", outputs)
         check_list("all_gather", "input", tensors, len(outputs))
@@ -355,18 +357,18 @@ class PopdistProcessGroup(GroupMember):
 
 
 def _root_of(call: str, opts: Any, size: int) -> int:
-    """Return the root rank from the options."""
+    """Return the root rank that the options name; 0 without options."""
     root: int = opts.rootRank if opts is not None else 0
     check_root(call, root, size)
     return root
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:
-    """Return the reduction from the options."""
+    """Return the reduction that the options name; the sum without options."""
     return operation_of(call, dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensors)
 
 
 def _agree_on_number(comm: GroupCommunicator, call: str, tensors: _Tensors) -> None:
-    """Raise an error before any exchange if the ranks pass different numbers of tensors."""
+    """Before tensors are sent, raise an error if the ranks pass different numbers of tensors."""
     if len(tensors) > 1:
         comm.agree(Signature(call, f"{len(tensors)} tensors"))

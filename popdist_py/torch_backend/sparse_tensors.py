@@ -1,4 +1,4 @@
-"""The sum of sparse tensors over all ranks. The indices may differ between the ranks."""
+"""The sum of sparse tensors over all ranks. The ranks' tensors may have different indices."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Replacement of the back end that a program names: popdist instead of gloo, or the reverse.
+"""Use of popdist in programs that name gloo, and of gloo in programs that name popdist.
 
-A single function of torch.distributed makes every group and reads the names of back ends. The names
-may come from ``init_process_group``, from ``new_group``, from a mesh, or from a list of devices
-such as "cpu:gloo,cuda:nccl". Names are replaced only while this function runs. So a comparison in
-the program such as ``Backend("gloo") == "gloo"`` is still true.
+One function of torch.distributed makes every group and reads the names of back ends. The names may
+come from ``init_process_group``, from ``new_group``, from a mesh, or from a list of devices such as
+"cpu:gloo,cuda:nccl". This module replaces names only while torch makes a group. A comparison in the
+program, such as ``Backend("gloo") == "gloo"``, therefore stays true.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def substitute(wanted: str) -> None:
     """Use the back end ``wanted`` in programs that name gloo, popdist or no back end.
 
     Popdist supports CPU tensors only, while gloo and torch's default back end also support tensors
-    of accelerators. Therefore popdist does not replace another back end if torch sees an
-    accelerator. In this case a warning tells the user.
+    of accelerators. Therefore, if torch finds an accelerator, popdist does not replace another back
+    end, and the user gets a warning.
 
     Args:
         wanted: "gloo", "popdist", or "auto" to keep the back end that the program names.
 
     Raises:
-        WireError: ``wanted`` is not one of these three values.
+        WireError: ``wanted`` is not "gloo", "popdist" or "auto".
     """
     if wanted not in TORCH_BACKENDS:
         accepted = ", ".join(TORCH_BACKENDS[:-1])
@@ -83,8 +83,8 @@ def substitute(wanted: str) -> None:
 
 @functools.cache
 def _accelerator_stays() -> bool:
-    """Return whether torch finds an accelerator. If it does, the first call also warns the user."""
-    # Versions of torch before 2.6 lack ``torch.accelerator``, so only CUDA is checked.
+    """Return whether torch finds an accelerator; if it does, warn the user on the first call."""
+    # torch before 2.6 lacks ``torch.accelerator``. With such a version, only CUDA is checked.
     accelerators = getattr(torch, "accelerator", torch.cuda)
     if not accelerators.is_available():
         return False

@@ -1,7 +1,7 @@
-"""Conversion of tensors to the NumPy arrays that are sent, and back.
+"""Conversion between tensors and the flat NumPy arrays that the collectives use.
 
-Arrays are flat. An array shares the memory of its tensor if the tensor is contiguous. If NumPy
-lacks the dtype of a tensor, the array contains the bits of the values.
+An array shares the memory of its tensor if the tensor is contiguous. If NumPy lacks the dtype of a
+tensor, the array contains the bits of the tensor's values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "write_back",
 ]
 
-# Integer types that both NumPy and torch have, by their size in bytes.
+# An integer type of torch and an integer type of NumPy, for each size in bytes.
 _BITS: dict[int, tuple[torch.dtype, str]] = {
     1: (torch.uint8, "u1"),
     2: (torch.int16, "<u2"),
@@ -39,9 +39,9 @@ _NAMES = (
     "float8_e8m0fnu",
     "complex32",
 )
-# The NumPy dtype for each torch dtype that NumPy lacks. Each of these NumPy dtypes has a named
-# field, so that its values are not mistaken for integers. Older versions of torch lack some of
-# these dtypes.
+# A substitute dtype for each torch dtype that NumPy lacks. Each substitute has a named field, so
+# that its values are not mistaken for integers. Older versions of torch lack some of the dtypes in
+# _NAMES.
 _WITHOUT_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype([(name, _BITS[dtype.itemsize][1])])
     for name in _NAMES
@@ -51,7 +51,7 @@ _WITHOUT_NUMPY[torch.bfloat16] = BFLOAT16
 
 
 def has_array(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is dense and lies in the memory of this process."""
+    """Tell whether a tensor is a dense CPU tensor that is not quantized."""
     return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
 
 
@@ -66,7 +66,7 @@ def has_overlap(tensor: torch.Tensor) -> bool:
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """Return the memory addresses of a dense CPU tensor as a Place."""
+    """Return the location of a dense CPU tensor's elements in memory."""
     size = tensor.element_size()
     strides = tuple(stride * size for stride in tensor.stride())
     return Place(tensor.data_ptr(), tuple(tensor.shape), strides, size)
@@ -86,7 +86,7 @@ def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def write_back(array: Array, tensor: torch.Tensor) -> None:
-    """Copy an array that ``array_of`` returned back to its tensor, unless they share memory."""
+    """Copy an array from ``array_of`` back to its tensor, unless it shares the tensor's memory."""
     if not shares_memory(tensor):
         tensor.detach().copy_(_tensor_of(array, tensor.dtype).view(tensor.shape))
 

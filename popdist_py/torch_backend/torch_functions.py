@@ -2,10 +2,11 @@
 
 torch's ``monitored_barrier`` rejects every group that does not use gloo. torch's
 ``_set_pg_timeout`` does not change the time-out of a popdist group. The function ``offer`` replaces
-both functions of torch. For a popdist group, the replacement calls a method of the group. For other
-groups, the replacement calls torch's function.
+both functions in torch. For a popdist group, a replacement calls a method of the group. For other
+groups, a replacement calls torch's original function.
 
-This module imports only torch.distributed, because every program that imports torch imports it.
+Every program that imports torch also imports this module. To load fast, this module imports no
+package except torch.distributed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def offer(backend: str) -> None:
 def _also(
     backend: str, original: Callable[..., None], own: Callable[..., None]
 ) -> Callable[..., None]:
-    """Return a function that calls ``own`` for groups of ``backend``, else ``original``."""
+    """Return a function that calls ``own`` for groups of ``backend``, otherwise ``original``."""
     position = list(inspect.signature(original).parameters).index("group")
 
     @functools.wraps(original)

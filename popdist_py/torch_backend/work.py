@@ -1,8 +1,9 @@
 """The work object that a call of torch.distributed returns, and the queue that runs the calls.
 
 The calls of a group run in the order in which the program makes them, because the other ranks
-expect this order. If a thread waits for a call that has not started, it runs the earlier calls and
-then this call itself. For a small call, this is faster than waiting for the thread of the queue.
+expect this order. A thread that waits for a queued call runs the earlier calls and then that call
+itself. For a small call, this is faster than waiting until the queue's background thread runs the
+call.
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ class WaitTimeoutError(PopdistError, RuntimeError):
 
 
 class NestedCallError(PopdistError, RuntimeError):
-    """A signal handler made a call of a group while it interrupted another call of the group."""
+    """A signal handler interrupted a call of a group and made another call of the same group."""
 
 
 @never_compiled
 class PopdistWork(dist.Work):
-    """A call that waits in the queue, is running, or is complete.
+    """A collective call that waits in the queue, is running, or is complete.
 
     Args:
-        name: The name of the call, for messages and displays.
-        function: A function that makes the call. The work keeps this function, and so the tensors
-            that the function uses, until the call is complete.
-        tensors: The result of the work.
+        name: The name of the call, for error messages and for displays of the job's state.
+        function: A function that makes the call. The work keeps a reference to this function until
+            the call is complete, so that the tensors that the function uses are not freed.
+        tensors: The tensors that ``result`` returns.
 
     Attributes:
         name: The name of the call.
         source: For a receive, the rank that sent the message; -1 for other calls.
-        may_call_back: Whether the program may have added a callback, which may wait for calls.
+        may_call_back: Whether the program may have added a callback to the future. Such a callback
+            may wait for other calls.
     """
 
     def __init__(self, name: str, function: Callable[[], Any], tensors: Sequence[Any] = ()) -> None:
@@ -58,18 +60,18 @@ class PopdistWork(dist.Work):
         self._tensors = list(tensors)
         self._queue: CallQueue | None = None
         self._is_done = False
-        # This lock is held until the call is complete. A lock is ten times as fast as a
-        # threading.Event.
+        # This lock stays locked until the call is complete. A threading.Event would be ten times
+        # slower than a lock.
         self._pending = threading.Lock()
         self._pending.acquire()
         self._error: BaseException | None = None
-        # Two futures. ``tell`` completes the first future. The first future then completes the
-        # second future with the result or the error. ``get_future`` returns the second future.
+        # ``get_future`` makes two futures and returns the second future. ``tell`` completes the
+        # first future, which then completes the second future with the result or the error.
         self._futures: tuple[torch.futures.Future[Any], torch.futures.Future[Any]] | None = None
         self._are_futures_done = False
 
     def run(self) -> None:
-        """Make the call, and store its error for ``wait``."""
+        """Make the call. If it fails, store the error, which ``wait`` then raises."""
         assert self._function is not None
         try:
             try:
@@ -105,7 +107,7 @@ class PopdistWork(dist.Work):
         """Return once the call is complete.
 
         Args:
-            timeout: The longest time to wait. None and 0 stand for the time-out of the group.
+            timeout: The longest time to wait; None or 0 means the time-out of the group.
 
         Raises:
             PopdistError: The call failed with this error.
@@ -136,7 +138,7 @@ class PopdistWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether the call is complete, so that ``wait`` returns at once."""
+        """Tell whether the call is complete, so that ``wait`` would not block."""
         return self._is_done
 
     def is_success(self) -> bool:
@@ -144,11 +146,11 @@ class PopdistWork(dist.Work):
         return self._is_done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of the call, if it has failed."""
+        """Return the error with which the call failed; None if it has not failed."""
         return self._error
 
     def result(self) -> list[Any]:
-        """Return the tensors of the call."""
+        """Return the tensors that the call fills."""
         return self._tensors
 
     def source_rank(self) -> int:
@@ -160,10 +162,10 @@ class PopdistWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future for the tensors of the call.
 
-        The returned future was made by ``then``, which converts an error of the call to a C++
-        error. The reducer of DistributedDataParallel can raise only C++ errors.
+        ``Future.then`` makes the returned future, because ``then`` converts an error of the call to
+        a C++ error. The reducer of DistributedDataParallel can raise only C++ errors.
         """
-        caller = sys._getframe().f_back  # None in a thread of C++
+        caller = sys._getframe().f_back  # the caller is None in a thread that C++ started
         self.may_call_back |= caller is None or caller.f_code.co_name != _BACKWARD
         with _futures_lock:
             if self._futures is None:
@@ -179,11 +181,12 @@ class PopdistWork(dist.Work):
         return self._tensors
 
 
-# The Python function that is on the stack while C++ runs the backward pass. If this function is the
-# caller of ``get_future``, the reducer gets the future, and its callbacks do not wait for calls.
+# The name of torch's Python function that waits while C++ code runs the backward pass. If
+# _engine_run_backward is the caller of ``get_future``, the future goes to the reducer of
+# DistributedDataParallel. The callbacks of the reducer do not wait for other calls.
 _BACKWARD = "_engine_run_backward"
-# All works share this lock for their futures. The lock is held only for short times, and most calls
-# do not use it.
+# One lock protects the futures of all PopdistWork objects. Sharing the lock does not slow down
+# calls, because it is held only briefly and most calls have no future.
 _futures_lock = threading.Lock()
 
 
@@ -203,16 +206,16 @@ class CallQueue:
         self._turn = threading.Lock()
         # The id of the thread that is running a call; 0 if no call is running.
         self._inside = 0
-        # Messages to the thread: True for each submitted call, False to end the thread.
+        # Messages to the queue's thread: True for each submitted call, False to end the thread.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # The lock for starting and replacing the thread. The lock is needed because a thread that
-        # has not started cannot be joined.
+        # This lock is held while the queue's thread is started or replaced. Otherwise another
+        # thread might try to join a thread that has not started, and joining it would fail.
         self._changing = threading.Lock()
         self._lost: InstanceLostError | None = None
 
     def submit(self, work: PopdistWork) -> None:
-        """Let the queue's thread run a call, after all calls that were submitted before."""
+        """Let the queue's thread run a call, after all calls that were submitted earlier."""
         if self._thread is None:
             self._replace_thread(None)
         work._queue = self
@@ -220,7 +223,7 @@ class CallQueue:
         self._wake.put(True)
 
     def run(self, work: PopdistWork) -> None:
-        """Run a call after all calls that were submitted before, and wait for its end.
+        """Run a call after all calls that were submitted earlier; return once it is complete.
 
         Raises:
             PopdistError: The call failed with this error.
@@ -252,7 +255,11 @@ class CallQueue:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is running a call, so that its current code is a signal handler."""
+        """Whether the current thread is running a call.
+
+        If it is, the code that reads this property belongs to a signal handler, which has
+        interrupted the call.
+        """
         return self._inside == threading.get_ident()
 
     def _check_outside(self, work: PopdistWork) -> None:
@@ -263,13 +270,13 @@ class CallQueue:
             )
 
     def close(self, last: Callable[[], None] = lambda: None, seconds: float = -1) -> None:
-        """Return once all calls have run and the thread has ended.
+        """Return once all calls have run and the queue's thread has ended.
 
         Args:
             last: A function to run once no call is running. ``last`` does not run if a call is
                 still running after the time limit.
-            seconds: The longest time to wait for the end of each thread, and then for the end of
-                the last call; -1 for no limit.
+            seconds: The time limit for the end of each thread of the queue, and again for the end
+                of the last call; -1 for no limit.
         """
         if self._thread is not None:
             self._wake.put(False)
@@ -285,7 +292,7 @@ class CallQueue:
             if thread is not threading.current_thread():
                 thread.join(None if seconds < 0 else seconds)
             with self._changing:
-                if self._thread is thread:  # a callback may have started another thread instead
+                if self._thread is thread:  # a callback may have replaced the thread
                     self._thread = None
 
     def _started_thread(self) -> threading.Thread | None:
@@ -307,7 +314,7 @@ class CallQueue:
             self._run_next()
 
     def _run_next(self) -> None:
-        """Run the first call, if there is one, and release ``_turn``."""
+        """Run the first call of the queue, if there is one, and release the lock ``_turn``."""
         work = None
         try:
             if self._calls:
@@ -330,7 +337,8 @@ class CallQueue:
     def _tell(self, work: PopdistWork) -> None:
         this = threading.current_thread()
         if work.may_call_back and self._thread is this:
-            self._replace_thread(this)  # this thread may wait in a callback for another call
+            # A callback in this thread may wait for another call, which a new thread must run.
+            self._replace_thread(this)
         work.tell()
 
     def _run(self, work: PopdistWork) -> None:

@@ -3,12 +3,13 @@
 Each class derives from an error class of this library and an error class of torch.
 
 MismatchError      CollectiveMismatchError, dist.DistBackendError: the ranks make different calls
-RankLostError      InstanceLostError, dist.DistBackendError: a rank ended, left, or did not come
+RankLostError      InstanceLostError, dist.DistBackendError: a rank ended, left, or was too late
 GroupClosedError   PopdistError, dist.DistBackendError: the group was destroyed
 StoreLostError     InstanceLostError, dist.DistStoreError: the store of the group does not answer
 
-dist.DistBackendError and dist.DistStoreError are RuntimeErrors, which programs for gloo catch. A
-call with wrong arguments raises ValueError or TypeError on the rank that makes it.
+dist.DistBackendError and dist.DistStoreError are RuntimeErrors, because programs that were written
+for gloo catch RuntimeErrors. A call with wrong arguments raises ValueError or TypeError on the rank
+that makes the call.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ __all__ = [
 
 
 class MismatchError(CollectiveMismatchError, dist.DistBackendError):
-    """The ranks called different collectives, or the same one with different arguments."""
+    """The ranks called different collectives, or one collective with different arguments."""
 
 
 class RankLostError(InstanceLostError, dist.DistBackendError):
-    """Another rank ended, left the group, or did not come in time."""
+    """Another rank ended, left the group, or did not make its call in time."""
 
 
 class GroupClosedError(PopdistError, dist.DistBackendError):
@@ -40,11 +41,11 @@ class GroupClosedError(PopdistError, dist.DistBackendError):
 
 
 class StoreLostError(InstanceLostError, dist.DistStoreError):
-    """The store of the group does not answer."""
+    """The group's store (torch's key-value store) does not answer."""
 
 
 def as_torch_error(error: PopdistError) -> PopdistError:
-    """Convert an error that a collective raised to the matching class of this module."""
+    """Convert an error that a collective has raised to one of the error classes of this module."""
     if isinstance(error, dist.DistError):
         return error
     if isinstance(error, CollectiveMismatchError):
@@ -55,10 +56,10 @@ def as_torch_error(error: PopdistError) -> PopdistError:
 
 
 def store_lost(rank: str, error: Exception) -> StoreLostError:
-    """Return the error for a store that does not answer.
+    """Return the error for a group whose key-value store does not answer.
 
     Args:
-        rank: The name of this rank in messages.
+        rank: The name of this rank in error messages.
         error: The error that the store has raised.
     """
     return StoreLostError(

@@ -1,10 +1,10 @@
-"""Separate keys for groups that a program makes one after the other in the same store.
+"""Separate store keys for groups that a program makes one after the other in the same store.
 
-If a program makes a group again, torch.distributed gives the new group the name of the old one.
-With this name alone, the new and the old group would use the same keys in the store. A store often
-exists longer than a group, because torchrun's agent, a late rank or the program may keep the store.
-Therefore each rank counts the groups that it has made with each store. This count is equal on all
-ranks of a group, and is a part of the group's keys.
+If a program makes a group again, torch.distributed gives the new group the name of the old group.
+If keys contained only this name, the new and the old group would use the same keys in the store. A
+store often exists longer than a group, because torchrun's agent, a late rank or the program may
+keep the store. Therefore each rank counts the groups that it has made with each store. The count is
+equal on all ranks of a group, and is a part of the group's keys.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from popdist_py.torch_backend.membership.errors import store_lost
 
 __all__ = ["own_store"]
 
-# The number of prefixes that torch puts before the keys of the group of all ranks, if torch has
-# made the store: the device, the name of the group, and "default_pg".
+# If torch itself makes the store of the group of all ranks, it puts three prefixes before the keys:
+# the device, the name of the group, and "default_pg".
 _PREFIXES_OF_RENDEZVOUS = 3
 # Typed as Any because torch's stubs lack PrefixStore and TCPStore.
 _c10d: Any = dist
-# The store of the newest group that contains all ranks. Rank 0 runs the server of this store. The
-# store is kept so that its server still answers ranks that are still in this group or already in
-# the next group.
+# The TCP store that torch made for the newest group of all ranks. Rank 0 runs the server of the
+# store. This reference keeps the server running for ranks that are still in this group or already
+# in the next group.
 _kept: Any = None
 
 
 def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
-    """Return a store that contains only this group's keys, and the number of this group.
+    """Return a store with only this group's keys, and the generation of this group.
 
-    The number counts the groups with the same name in this store.
+    The generation is the number of groups of this name that this rank has made in the store.
 
     Args:
         store: The store that torch gives the group.
@@ -44,10 +44,11 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
         StoreLostError: The store does not answer.
     """
     _keep(store)
-    # After a restart, the store of torchrun's agent still has the keys that ranks wrote before.
+    # After torchrun has restarted the ranks, the store of its agent still has the keys of the
+    # previous attempt.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    # Subgroups are counted separately for each group of all ranks, because a subgroup of a new
-    # group may have the same name but other ranks.
+    # Subgroups are counted separately for each group of all ranks. If a program makes a new group
+    # of all ranks, its subgroups may have the names of earlier subgroups but contain other ranks.
     of_all = getattr(dist.group.WORLD, "generation", 0)
     store = _c10d.PrefixStore(f"attempt_{attempt}/{of_all}", store)
     try:
@@ -58,10 +59,10 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
 
 
 def _keep(store: Any) -> None:
-    """Keep the store that torch made for the group of all ranks, until torch makes the next store.
+    """Keep a reference to the store of the group of all ranks, if torch itself made the store.
 
-    Stores that the program itself has made are not kept, because the program decides how long they
-    exist.
+    A later store of this kind replaces the reference. This module keeps no reference to a store
+    that the program has made, because the program decides how long that store exists.
     """
     global _kept
     prefixes = 0

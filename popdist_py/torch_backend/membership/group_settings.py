@@ -15,15 +15,16 @@ def settings_of_group(environ: Mapping[str, str], timeout: timedelta) -> Collect
     """Return the settings of a group of torch.distributed.
 
     Args:
-        environ: The environment variables. GLOO_SOCKET_IFNAME is used if no variable of this
-            library names a network.
+        environ: The environment variables. If no variable of this library names a network,
+            GLOO_SOCKET_IFNAME names it.
         timeout: The time-out of every call of the group.
 
     Raises:
-        WireError: A value is not accepted.
+        WireError: An environment variable has an invalid value.
     """
     settings = CollectiveSettings.from_environ(environ)
-    # The variable may name several interfaces. gloo uses the first one for its first connection.
+    # GLOO_SOCKET_IFNAME may name several interfaces. gloo makes its first connection over the first
+    # interface, so this library uses the first interface, too.
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     network = settings.network or interface or None
     return replace(settings, hang_timeout=timeout.total_seconds(), network=network)

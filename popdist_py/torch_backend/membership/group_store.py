@@ -1,8 +1,9 @@
-"""The store of a group, which exchanges small values and notices when a rank ends.
+"""The key-value store of a group. A wait for the value of a rank fails if that rank has ended.
 
-Every rank publishes its process id when it makes the group. A wait polls the store instead of
-calling the store's blocking wait. A store serves one thread at a time, so a blocking wait would
-prevent other threads of this process from publishing values that other ranks wait for.
+Every rank publishes its process id when it makes the group. This module polls torch's store instead
+of calling the blocking wait of torch's store. torch's store serves one thread at a time. So a
+blocking wait would prevent other threads of this process from publishing values that other ranks
+wait for.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from popdist_py.torch_backend.membership.errors import (
 
 __all__ = ["GroupStore"]
 
-# The pauses between polls become longer during a wait, because fast polling keeps a core busy.
+# The shortest and the longest pause between two polls of the store, in seconds. The pauses become
+# longer during a wait, because fast polling keeps a core busy.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2e-3, 20e-3
-# If a rank published a value shortly before its end, the value arrives within this number of
-# seconds.
+# If a rank publishes a value and then ends, the value arrives within this number of seconds.
 _GRACE_SECONDS = 1.0
 
 
 class GroupStore:
-    """The store of one group.
+    """The key-value store of one group.
 
     Args:
         store: The store that torch made for this group.
         rank: The rank of this process in the group.
         size: The number of ranks.
-        limits: The limits of all waits of the group, and the names of its ranks.
+        limits: The time limits for all waits of the group, and the names of its ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int, limits: WaitLimits) -> None:
@@ -54,7 +55,7 @@ class GroupStore:
         self.put(f"process/{rank}", [os.getpid(), place_of_this_process()])
 
     def put(self, key: str, value: Any) -> None:
-        """Publish a value that JSON can represent."""
+        """Publish a JSON value under ``key``, so that the other ranks can read it."""
         try:
             self._store.set(key, json.dumps(value))
         except dist.DistError as error:
@@ -62,19 +63,19 @@ class GroupStore:
 
     @property
     def names(self) -> Names:
-        """The names of the ranks in messages."""
+        """The names of the ranks for error messages."""
         return self._limits.names
 
     def take(self, keys: Mapping[int, str], call: object) -> list[Any]:
-        """Return the values of ``keys``, once the ranks have published them.
+        """Wait until the ranks have published the values of ``keys``, and return these values.
 
         Args:
-            keys: The key of each rank that publishes a value.
-            call: The name of the waiting call, for messages.
+            keys: For each rank that publishes a value, the key of this value.
+            call: The name of the call that waits, for error messages.
 
         Raises:
             RankLostError: A rank has ended, or did not publish its value in time.
-            StoreLostError: The store does not answer.
+            StoreLostError: The key-value store does not answer.
             InstanceLostError: Another thread has aborted the group.
         """
         missing = self.wait(keys, call)
@@ -88,16 +89,16 @@ class GroupStore:
     def wait(
         self, keys: Mapping[int, str], call: object, seconds: float | None = None
     ) -> list[int]:
-        """Wait for values of all keys; return the ranks whose value is still missing at the end.
+        """Wait until all keys have values; at the time limit, return the ranks without a value.
 
         Args:
-            keys: The key of each rank that publishes a value.
-            call: The name of the waiting call, for messages.
-            seconds: The longest time to wait. If it is None, the time-out of the group applies.
+            keys: For each rank that publishes a value, the key of this value.
+            call: The name of the call that waits, for error messages.
+            seconds: The longest time to wait; None means the time-out of the group.
 
         Raises:
             RankLostError: A rank has ended without publishing its value.
-            StoreLostError: The store does not answer.
+            StoreLostError: The key-value store does not answer.
             InstanceLostError: Another thread has aborted the group.
         """
         limits = self._limits
@@ -111,9 +112,10 @@ class GroupStore:
                 looked_at = now
                 missing = {rank: key for rank, key in missing.items() if not self._has(key)}
                 self._check_processes(missing, call)
-            # Every rank sees all keys itself, so all ranks have the same limit. The spans of
-            # ``WaitLimits.seconds`` are for ranks that learn from others which rank is missing. The
-            # ranks may not be connected yet, so only this limit finds a host that does not answer.
+            # All ranks have the same time limit here, because every rank sees in the store which
+            # keys are missing. ``WaitLimits.seconds`` is not used: its longer limits are for ranks
+            # that learn from other ranks which rank is missing. The ranks may not be connected yet.
+            # Therefore only this time limit finds a host that does not answer.
             if wait.seconds() > (limits.hang_timeout if seconds is None else seconds):
                 return [rank for rank, key in missing.items() if not self._has(key)]
             time.sleep(pause)
@@ -121,7 +123,7 @@ class GroupStore:
         return []
 
     def close(self) -> None:
-        """Stop watching the other processes."""
+        """Stop watching the processes of the other ranks."""
         while self._watched:
             self._watched.popitem()[1].close()
 
@@ -140,7 +142,7 @@ class GroupStore:
                 raise RankLostError(f"{call}: {self.names.of(rank)} {process} ended")
 
     def _process(self, rank: int) -> _Process:
-        """Return the process of a rank; its pid is 0 if the process cannot be watched."""
+        """Return the process of a rank; its pid is 0 if this process cannot observe its end."""
         known = self._watched.get(rank)
         if known is not None:
             return known
@@ -157,7 +159,7 @@ class GroupStore:
 
 
 class _Process:
-    """A process of this host. The pid 0 stands for a process that cannot be watched."""
+    """A process on this host. The pid 0 means that the end of the process cannot be observed."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -168,7 +170,7 @@ class _Process:
                 self._pidfd = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._ended_at = time.monotonic()
-            except OSError:  # the kernel lacks pidfd, so only the time-out can end a wait
+            except OSError:  # without pidfd, a wait for the process ends at its time-out
                 pass
 
     def has_ended(self) -> bool:

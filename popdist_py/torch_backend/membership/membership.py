@@ -1,6 +1,6 @@
-"""The membership of this process in a group, from the first call until it leaves.
+"""The membership of this process in a group, from the first call until the process leaves.
 
-A membership applies the time-out of each call and converts the errors to classes of torch. The
+A membership applies the time-out of each call and converts errors to torch's error classes. The
 process group makes one call at a time, and closes the membership after the last call.
 """
 
@@ -36,13 +36,13 @@ class Membership:
     """The membership of this process in one group.
 
     Args:
-        group: The process group, which torch.distributed must know only from the first call on.
+        group: The process group. torch.distributed need not know the group before the first call.
         store: The store that torch made for this group.
         settings: The settings for communication. ``hang_timeout`` is the default time-out of every
             call.
 
     Attributes:
-        limits: The limits of the group's waits: in its store, its collectives and its messages.
+        limits: The time limits for waits in the group's store, collectives, sends and receives.
     """
 
     def __init__(self, group: dist.ProcessGroup, store: Any, settings: CollectiveSettings) -> None:
@@ -58,7 +58,7 @@ class Membership:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the group; False in a process that was forked later."""
+        """Whether this process made the group; False in a child that was forked afterwards."""
         return os.getpid() == self._pid
 
     @property
@@ -73,19 +73,19 @@ class Membership:
     def call(
         self, function: Callable[[GroupCommunicator], None], timeout: timedelta | None = None
     ) -> None:
-        """Make a call of the group; if an interrupt ends the call midway, leave the group.
+        """Run a collective call. If an interrupt ends the call midway, leave the group.
 
         Args:
             function: A function that makes the call with the communicator of the group.
-            timeout: The time-out of this call. If it is None, the time-out of the group applies.
+            timeout: The time-out of this call; None means the time-out of the group.
 
         Raises:
             MismatchError: The ranks make different calls.
             RankLostError: Another rank ended, left the group, or did not make the call in time.
-            GroupClosedError: The group was destroyed, or belongs to another process.
+            GroupClosedError: The group was destroyed, or another process made the group.
         """
         try:
-            # NumPy must not warn, because torch does not warn when a sum becomes infinite.
+            # NumPy's warnings are off, because torch gives no warning when a sum becomes infinite.
             with np.errstate(over="ignore", invalid="ignore"):
                 communicator = self._communicator or self._join()
                 if self._closes():
@@ -97,9 +97,9 @@ class Membership:
                 raise self._closed_error() from None
             raise as_torch_error(error) from None
         except BaseException as error:
-            # The call is incomplete, and other ranks may still wait for its data. If this rank made
-            # another call, the other ranks would mistake the data of this call for data of the
-            # incomplete call.
+            # An interrupt has ended the call midway, and other ranks may still wait for its data.
+            # The other ranks would mistake the data of this rank's next call for data of the
+            # interrupted call. Therefore this rank leaves the group.
             self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
             self._leave_communicator()
             raise
@@ -108,11 +108,13 @@ class Membership:
         """Wait for all ranks; if ranks are missing, raise an error that names them.
 
         Args:
-            timeout: A timedelta or seconds. If it is None, the time-out of the group applies.
-            wait_all_ranks: Whether the error names all missing ranks, or only the first.
+            timeout: The time limit, as a timedelta or in seconds; None means the time-out of the
+                group.
+            wait_all_ranks: Whether the error names all missing ranks, or only the first missing
+                rank.
 
         Raises:
-            RankLostError: A rank ended or did not arrive in time.
+            RankLostError: A rank ended or did not reach the barrier in time.
         """
         if self._closes():
             raise self._closed_error()
@@ -126,7 +128,10 @@ class Membership:
             raise as_torch_error(error) from None
 
     def _join(self) -> GroupCommunicator:
-        """Connect the ranks; after a failure, later calls raise the same error."""
+        """Connect the ranks.
+
+        If the ranks cannot be connected, each later call of this method raises the same error.
+        """
         if self._closes():
             raise self._closed_error()
         if self._failure is not None:
@@ -142,13 +147,14 @@ class Membership:
         return communicator
 
     def _closes(self) -> bool:
-        """Tell whether the group is closed, or belongs to another process."""
+        """Tell whether the group is closed, or was made by another process."""
         return bool(self._closed) or not self.is_of_this_process
 
     def names(self) -> Names:
-        """Return the names of the ranks for messages, which contain the global rank numbers."""
+        """Return the names of the ranks for error messages; the names contain the global ranks."""
         ranks: tuple[int, ...] | None = None
-        with suppress(KeyError, ValueError, RuntimeError):  # not a group of torch.distributed
+        # These errors mean that torch.distributed does not know the group.
+        with suppress(KeyError, ValueError, RuntimeError):
             ranks = tuple(dist.get_process_group_ranks(self._group()))
         return Names("rank", ranks, _TIME_LIMIT)
 
@@ -172,10 +178,10 @@ class Membership:
         )
 
     def abort(self, reason: str) -> None:
-        """Make running calls of other threads fail soon, and all later calls too.
+        """Make all running calls of other threads and all later calls fail soon.
 
         Args:
-            reason: The reason, for messages.
+            reason: The reason for the abort, for error messages.
         """
         if not self.is_of_this_process or self._closed:
             return
@@ -183,9 +189,9 @@ class Membership:
         self.limits.abort_reason = reason
 
     def close(self) -> None:
-        """Leave the group. The caller ensures that no call is running.
+        """Leave the group. The caller ensures that no collective call is running.
 
-        A second call does nothing. A call in a forked process does nothing either.
+        A second call does nothing. In a forked process, this method does nothing.
         """
         if not self.is_of_this_process:
             return

@@ -1,7 +1,7 @@
 """A barrier whose error names the missing ranks, as gloo's monitored barrier does.
 
-The barrier uses the store and not the collectives. Therefore the barrier also finds ranks that hang
-in a collective.
+The barrier uses the group's key-value store and not its collectives. Therefore the barrier also
+finds ranks that hang in a collective.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from popdist_py.torch_backend.membership.group_store import GroupStore
 
 __all__ = ["MonitoredBarrier"]
 
-# Rank 0 decides whether a barrier has failed. The other ranks wait for the decision of rank 0 for
-# this number of seconds longer than the time limit.
+# Rank 0 decides whether a barrier has failed. The other ranks wait for the decision of rank 0 until
+# this number of seconds after the time limit.
 _GRACE_SECONDS = 5.0
 
 
@@ -32,11 +32,12 @@ class MonitoredBarrier:
 
         Args:
             seconds: The longest time for which rank 0 waits for the other ranks.
-            wait_all_ranks: Whether the error names all missing ranks, or only the first.
+            wait_all_ranks: Whether the error names all missing ranks, or only the first missing
+                rank.
 
         Raises:
-            RankLostError: A rank ended or is missing. All ranks that called this method raise the
-                error.
+            RankLostError: A rank ended or did not call this method in time. All ranks that called
+                the method raise the error.
         """
         store, self._count = self._store, self._count + 1
         prefix = f"monitored_barrier/{self._count}"
@@ -50,7 +51,7 @@ class MonitoredBarrier:
             raise RankLostError(verdict)
 
     def _missing(self, prefix: str, seconds: float, *, wait_all_ranks: bool) -> str:
-        """Return an error message that names the missing ranks; empty if all ranks called."""
+        """Return an error message that names the missing ranks; "" if no rank is missing."""
         store = self._store
         keys = {rank: f"{prefix}/{rank}" for rank in range(1, store.size)}
         try:
@@ -68,8 +69,8 @@ class MonitoredBarrier:
             raise RankLostError(_failed(store.names.of(0), seconds))
         verdict = store.take({0: key}, "monitored_barrier")[0]
         if verdict:
-            # The message begins with the words of gloo's error, because programs may search for
-            # them. The error message of rank 0 follows.
+            # The message begins with the wording of gloo's error, because programs may search for
+            # this wording. The message ends with the error message of rank 0.
             own, root = _at_start(store.names.of(store.rank)), store.names.of(0)
             raise RankLostError(
                 f"{own} successfully reached monitoredBarrier, but received errors while waiting "

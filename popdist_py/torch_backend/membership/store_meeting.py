@@ -1,6 +1,6 @@
 """The exchange of small values over the store of torch.distributed, while the ranks join a group.
 
-Training steps do not use this module.
+The ranks use this module only at the first call of a group, and not in later training steps.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ _CALL = "the first call of the group"
 
 
 class StoreMeeting:
-    """Some ranks of a group that exchange values; satisfies ``popdist_py.collectives.Meeting``.
+    """Some or all ranks of a group, which exchange small values over the group's store.
+
+    The class implements the protocol ``popdist_py.collectives.Meeting``.
 
     Args:
-        store: The store of the group. The time-out of the store limits every wait.
+        store: The store of the group. Each wait ends at the time-out of the group.
         members: The ranks that exchange values; None for all ranks of the group.
-        name: The prefix of the keys that this object uses in the store.
+        name: The prefix of all keys that this object uses in the store.
     """
 
     def __init__(
@@ -35,12 +37,12 @@ class StoreMeeting:
         self._count = 0
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the value of every rank."""
+        """Return the values that the ranks passed, in the order of the ranks."""
         keys = self._publish(value)
         return self._store.take(keys, _CALL)
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value of rank 0."""
+        """Return the value that rank 0 passed."""
         keys = self._publish(value if self.rank == 0 else None)
         root = self._members[0]
         return self._store.take({root: keys[root]}, _CALL)[0]
@@ -54,7 +56,7 @@ class StoreMeeting:
         return StoreMeeting(self._store, members, f"{self._name}/{self._count}/{color}")
 
     def _publish(self, value: Any) -> dict[int, str]:
-        """Publish the value of this rank, and return the keys of the values of all ranks."""
+        """Publish this rank's value in the store; return the store key of each rank's value."""
         self._count += 1
         keys = {rank: f"{self._name}/{self._count}/{rank}" for rank in self._members}
         self._store.put(keys[self._store.rank], value)

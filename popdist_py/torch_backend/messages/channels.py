@@ -19,8 +19,8 @@ from popdist_py.peers.silence import is_silence, is_silent
 
 __all__ = ["INLINE_BYTES", "Channel", "Header", "Kind", "Receiver"]
 
-# The bytes of a message up to this size are sent right after the header, because the system can
-# buffer them.
+# If a message has at most this number of bytes, the sender sends the bytes right after the header,
+# because the kernel can buffer them.
 INLINE_BYTES = 64 * 1024
 _CHUNK_BYTES = 2 * (64 + INLINE_BYTES)
 _FORMAT = struct.Struct("<B7xqQQQQ16s")
@@ -36,17 +36,17 @@ class Kind(IntEnum):
     # The receiver of a message sends these kinds to its sender.
     REQUEST = 4  # the sender must send the bytes of an announced message
     DONE = 5  # the receiver has read the bytes of an announced message
-    MISMATCH = 6  # the receive has a different number of elements or dtype than the message
-    CONSUMED = 7  # receives have matched ``size`` more inline bytes
+    MISMATCH = 6  # the receive differs from the message in dtype or number of elements
+    CONSUMED = 7  # the receiver has consumed ``size`` more bytes of inline messages
     # The sender and the receiver of a message may send this kind.
     LEAVING = 8  # the rank leaves the group normally
 
 
-class Header(NamedTuple):  # creating a dataclass would take several times as long
+class Header(NamedTuple):  # a dataclass object would take several times as long to create
     """The header of a message, or of an answer to a message.
 
     Attributes:
-        kind: The kind of the header.
+        kind: One of the values of ``Kind``.
         tag: The tag of the message.
         number: The number that the sender gave to the message. Answers to the message contain the
             same number.
@@ -82,7 +82,7 @@ class Receiver(Protocol):
         """Return the buffer for the bytes of a message that this rank has requested."""
 
     def on_filled(self, channel: Channel, header: Header) -> None:
-        """Handle a buffer of ``room_for`` that is now full."""
+        """Handle a message whose bytes have filled the buffer from ``room_for``."""
 
 
 class Channel:
@@ -93,10 +93,10 @@ class Channel:
         receiver: The object that handles the data arriving over this channel.
 
     Attributes:
-        unconsumed: The number of inline bytes that this rank sent and that the other rank has not
-            reported as consumed.
-        consumed: The number of inline bytes that receives of this rank matched since its last
-            report.
+        unconsumed: The number of inline bytes that this rank has sent, less the number that the
+            other rank has reported as consumed.
+        consumed: The number of inline bytes that receives of this rank have consumed since this
+            rank's last report to the other rank.
         peer_pid: The process id of the other rank if its memory can be read, otherwise 0.
         events: The epoll events for which the connection is registered.
     """
@@ -112,7 +112,7 @@ class Channel:
         self._filling = Header(0)
 
     def open(self, connection: socket.socket, greeting: bytes = b"") -> None:
-        """Use a connection; send the greeting, then the queued data.
+        """Use ``connection`` for this channel; send the greeting and then the queued data.
 
         Raises:
             ConnectionLostError: The other end has closed the connection.
@@ -143,7 +143,7 @@ class Channel:
         return bool(poll.poll(0))
 
     def check_silence(self) -> None:
-        """Raise an error if the channel leads to another host, and this host does not answer.
+        """Raise an error if the other rank is on another host that does not answer.
 
         Raises:
             ConnectionLostError: The other host does not answer.
@@ -162,13 +162,13 @@ class Channel:
         data: memoryview | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send a header and bytes, or queue them until the system accepts them.
+        """Send a header and bytes; queue the part that the kernel does not accept yet.
 
         Args:
             header: The header to send.
-            data: The bytes that follow the header. They must not change before ``on_sent`` is
-                called.
-            on_sent: A function to call when the system has accepted all bytes.
+            data: The bytes that follow the header. These bytes must not change before ``on_sent``
+                is called.
+            on_sent: A function to call when the kernel has accepted all bytes.
 
         Raises:
             ConnectionLostError: The other end has closed the connection.
@@ -188,7 +188,7 @@ class Channel:
             self._outgoing.append((view, on_sent if index == len(views) - 1 else None))
 
     def send_queued(self) -> None:
-        """Send as much of the queued data as the system accepts now.
+        """Send as much of the queued data as the kernel accepts now.
 
         Raises:
             ConnectionLostError: The other end has closed the connection.

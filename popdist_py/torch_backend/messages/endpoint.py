@@ -1,9 +1,10 @@
 """Addresses of the ranks of a group, and connections between the ranks.
 
-No rank waits for another rank here. Each rank publishes the name of an abstract Unix socket in the
-store. If a rank of the group is on another host, the rank also publishes a TCP address. On a Unix
-socket, the kernel tells each side the process and the user of the other side. Over TCP, both sides
-prove that they know two secrets: a secret from the store, and the job's secret.
+The functions of this module do not wait for other ranks. Each rank publishes the name of an
+abstract Unix socket in the group's store. If the ranks of the group are on several hosts, each rank
+also publishes a TCP address. On a Unix socket, the kernel tells each side the process and the user
+of the other side. Over TCP, both sides prove that they know two secrets: a secret from the store,
+and the job's secret.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from popdist_py.peers.silence import keep_alive
 __all__ = ["Endpoint", "Guest", "place_of_this_process"]
 
 _SECRET_BYTES = 16
-_CLAIM = struct.Struct("<IQ")  # the rank and the address of the probe
+_CLAIM = struct.Struct("<IQ")  # the caller's rank, and the address of its probe
 
 
 def place_of_this_process() -> str:
-    """Return an id that is equal in processes which can use the same Unix sockets, or ""."""
+    """Return an id that is equal in all processes that can reach the same Unix sockets.
+
+    The id is "" if it cannot be determined.
+    """
     place = join.place_of_this_process()
     try:
         return place and f"{place} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115
@@ -61,8 +65,8 @@ class Guest:
         rank: The rank of the other process.
         connection: The connection with the other process.
         pid: The process id of the other process; 0 on another host.
-        probe: The address of a number in the other process, used to test whether its memory can be
-            read.
+        probe: The address of a known number in the memory of the other process. This rank reads the
+            number to test whether it can read that memory.
     """
 
     rank: int
@@ -72,16 +76,18 @@ class Guest:
 
 
 class Endpoint:
-    """Listens for the other ranks and connects to them. No method waits for another rank.
+    """Accepts connections from the other ranks and connects to them, without waiting for any rank.
 
     Args:
         store: The store that torch made for this group.
         rank: The rank of this process.
         size: The number of ranks.
-        network: Interface or CIDR of the network between the hosts; None to choose one.
+        network: Interface or CIDR of the network between the hosts; None to choose a network
+            automatically.
 
     Attributes:
-        is_settled: Whether all ranks are known and this rank listens on every address it needs.
+        is_settled: Whether the addresses of all ranks are known and this rank listens on TCP if
+            necessary.
     """
 
     def __init__(self, store: Any, rank: int, size: int, network: str | None) -> None:
@@ -102,8 +108,8 @@ class Endpoint:
         self._calls: Calls[int] = Calls()
         self.is_settled = False
         self._cards: dict[int, _Card] = {}
-        # A forked child closes the sockets, because it would keep them open after this process has
-        # ended.
+        # A forked child closes these sockets. Otherwise the child would keep the sockets open after
+        # this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
         self._card = _Card(place_of_this_process(), socket.gethostname(), name, secret.hex())
@@ -111,13 +117,16 @@ class Endpoint:
 
     def use_store_beside_others(self) -> None:
         """Open a second connection to the store, because other threads may block the first."""
-        # If a store lacks ``clone``, the first connection is used.
+        # If the store cannot be cloned, this object continues to use the first connection.
         with suppress(AttributeError, NotImplementedError, RuntimeError):
             self._store = self._store.clone()
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """The descriptors that become readable when ``welcome`` or ``answers`` must be called."""
+        """Two descriptors to poll: the first for ``welcome``, and the second for ``answers``.
+
+        A descriptor becomes readable when its method must be called.
+        """
         return self._gate.fileno(), self._calls.fileno()
 
     @property
@@ -134,9 +143,9 @@ class Endpoint:
         return bool(card.place) and card.place == self._card.place
 
     def settle(self) -> None:
-        """Look up the other ranks.
+        """Look up the addresses of the other ranks in the store.
 
-        If all ranks are known and a rank is on another host, listen over TCP.
+        Once the addresses of all ranks are known, listen on TCP if a rank is on another host.
         """
         cards = [self._card_of(rank) for rank in range(self._size)]
         if self.is_settled or None in cards:
@@ -157,8 +166,8 @@ class Endpoint:
         """Return the address at which other hosts reach this host."""
         address = tcp_connect.own_address(self._network, hosts, os.environ.get("MASTER_ADDR"))
         if address is None and not self._network:
-            # On the host that MASTER_ADDR names, this name may resolve to the loopback address. So
-            # look for the address from which this host reaches another host.
+            # On the host that MASTER_ADDR names, this name may resolve to the loopback address. In
+            # this case, use the address from which this host reaches another host.
             others = sorted(hosts - {self._card.host})
             address = next(filter(None, map(tcp_connect.address_towards, others)), None)
         return address
@@ -171,12 +180,14 @@ class Endpoint:
     def connect(self, rank: int, probe: int) -> tuple[socket.socket, bytes] | None:
         """Return a connection to a rank of this host, and the bytes that must be sent first.
 
-        The result is None if the rank is not known yet, if its listen queue is full, or if the rank
-        is on another host. A connection to another host is returned later by ``answers``.
+        The result is None if the address of the rank is not known yet, if the rank's listen queue
+        is full, or if the rank is on another host. For a rank on another host, ``answers`` returns
+        the connection later.
 
         Args:
             rank: The rank of the other process.
-            probe: The address of a number in the memory of this process.
+            probe: The address of a known number in the memory of this process. The other rank reads
+                the number to test whether it can read this memory.
 
         Raises:
             OSError: The rank cannot be reached.
@@ -198,9 +209,9 @@ class Endpoint:
         return None
 
     def answers(self) -> list[tuple[int, socket.socket | None]]:
-        """Return the ranks of other hosts for which an attempt to connect has ended.
+        """Return each rank on another host to which an attempt to connect has ended.
 
-        Each rank is returned with its connection, or with None if the attempt has failed.
+        Each rank is in a pair with its connection, or with None if the attempt has failed.
         """
         answered = self._calls.serve()
         for _, connection in answered:
@@ -209,7 +220,7 @@ class Endpoint:
         return answered
 
     def welcome(self) -> list[Guest]:
-        """Return the ranks that have identified themselves; close all invalid connections."""
+        """Return the connected ranks that have identified themselves; close invalid connections."""
         guests = []
         with suppress(OSError):  # the process has reached its limit of open descriptors
             for each in self._gate.serve():
@@ -226,7 +237,7 @@ class Endpoint:
         """Stop listening. A second call does nothing.
 
         Args:
-            farewell: Bytes to send to processes of this host that have connected, but that
+            farewell: Bytes that are sent to processes of this host that have connected, but that
                 ``welcome`` has not returned yet.
         """
         if farewell:
@@ -237,19 +248,18 @@ class Endpoint:
     def _look_up(self, key: str) -> Any:
         try:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
-        except RuntimeError:  # the process that holds the store has ended
+        except RuntimeError:  # the process that serves the store has ended
             return None
 
 
 def _neighbour(card: _Card) -> socket.socket | None:
     """Return a connection to a rank of this host.
 
-    The result is None while the listen queue of that rank is full. This function does not wait for
-    a free place in the queue. The wait could be long, because any user of the host may fill the
-    queue with connections until the rank closes them.
+    The result is None while the listen queue of that rank is full. This function does not wait
+    until the queue has room, because any user of the host can keep the queue full for a long time.
 
     Raises:
-        OSError: The rank has ended. The name of its socket may belong to another user now.
+        OSError: The rank has ended, or another user now listens on the name of the rank's socket.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

@@ -1,4 +1,4 @@
-"""The mailbox, which finds the receive for each message.
+"""The mailbox, which matches each message with a receive.
 
 Messages with the same source and tag are received in the order in which they were sent. If several
 waiting messages match a receive, the receive gets the message that arrived first. If several
@@ -16,8 +16,9 @@ __all__ = ["Mailbox"]
 Message = TypeVar("Message")
 Receive = TypeVar("Receive")
 
-# The keys are pairs of source and tag. The source is None for a receive from any rank. Each entry
-# has a number that gives the order of arrival.
+# Each key is a pair of a source rank and a tag. The source rank is None for a receive from any
+# rank. Each entry of a queue contains a number that gives the order of arrival, and a message or
+# receive.
 _Queues = dict[tuple[int | None, int], deque[tuple[int, Message]]]
 
 
@@ -57,7 +58,7 @@ class Mailbox(Generic[Message, Receive]):
 
 
 def _first(queues: _Queues[Message], keys: list[tuple[int | None, int]]) -> Message | None:
-    """Remove and return the value that was added first to the queues of these keys."""
+    """Remove and return the oldest value in the queues of ``keys``; None if there is no value."""
     found = [(queues[key][0][0], key) for key in keys if key in queues]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""The errors of sends and receives that failed, with their texts."""
+"""The exceptions for failed sends and receives, with their error messages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["MessageErrors"]
 
 
 class MessageErrors:
-    """Makes the exceptions that this rank raises in sends, receives and waits.
+    """Makes the exceptions for failed sends, receives and waits of this rank.
 
     Args:
         rank: The rank of this process.
-        limits: The limits of all waits of the group, and the names of its ranks.
+        limits: The time limits for all waits of the group, and the names of its ranks.
     """
 
     def __init__(self, rank: int, limits: WaitLimits) -> None:
@@ -28,10 +28,11 @@ class MessageErrors:
         self._limits = limits
 
     def late(self, work: MessageWork, seconds: float) -> RankLostError:
-        """Return the error of a wait that reached its time-out.
+        """Return the error for a wait that reached its time-out.
 
-        The text differs from ``WaitLimits.late_error``, because one wait may have a time-out of its
-        own, and because the counterpart of a message is another call.
+        ``WaitLimits.late_error`` does not fit, because a wait for a message may have a time-out of
+        its own. In addition, a send waits for a receive of the other rank, and not for the same
+        call.
         """
         return RankLostError(
             f"{self._name()} has waited {seconds:g} s to {self._text(work)}: let the other rank "
@@ -39,7 +40,7 @@ class MessageErrors:
         )
 
     def silent(self, work: MessageWork, rank: int) -> PopdistError:
-        """Return the error of a work when the host of the other rank does not answer."""
+        """Return the error for a send or receive if the host of its other rank does not answer."""
         return as_torch_error(self._limits.host_error(rank, self._text(work), is_silent=True))
 
     def lost(self, work: MessageWork, rank: int, *, has_left: bool) -> RankLostError:
@@ -64,7 +65,7 @@ class MessageErrors:
         )
 
     def mismatch(self, work: MessageWork, source: int, to: int, theirs: str) -> MismatchError:
-        """Return the error for a message whose size or dtype differs from its receive.
+        """Return the error for a message whose size or dtype differs from that of its receive.
 
         Args:
             work: The send or the receive of this rank.
@@ -87,7 +88,7 @@ class MessageErrors:
         return f"{self._name()} could {self._text(work)}"
 
     def _text(self, work: MessageWork) -> str:
-        """Return a description of a send or receive that can follow the word "to"."""
+        """Return the description of a call, such as "send 4 x float32 with tag 0 to rank 1"."""
         peer = "any rank" if work.peer is None else self._name(work.peer)
         way = "to" if work.verb == "send" else "from"
         return f"{work.verb} {work.count} x {work.dtype} with tag {work.tag} {way} {peer}"

@@ -17,16 +17,16 @@ class Progress(Protocol):
     """An object that completes sends and receives (``dist.Work`` objects)."""
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
-        """Return once the work is complete; it fails after ``seconds``."""
+        """Return once the work is complete. After ``seconds``, make the work fail."""
 
     def look(self) -> None:
-        """Complete the works that can be completed without waiting."""
+        """Complete the sends and receives that can be completed without waiting."""
 
 
 class MessageWork(dist.Work):
     """A send or a receive that this rank started.
 
-    Only the object ``progress`` changes the state of the work.
+    Only the object ``progress`` changes the state of the send or receive.
 
     Args:
         progress: The object that completes the work.
@@ -78,13 +78,13 @@ class MessageWork(dist.Work):
         return self._contiguous.data_ptr()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark the work as complete, and copy received bytes to the tensor if necessary."""
+        """Mark the work as complete; copy received bytes to the tensor, unless they are in it."""
         if error is None and self.verb == "receive" and self._contiguous is not self._tensor:
             self._tensor.copy_(self._contiguous)
         self.error, self.is_done = error, True
 
     def tell(self) -> None:
-        """Complete the future if it exists; its callbacks may send and receive."""
+        """Complete the future of this work, if any; the future's callbacks may send and receive."""
         if self._future is not None and not self._future.done():
             if self.error is not None:
                 self._future.set_exception(self.error)  # type: ignore[arg-type]
@@ -96,15 +96,14 @@ class MessageWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return once the work is complete.
 
-        When the work is complete, the tensor of a send may be changed, and the tensor of a receive
-        is filled.
+        Once a send is complete, the program may change its tensor. Once a receive is complete, its
+        tensor contains the message.
 
         Args:
-            timeout: The time-out of this wait. If it is None or 0, the time-out of the group
-                applies.
+            timeout: The time-out of this wait; None or 0 means the time-out of the group.
 
         Raises:
-            MismatchError: The tensors of sender and receiver differ.
+            MismatchError: The tensors of sender and receiver differ in dtype or number of elements.
             RankLostError: The other rank has ended, or did not make the matching call in time.
             GroupClosedError: This rank has left the group.
         """
@@ -115,25 +114,25 @@ class MessageWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether the call is complete. If it is, ``wait`` returns at once."""
+        """Tell whether the send or receive is complete, so that ``wait`` would not block."""
         if not self.is_done:
             self._progress.look()
         return self.is_done
 
     def is_success(self) -> bool:
-        """Tell whether the call is complete without an error."""
+        """Tell whether the send or receive is complete without an error."""
         return self.is_completed() and self.error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error, if the call has failed."""
+        """Return the error of the send or receive; None if it has not failed."""
         return self.error
 
     def result(self) -> list[torch.Tensor]:
-        """Return the tensor, in a list."""
+        """Return a list that contains the tensor."""
         return [self._tensor]
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future for a list with the tensor."""
+        """Return a future whose value is a list that contains the tensor."""
         if self._future is None:
             self._future = torch.futures.Future()
         if self.is_done:

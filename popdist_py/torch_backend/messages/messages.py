@@ -1,9 +1,9 @@
 """Send and receive between any two ranks of a group, independent of its collectives.
 
-The bytes of a small message are sent right after its header (an inline message), and the receiver
-stores them until a receive matches the message. A large message is announced: only its header is
-sent, and its bytes stay in the sender's memory. The receiver reads the bytes directly from this
-memory if the system permits it. If not, the receiver requests the bytes.
+A small message is an inline message: its bytes are sent right after its header. The receiver stores
+the bytes until a receive matches the message. A large message is announced: only its header is
+sent, and its bytes stay in the sender's memory. If the kernel permits it, the receiver reads the
+bytes directly from the sender's memory. Otherwise the receiver asks the sender to send the bytes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["Messages"]
 
 Key = TypeVar("Key")
 
-# The bytes of a small message are sent right after its header, and wait at the receiver until a
-# receive matches them. At most this number of bytes of one sender may wait. If a message would
-# exceed the number, the sender sends only its header, and the receiver fetches the bytes later.
+# The bytes of a small message wait at the receiver until a receive matches the message. At most
+# this number of bytes from one sender may wait at a receiver. If a message would exceed this limit,
+# the sender sends only the header of the message, and the receiver fetches the bytes later.
 _MOST_UNCONSUMED_BYTES = 16 * 1024 * 1024
-# Each time that receives have matched this number of waiting bytes, the receiver tells the sender.
+# A receiver sends a report to a sender each time that receives have consumed this number of bytes.
 _CONSUMED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, eq=False)
 class _Message:
-    """A message that has arrived: its header, and its bytes or the channel to fetch them from."""
+    """The header of an arrived message, with its bytes or with the channel to fetch them from."""
 
     source: int
     header: Header
@@ -61,7 +61,7 @@ class Messages:
         rank: The rank of this process.
         size: The number of ranks.
         settings: The settings of the group.
-        limits: The limits of all waits of the group, and the names of its ranks.
+        limits: The time limits for all waits of the group, and the names of its ranks.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Messages:
         self._is_closed = False
         self._mailbox: Mailbox[_Message, MessageWork] = Mailbox()
         # The keys of ``_works`` are the sends and receives that are not complete. ``_complete``
-        # contains the complete sends and receives that still have to complete their futures.
+        # contains the complete sends and receives whose futures are not complete yet.
         self._works: dict[MessageWork, None] = {}
         self._complete: deque[MessageWork] = deque()
         self._numbers = count(1)
@@ -97,7 +97,7 @@ class Messages:
         Args:
             tensor: The tensor, which must not change before the work is complete.
             to: The rank of the receiver, which may be this rank.
-            tag: A number that is not negative.
+            tag: The tag of the message, which must not be negative.
 
         Raises:
             ValueError: The rank or the tag is out of range.
@@ -127,7 +127,7 @@ class Messages:
         return work
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
-        """Start receiving into a tensor.
+        """Start receiving a message into a tensor.
 
         Args:
             tensor: A tensor with the number of elements and the dtype of the message.
@@ -146,8 +146,8 @@ class Messages:
             if message is not None:
                 self._match(work, message)
                 return work
-            # Open a channel to each rank that may send the message. When such a rank ends, its
-            # channel closes, and the receive can then raise an error.
+            # Open a channel to each rank that may send the message. When one of these ranks ends,
+            # its channel closes, and the receive then fails instead of waiting for ever.
             for rank in range(self._size) if source is None else [source]:
                 if rank != self._rank and rank not in traffic.gone:
                     traffic.channel_to(rank)
@@ -161,7 +161,8 @@ class Messages:
         """Leave the group. Incomplete sends and receives fail.
 
         Args:
-            reason: The reason, for error texts; empty if the program itself destroys the group.
+            reason: Why this rank leaves, for error messages; empty if the program destroys the
+                group.
             seconds: The time limit for sending the last messages; -1 for the default.
         """
         with self._starting:
@@ -200,35 +201,38 @@ class Messages:
     # --- Calls of a work ----------------------------------------------------------------------
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
-        """Return once a work is complete.
+        """Return once a send or receive is complete.
 
-        The work fails after ``seconds``. If it is None, the group's time-out applies.
+        The send or receive fails after ``seconds``; None means the time-out of the group.
         """
         assert self._traffic is not None
 
         def limit() -> float:
-            # The spans of ``WaitLimits.seconds`` let the instances of a collective agree on the
-            # instance that is missing. A message has only one sender and one receiver.
+            # ``WaitLimits.seconds`` is not used, because its different limits are only for
+            # collectives, in which the instances must agree on the missing instance.
             return self._limits.hang_timeout if seconds is None else seconds
 
-        # An abort ends this wait through ``close``, which also fails the works that no thread waits
-        # for. Therefore ``WaitLimits.check_abort`` is not needed.
+        # This wait need not call ``WaitLimits.check_abort``. An abort of the group calls ``close``,
+        # which makes all incomplete sends and receives fail and so ends this wait.
         with activities.awaiting_background():
             self._traffic.wait(lambda: work.is_done, limit, lambda: self._give_up(work, limit()))
         self.tell()
 
     def look(self) -> None:
-        """Complete the works that can be completed without waiting."""
+        """Complete the sends and receives that can be completed without waiting."""
         if self._traffic is not None:
             self._traffic.look()
 
     def tell(self) -> None:
-        """Complete the futures of complete works; the caller must not hold the lock."""
+        """Complete the futures of complete sends and receives.
+
+        The caller must not hold the lock of ``Traffic``.
+        """
         assert self._traffic is not None
         while self._complete:
             try:
                 work = self._complete.popleft()
-            except IndexError:  # another thread has taken the last work
+            except IndexError:  # another thread has removed the last entry
                 break
             self._traffic.stir()
             work.tell()
@@ -246,7 +250,7 @@ class Messages:
     # --- Arriving messages --------------------------------------------------------------------
 
     def on_header(self, channel: Channel, header: Header, data: memoryview) -> None:
-        """Handle a header and the bytes of an inline message."""
+        """Handle a header that has arrived. For an inline message, ``data`` contains its bytes."""
         assert self._traffic is not None
         if header.kind in (Kind.INLINE, Kind.ANNOUNCED):
             self._deliver(_Message(channel.rank, header, bytes(data), channel))
@@ -266,12 +270,12 @@ class Messages:
             self._sent(header.number, self._errors.mismatch(work, self._rank, channel.rank, theirs))
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return the buffer for requested bytes.
+        """Return the buffer for the bytes of a message that this rank has requested.
 
-        If the receive has already failed, the buffer is not used afterwards.
+        If the receive has already failed, the buffer is a temporary one, and the bytes are lost.
 
         Raises:
-            ConnectionLostError: The bytes were not requested.
+            ConnectionLostError: This rank has not requested the bytes.
         """
         work = self._requested.get((channel.rank, header.number))
         if work is None:
@@ -283,7 +287,7 @@ class Messages:
         self._finish(self._requested.pop((channel.rank, header.number)))
 
     def on_lost(self, rank: int) -> None:
-        """Make all sends to a lost rank and all receives from this rank fail."""
+        """Make all sends to a lost rank and all receives from the lost rank fail."""
         for work in list(self._works):
             if work.peer == rank:
                 self._mailbox.withdraw(work, rank, work.tag)
@@ -292,7 +296,8 @@ class Messages:
                 self._fail_if_nobody_can_send(work)
 
         self._announced = _unfinished(self._announced)
-        # Other ranks may still send requested bytes for receives that have already failed.
+        # Entries of other ranks stay even if their receives have failed, because these ranks may
+        # still send the requested bytes.
         self._requested = {key: work for key, work in self._requested.items() if key[0] != rank}
 
     def _sent(self, number: int, error: BaseException | None = None) -> None:
@@ -305,7 +310,7 @@ class Messages:
             self._match(work, message)
 
     def _match(self, work: MessageWork, message: _Message) -> None:
-        """Copy a message to the array that waits for it, or begin to read or request the bytes."""
+        """Copy a message to the tensor of its receive, or begin to read or request its bytes."""
         assert self._traffic is not None
         header, channel, work.peer = message.header, message.channel, message.source
         is_inline = header.kind == Kind.INLINE
@@ -328,7 +333,7 @@ class Messages:
     def _read(self, work: MessageWork, channel: Channel, header: Header) -> None:
         """Read an announced message from its sender's memory.
 
-        The caller must not hold the lock of the traffic.
+        The caller must not hold the lock of ``Traffic``.
         """
         assert self._traffic is not None
         assert self._memory is not None
@@ -339,10 +344,10 @@ class Messages:
             try:
                 self._memory.read_bytes(channel.peer_pid, header.address, work.address, header.size)
             except ProcessLookupError:
-                return  # the sender has ended, and the closed channel will fail the receive
+                return  # the sender has ended; its closed channel makes the receive fail
             except OSError:
                 is_permitted = False
-        # If the sender has left, the address may contain other data than the message.
+        # If the sender has left the group, its memory at the address may contain other data.
         if channel.has_ended:
             return
         with self._traffic.lock:
@@ -375,7 +380,7 @@ class Messages:
     # --- Errors -------------------------------------------------------------------------------
 
     def _fail_if_nobody_can_send(self, work: MessageWork) -> None:
-        """Fail a receive from any rank, if some rank was lost or if all other ranks have left."""
+        """Make a receive from any rank fail if a rank was lost or if all other ranks have left."""
         assert self._traffic is not None
         gone = self._traffic.gone
         lost = sorted(gone - self._traffic.leaving)
@@ -395,5 +400,5 @@ def _unfinished(works: dict[Key, MessageWork]) -> dict[Key, MessageWork]:
 
 
 def _name(header: Header) -> str:
-    """Return the name of the dtype in a header."""
+    """Return the name of the dtype that a header contains."""
     return header.dtype.rstrip(b"\0").decode(errors="replace")

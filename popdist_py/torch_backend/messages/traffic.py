@@ -1,8 +1,9 @@
-"""The traffic of one rank, with one loop that sends and receives for all its channels.
+"""The loop that sends and receives the data of all channels of one rank.
 
-A thread that waits for a message sends and receives for all channels while it waits. So it does not
-depend on another thread. While no thread waits, a background thread sends and receives. When a rank
-ends, its connections close. When the host of a rank goes down, nothing more arrives from this rank.
+A thread that waits for a message sends and receives for all channels while it waits. So the wait
+does not depend on another thread. While no thread waits, a background thread sends and receives.
+When a rank ends, the kernel closes its connections. When a host goes down, the connections to its
+ranks stay open, but data no longer arrives over them.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from popdist_py.torch_backend.messages.endpoint import Endpoint, Guest
 
 __all__ = ["Post", "Traffic"]
 
-# The background thread handles traffic only if the last wait ended at least this long ago. So the
-# background thread does not compete with a wait that follows soon.
+# The background thread sends and receives only if the last wait ended at least this long ago. So
+# the background thread does not compete with a new wait that begins shortly after the last wait.
 _LINGER_SECONDS = 0.002
-# The interval, in seconds, between two searches for ranks that have not joined yet, and the longest
-# time, in seconds, for which a thread waits for events.
+# _LOOK_SECONDS is the interval between two searches for ranks that have not joined yet.
+# _SLEEP_SECONDS is the longest time for which a thread waits for events.
 _LOOK_SECONDS, _SLEEP_SECONDS = 0.02, 1.0
-# The interval between two checks whether the other hosts still answer.
+# The interval, in seconds, between two checks whether the other hosts still answer.
 _SILENCE_CHECK_SECONDS = 1.0
-# When this rank leaves, the time limit for sending the last messages, and the time limit for the
-# end of waiting threads.
+# When this rank leaves the group, it sends its last messages for at most this number of seconds.
+# Afterwards, threads that wait for messages have the same number of seconds to end their waits.
 _FLUSH_SECONDS = 5.0
 
 
@@ -46,23 +47,28 @@ class Post(Receiver, Protocol):
         """Handle the loss of a rank."""
 
     def tell(self) -> None:
-        """Complete futures after data was handled. The caller must not hold the lock."""
+        """Complete the futures of complete sends and receives.
+
+        The caller must not hold the lock of ``Traffic``.
+        """
 
 
 class Traffic:
-    """Sends and receives headers and bytes between this rank and other ranks.
+    """Exchanges headers and bytes between this rank and the other ranks.
 
     Args:
         endpoint: The endpoint that makes connections with other ranks.
-        post: The object that handles arriving data. Its methods are called with the lock held.
-        memory: The object that reads the memory of other processes; None if this is disabled.
+        post: The object that handles arriving data. The lock is held during calls of its methods,
+            except ``tell``.
+        memory: The object that reads the memory of other processes; None if such reads are
+            disabled.
 
     Attributes:
         lock: Protects the state of this object and of ``post``.
         gone: The ranks that cannot be reached any more.
-        leaving: The ranks that have left the group in order.
-        silent: The ranks that are gone because their host does not answer.
-        is_closed: Whether this rank has left.
+        leaving: The ranks that have left the group normally.
+        silent: The ranks that cannot be reached because their host does not answer.
+        is_closed: Whether this rank has left the group.
     """
 
     def __init__(self, endpoint: Endpoint, post: Post, memory: PeerMemory | None) -> None:
@@ -72,7 +78,7 @@ class Traffic:
         self.silent: set[int] = set()
         self.is_closed = False
         self._endpoint, self._post, self._memory = endpoint, post, memory
-        # Only one thread at a time reads the memory of other processes.
+        # This lock ensures that only one thread at a time reads the memory of other processes.
         self.reading = threading.Lock()
         self._changed = threading.Condition(self.lock)
         self._outward: dict[int, Channel] = {}
@@ -95,7 +101,7 @@ class Traffic:
         os.register_at_fork(after_in_child=lambda: _close_sockets(reference))
 
     def start(self) -> None:
-        """Start the background thread. ``post`` must be initialised before."""
+        """Start the background thread. ``post`` must be fully initialised before this call."""
         self._thread.start()
 
     # --- Sending ------------------------------------------------------------------------------
@@ -115,7 +121,7 @@ class Traffic:
         data: memoryview | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Call ``Channel.send``, unless the rank is gone."""
+        """Call ``Channel.send``, unless the rank of the channel cannot be reached any more."""
         if channel.rank not in self.gone:
             try:
                 channel.send(header, data, on_sent)
@@ -124,12 +130,12 @@ class Traffic:
                 self._lose(channel.rank, is_silent=error.is_silent)
 
     def later(self, job: Callable[[], None]) -> None:
-        """Let the thread that handles the traffic call ``job`` while it does not hold the lock."""
+        """Let the thread that handles the traffic call ``job`` later, without holding the lock."""
         self._jobs.append(job)
         os.eventfd_write(self._wake, 1)
 
     def stir(self) -> None:
-        """Wake the thread that handles the traffic, so that it checks whether its wait is over."""
+        """Wake the thread that handles the traffic; the thread checks whether its wait is over."""
         if self._one_moves:
             os.eventfd_write(self._wake, 1)
 
@@ -138,13 +144,13 @@ class Traffic:
     def wait(
         self, is_done: Callable[[], bool], limit: Callable[[], float], give_up: Callable[[], None]
     ) -> None:
-        """Handle traffic until a wait is done.
+        """Send and receive for all channels until ``is_done`` returns True.
 
         Args:
-            is_done: A function that tells whether the wait is done.
-            limit: A function that returns the longest time to wait, in seconds. The time may change
-                while the wait lasts.
-            give_up: A function that is called after this time; it must end the wait.
+            is_done: A function that tells whether the wait is over.
+            limit: A function that returns the time limit of the wait in seconds. The limit may
+                change during the wait.
+            give_up: A function to call at the time limit. Afterwards, ``is_done`` must return True.
         """
         wait = WaitTime()
         with self.lock:
@@ -163,7 +169,7 @@ class Traffic:
                 self._waited_at = time.monotonic()
 
     def look(self) -> None:
-        """Handle the traffic that can be handled without waiting."""
+        """Send and receive for all channels, without waiting for events."""
         with self.lock:
             if self.is_closed or self._one_moves:
                 return
@@ -184,7 +190,8 @@ class Traffic:
             self._one_moves = False
             if self._waiters > 1:
                 self._changed.notify_all()
-        # The lock is released because a callback may itself wait for a message.
+        # The lock is released before jobs and callbacks run, because a callback may itself wait for
+        # a message.
         self.lock.release()
         try:
             self._do_jobs()
@@ -219,7 +226,7 @@ class Traffic:
         while self._jobs:
             try:
                 job = self._jobs.popleft()
-            except IndexError:  # another thread has taken the last job
+            except IndexError:  # another thread has removed the last job
                 break
             job()
         self._post.tell()
@@ -246,7 +253,7 @@ class Traffic:
         """Treat ranks as lost if their hosts do not answer."""
         self._heard_at = time.monotonic()
         for channel in list(self._channels.values()):
-            if channel.rank in self.gone:  # its other channel has just been found silent
+            if channel.rank in self.gone:  # the rank's other channel failed the check
                 continue
             try:
                 channel.check_silence()
@@ -300,14 +307,14 @@ class Traffic:
 
     def _miss(self, rank: int) -> None:
         """Record that a rank cannot be reached."""
-        # The rank may have left or ended before this rank connected. As this rank cannot tell
-        # which, it records that the other rank has left.
+        # The other rank may have left the group normally, or its process may have ended. This rank
+        # cannot distinguish the two cases, and records that the other rank has left.
         if rank not in self.gone:
             self.leaving.add(rank)
         self._lose(rank)
 
     def _take_answers(self) -> None:
-        """Open the channels to ranks of other hosts that have answered."""
+        """Open the channels to the ranks on other hosts that have accepted a connection."""
         for rank, connection in self._endpoint.answers():
             channel = self._outward.get(rank)
             if connection is None:
@@ -318,7 +325,7 @@ class Traffic:
                 self._open(channel, connection)
 
     def _welcome(self) -> None:
-        """Open the channels from ranks that have connected to this rank."""
+        """Open a channel for each rank that has connected to this rank."""
         for guest in self._endpoint.welcome():
             if guest.rank in self._inward:
                 guest.connection.close()
@@ -335,7 +342,7 @@ class Traffic:
             return self._memory.works_with(guest.pid, guest.probe)
 
     def _lose(self, rank: int, *, is_silent: bool = False) -> None:
-        """Handle the data that a rank sent before its end, and record that the rank is gone."""
+        """Handle the last data that a lost rank has sent, and add the rank to ``gone``."""
         channels = [known[rank] for known in (self._outward, self._inward) if rank in known]
         if rank in self.gone and not channels:
             return
@@ -407,7 +414,10 @@ class Traffic:
 
 
 def _close_sockets(reference: weakref.ref[Traffic]) -> None:
-    """Close the connections in a forked child, which would keep them open after its parent ends."""
+    """Close the connections in a forked child.
+
+    Otherwise the child would keep the connections open after its parent process has ended.
+    """
     traffic = reference()
     if traffic is not None:
         traffic.close_sockets()
