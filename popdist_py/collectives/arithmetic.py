@@ -1,8 +1,8 @@
 """Element-wise reduction of arrays, in one fixed order.
 
-This module applies NumPy to the caller's memory and does not communicate. float16 and bfloat16
-are added up in float32. NumPy lacks bfloat16, so an array of the dtype ``BFLOAT16`` holds the bits
-of bfloat16 numbers.
+This module calls NumPy functions on the caller's arrays and does not communicate. Values of float16
+and bfloat16 are accumulated in float32. NumPy lacks bfloat16, so an array of the dtype ``BFLOAT16``
+holds the bits of bfloat16 numbers.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FUNCTIONS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 _OF_BITS = frozenset({"band", "bor", "bxor"})
-# Arrays are reduced in chunks of this size, so that the chunks that are combined stay in the
-# second-level cache of the CPU.
+# Arrays are reduced in chunks of this size, so that a chunk of each operand fits in the CPU's
+# second-level cache.
 CHUNK_BYTES = 256 * 1024
 
 
 @cache  # NumPy takes longer to format the name of a dtype than to reduce one number
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of an element type as PyTorch and NumPy users know it."""
+    """Return a dtype's name as PyTorch and NumPy users know it, such as "bfloat16"."""
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
 
 
@@ -64,7 +64,7 @@ def check_dtype(op: AnyReduceOp, dtype: np.dtype[Any]) -> None:
         raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
     if op in _OF_BITS and dtype.kind not in "biu":
         raise TypeError(f"op={op!r} of {dtype_name(dtype)}: expected booleans or integers")
-    # The mean would be stored in an array of integers or booleans, which cannot hold a fraction.
+    # The mean may be a fraction, which an array of integers or booleans cannot hold.
     if op == "mean" and dtype.kind in "biu":
         raise TypeError(
             f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
@@ -95,7 +95,7 @@ class Reduction:
         self._scratch: tuple[Array, ...] = ()
 
     def widen(self, source: Array, out: Array) -> Array:
-        """Return ``source`` as ``accumulate_dtype``; if it is converted, the copy is in ``out``."""
+        """Return ``source`` as ``accumulate_dtype``. 16-bit floats are converted into ``out``."""
         if not self.is_half:
             return source
         if self.dtype == BFLOAT16:
@@ -107,23 +107,23 @@ class Reduction:
         return out
 
     def narrow(self, value: Array, out: Array) -> None:
-        """Store ``value`` in ``out``, rounded to nearest even."""
+        """Store ``value`` in ``out``, rounded to its dtype; ties are rounded to even."""
         if self.dtype == BFLOAT16:
             np.copyto(out.view(np.uint16), _bfloat16_bits(value))
         elif value is not out:
             np.copyto(out, value, casting="same_kind")
 
     def finalize(self, value: Array) -> None:
-        """If the operation is ``mean``, divide the sum over all instances in place."""
+        """Divide ``value`` in place by the number of instances if the operation is ``mean``."""
         if self.divisor is not None:
             np.divide(value, self.divisor, out=value)
 
     def accumulate(self, sources: Iterable[Array], out: Array) -> None:
-        """Reduce ``sources`` in order into ``out``.
+        """Reduce ``sources`` into ``out``, from the first to the last.
 
-        ``out`` has the dtype ``accumulate_dtype`` and may be one of the first two sources. The next
-        source is taken from the iterator only after the previous source was added, so all sources
-        but the first may use the same memory.
+        ``out`` has the dtype ``accumulate_dtype`` and may be one of the first two sources. Each
+        source is added before the next is taken from the iterator. So all sources except the first
+        may use the same memory.
         """
         remaining, scratch = iter(sources), self._scratch_arrays(out.size)[1]
         total = next(remaining)
@@ -135,7 +135,7 @@ class Reduction:
             np.copyto(out, total)
 
     def __call__(self, sources: Sequence[Array], out: Array) -> None:
-        """Reduce flat ``sources`` in order into ``out``, which may be one of the sources."""
+        """Reduce flat ``sources``, first to last, into ``out``, which may be one of them."""
         is_later_source = any(np.may_share_memory(out, source) for source in sources[1:])
         reduce = self._reduce_apart if is_later_source else self.reduce_chunk
         for start in range(0, out.size, self.chunk_size):
@@ -143,7 +143,7 @@ class Reduction:
             reduce([source[part] for source in sources], out[part])
 
     def reduce_chunk(self, sources: Iterable[Array], out: Array) -> None:
-        """Reduce sources of at most one chunk into ``out``, as ``accumulate`` does."""
+        """Reduce arrays of at most ``chunk_size`` elements into ``out``, first to last."""
         if self.is_half:
             self._reduce_apart(sources, out)
             return
@@ -157,7 +157,7 @@ class Reduction:
             self.finalize(out)
 
     def _reduce_apart(self, sources: Iterable[Array], out: Array) -> None:
-        """Reduce sources of at most one chunk in scratch memory; copy the result to ``out``."""
+        """Reduce arrays of at most one chunk in scratch memory, and copy the result to ``out``."""
         total = self._scratch_arrays(out.size)[0]
         self.accumulate(sources, total)
         self.finalize(total)
@@ -173,7 +173,7 @@ class Reduction:
 
 
 def _bfloat16_bits(value: Array) -> Array:
-    """Return float32 values as the bits of bfloat16, rounded to nearest even.
+    """Round float32 values to bfloat16 (ties to even), and return the bits as uint16.
 
     A NaN becomes a quiet NaN.
     """

@@ -1,11 +1,12 @@
 """The background thread that makes collective calls in the order of submission.
 
-A direct call is a call that runs in the thread of the program. A direct call first waits for all
-calls of the background thread, because all instances must communicate in the same order.
+A direct call is a collective call that runs in the program's own thread. A direct call first waits
+until the background thread has made all submitted calls. Otherwise, the instances might communicate
+in different orders.
 
-Every call of a communicator passes through this module first, so this module also refuses the calls
-of a forked child process. The child shares its parent's memory and connections, so the other
-instances would mistake a call of the child for the parent's next call.
+Every collective call first calls this module. So this module can also refuse the calls of a forked
+child process. A forked child shares its parent's memory and connections, so the other instances
+would mistake a call of the child for the parent's next call.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Handle(Generic[T]):
         self._done.set()
 
     def is_completed(self) -> bool:
-        """Tell whether the call is complete, so that ``wait`` returns at once."""
+        """Tell whether the call is complete; if it is, ``wait`` returns at once."""
         return self._done.is_set()
 
     def wait(self) -> T:
-        """Return the result of the collective once it is complete.
+        """Wait until the collective call is complete, and return its result.
 
         Raises:
-            PopdistError: The collective raised this error.
+            PopdistError: The collective call failed with this error.
             ForkedProcessError: This process was forked after the call was submitted. The call is
                 made only in the parent process.
         """
@@ -76,7 +77,8 @@ class Background:
     """Runs functions one after the other in one thread, which starts on first use.
 
     Args:
-        is_alone: Whether this is the only instance, so that a forked child may make calls.
+        is_alone: Whether the communicator has only this instance. If a communicator has only one
+            instance, forked children may make calls too.
     """
 
     def __init__(self, *, is_alone: bool = False) -> None:
@@ -100,7 +102,7 @@ class Background:
 
     @property
     def is_refusing(self) -> bool:
-        """Whether ``refuse`` was called."""
+        """Whether ``refuse`` was called, so that later calls raise an error."""
         return self._refusal is not None
 
     def check_process(self) -> None:
@@ -113,9 +115,9 @@ class Background:
             raise _forked_error(self._pid)
 
     def submit(self, function: Callable[[], T], call: str = "") -> Handle[T]:
-        """Call ``function`` after all functions submitted before.
+        """Let the background thread call ``function`` after all functions submitted before.
 
-        ``call`` names the collective that the function makes; it is empty for other functions.
+        ``call`` is the name of the collective call that the function makes, or empty.
 
         Raises:
             ForkedProcessError: This process was forked from the instance.
@@ -152,14 +154,14 @@ class Background:
             self.last = None
 
     def refuse(self, error: Exception) -> None:
-        """Let all later calls, in every thread, raise ``error``."""
+        """Make all later collective calls raise ``error``, in every thread."""
         self._refusal = error
-        # Calls in the thread of the program call ``drain()``, which raises the error. They call
-        # ``drain()`` only if ``last`` is not None.
+        # Direct calls call ``drain()`` only if ``last`` is not None. This unused handle makes
+        # direct calls run ``drain()``, which raises the error.
         self.last = Handle(lambda: None)
 
     def end(self) -> None:
-        """End the thread, once all submitted functions have run."""
+        """Let the background thread end after all submitted functions have run."""
         thread, self._thread = self._thread, None
         if thread is not None and not self._is_forked:
             self._queue.put(None)
@@ -169,8 +171,8 @@ class Background:
         self._begin()
         if not self._is_alone:
             self._is_forked = True
-            # Calls in the thread of the program call ``drain()``, which raises an error in a forked
-            # process. They call ``drain()`` only if ``last`` is not None.
+            # Direct calls call ``drain()`` only if ``last`` is not None. This unused handle makes
+            # direct calls run ``drain()``, which raises an error in a forked process.
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:

@@ -1,8 +1,9 @@
 """Rounds: exchanges of arrays between hosts, with or without compression.
 
-On every host one instance, the owner of a slice, exchanges the slice with the owners on the other
-hosts. A compression describes each exchange as a ``Round``, and a mesh sends the data of the round.
-``exact_round`` reduces an array without compression. This module does not send data.
+Each slice of an array has one owner on every host, an instance that exchanges the slice with the
+owners on the other hosts. A ``Compression`` describes each exchange as a ``Round``, and a ``Mesh``
+carries it out. ``exact_round`` makes the round of an all-reduce without compression. This module
+does not send data.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Compression", "Round", "exact_round", "reduce_in_order", "segments"]
 
-# Up to this size every rank sends its whole array to every other rank. Larger arrays are divided
-# into segments, which reduces the bytes sent but needs a second exchange for the results.
+# Every rank sends its whole array to every other rank if (ranks - 2) * bytes is at most this
+# number. Larger arrays are divided into segments. Segments reduce the number of bytes sent, but the
+# results need a second exchange.
 _MAX_UNSEGMENTED_BYTES: Final = 32 * 1024
 
 
@@ -29,14 +31,14 @@ class Round:
     """One exchange of arrays between all ranks, and the reduction of the received arrays.
 
     Attributes:
-        outgoing: The flat array for each rank, including this one. All arrays sent to one rank have
-            the same size and dtype. The caller must not change these arrays before the round is
-            done.
-        combine: The function that is called once with the arrays that all ranks sent to this rank,
-            in order of rank. The function writes this rank's result, and must not write to other
-            arrays of ``outgoing`` or ``results``.
-        results: The array for the result of each rank, including this one. ``results`` is empty if
-            the ranks do not send their results.
+        outgoing: The flat array to send to each rank. The array for this rank is not sent. All
+            arrays sent to one rank have the same size and dtype. The caller must not change these
+            arrays before the round is done.
+        combine: A function that reduces the arrays sent to this rank. ``combine`` is called once,
+            with one array from each rank, in order of rank. ``combine`` writes this rank's result.
+            ``combine`` must not write to the arrays for other ranks in ``outgoing`` or ``results``.
+        results: For each rank, including this one, the array that receives the rank's result.
+            ``results`` is empty if the ranks do not send their results.
     """
 
     outgoing: Sequence[_Array]
@@ -70,7 +72,7 @@ def exact_round(array: _Array, function: np.ufunc, rank: int, size: int) -> Roun
 def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -> None:
     """Reduce ``values`` in order of rank into ``out``, which may be one of ``values``.
 
-    The elements of ``values`` from other ranks may be overwritten.
+    The arrays in ``values`` that came from other ranks may be overwritten.
     """
     # The running total may overwrite only the first two values, because the others are read later.
     total = out if out is values[0] or out is values[1] else values[0]
@@ -84,8 +86,8 @@ def reduce_in_order(values: Sequence[_Array], function: np.ufunc, out: _Array) -
 class Compression(Protocol):
     """The compression of one array that hosts exchange.
 
-    The object keeps the compression error, which it adds in the next call. All hosts make the same
-    calls, so that they start the same rounds.
+    A Compression object stores the compression error of one call and adds it to the data of the
+    next call. All hosts make the same calls, so that they start the same rounds.
     """
 
     @property
@@ -98,7 +100,7 @@ class Compression(Protocol):
         The parts of all owners together cover the array.
 
         Args:
-            owner: Position of the owner on its host.
+            owner: Position of the owner among the instances of its host.
             num_owners: Number of owners on each host.
         """
 
@@ -109,7 +111,7 @@ class Compression(Protocol):
 
         Args:
             part: The part of the array.
-            total: The sum of this host as a flat array of float32. When the iterator ends,
+            total: The sum of this host's arrays, as a flat float32 array. When the iterator ends,
                 ``total`` holds the sum over all hosts.
             rank: Rank of this host.
             num_hosts: Number of hosts, at least 2.

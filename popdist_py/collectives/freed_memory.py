@@ -1,6 +1,6 @@
-"""Settings of glibc's malloc: freed memory is kept for reuse in training, but not in compiling.
+"""glibc malloc settings that keep freed memory for reuse in training, but not in compilation.
 
-By default, glibc returns large blocks of freed memory to the system at once. In this case, a
+By default, glibc returns large blocks of freed memory to the system at once. With this default, a
 training step that frees and allocates 100 MB of gradients spends more time on page faults than on
 the reduction of the gradients.
 
@@ -22,10 +22,11 @@ __all__ = [
     "keep_freed_memory",
 ]
 
-# The parameter numbers of mallopt(3) are part of glibc's interface.
+# These parameter numbers of mallopt(3) are fixed by glibc's interface.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _MOST_KEPT_BYTES = (1 << 31) - 1  # mallopt accepts a C int.
-# The initial settings of glibc. By default glibc raises the mmap threshold up to 32 MiB by itself.
+# glibc starts with these settings. By default, glibc later raises the mmap threshold itself, up to
+# 32 MiB.
 _USUAL_THRESHOLD, _USUAL_MMAP_MAX = 128 << 10, 65536
 
 
@@ -41,9 +42,9 @@ def keep_freed_memory() -> bool:
 def give_back_freed_memory() -> bool:
     """Let glibc free large blocks to the system at once; return whether glibc accepted the setting.
 
-    Training steps cannot reuse the blocks that compiling a model frees, because the sizes differ.
-    If glibc kept these blocks, the job would need more memory. A call of ``keep_freed_memory()``
-    undoes the effect of this function.
+    The compilation of a model frees blocks that training steps cannot reuse, because the sizes
+    differ. If glibc kept the blocks that compilation frees, the job would need more memory.
+    ``keep_freed_memory()`` undoes the effect of this function.
     """
     return _set(
         {
@@ -55,16 +56,17 @@ def give_back_freed_memory() -> bool:
 
 
 def give_back_kept_memory() -> None:
-    """Give the freed memory that glibc keeps back to the system. The settings do not change."""
+    """Make glibc return its freed memory to the system now. The settings do not change."""
     if _mallopt() is not None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
 def freed_memory_given_back() -> Iterator[None]:
-    """Return freed memory to the system during the ``with`` block, and later keep it.
+    """Let glibc return freed memory to the system in the ``with`` block, and keep it afterwards.
 
-    Freed memory is also kept after an error, because another model may already be training.
+    If the block raises an error, glibc keeps freed memory too, because another model may be
+    training.
     """
     give_back_freed_memory()
     try:

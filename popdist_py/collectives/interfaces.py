@@ -20,7 +20,7 @@ AnyReduceOp = Literal[ReduceOp, "band", "bor", "bxor"]
 
 
 class HostMemory(Protocol):
-    """Memory that all instances of a job on one host share.
+    """The shared memory of all instances, for a job that runs on a single host.
 
     All instances must make every call, except ``own_slice``, which does not communicate.
     """
@@ -29,16 +29,16 @@ class HostMemory(Protocol):
         """Return a zeroed buffer in memory that all instances share."""
 
     def own_slice(self, size: int) -> slice:
-        """Return the slice of ``size`` elements that this instance reduces.
+        """Return this instance's slice of an array with ``size`` elements.
 
-        The slices of all instances cover all elements.
+        Each instance reduces its own slice. The slices of all instances together cover the array.
         """
 
     def reduce_slice(self, array: np.ndarray[Any, Any], name: str = "") -> None:
-        """Sum ``array`` over all instances, and store only ``own_slice`` of the sum.
+        """Sum ``array`` over all instances, and store only this instance's slice of the sum.
 
         This is a reduce-scatter in place. Elements outside ``own_slice`` are not changed. Other
-        instances may read those elements until the next collective call.
+        instances may read the elements outside ``own_slice`` until the next collective call.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -57,34 +57,35 @@ class HostLinks(Protocol):
     ) -> None:
         """Start to sum ``array`` over all instances, in place. This is a collective call.
 
-        Within a host, the arrays are added up as in ``all_reduce``. Between hosts,
-        ``compression`` determines the data that is sent. All instances get bit-identical values.
-        The caller must not read or change ``array`` before ``finish_compressed`` returns.
+        Within a host, the arrays are added up as in ``all_reduce``. Between hosts, the instances
+        send data that ``compression`` has compressed. All instances get bit-identical results. The
+        caller must not read or change ``array`` before ``finish_compressed`` returns.
 
         Args:
             array: A flat array of float16 or float32, in memory made by ``gradient_buffer``.
-            compression: The compression of this array. Every instance passes its own object; the
-                ``name`` of all these objects is the same.
-            name: The user's name of the call, for messages.
+            compression: The object that compresses this array. Every instance passes its own
+                compression object, and all of these objects have the same ``name``.
+            name: A name that the user gave the call; error messages contain it.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
         """
 
     def finish_compressed(self) -> None:
-        """Wait until the oldest unfinished array holds its sum. This is a collective call.
+        """Wait until the oldest unfinished compressed sum is complete. This is a collective call.
 
-        Arrays finish in the order of their ``start_compressed`` calls. To keep the network busy,
-        start the next array before this call.
+        Sums finish in the order of their ``start_compressed`` calls. To keep the network busy, call
+        ``start_compressed`` for the next array before ``finish_compressed``.
         """
 
 
 class Communicator(Protocol):
     """The collective calls of a set of instances. All instances of the set must make every call.
 
-    Arrays are C-contiguous. ``name`` is the user's name of a call, for messages. Every call but
-    ``close`` raises CollectiveMismatchError if the instances make different calls, and
-    InstanceLostError if an instance has ended or does not make the call in time.
+    Arrays are C-contiguous. The argument ``name`` is a name that the user gave the call; error
+    messages contain it. Every method except ``close`` raises CollectiveMismatchError if the
+    instances make different calls. If an instance has ended or does not make the call in time,
+    these methods raise InstanceLostError.
     """
 
     background: Background
@@ -97,7 +98,7 @@ class Communicator(Protocol):
     def instances(self) -> Sequence[int]:
         """The indices of this communicator's instances in the job.
 
-        Every ``root`` must be one of these indices.
+        The argument ``root`` of a method must be one of these indices.
         """
 
     @property
@@ -110,36 +111,40 @@ class Communicator(Protocol):
 
     @property
     def host_memory(self) -> HostMemory | None:
-        """Memory that all instances share; None with one instance, or if ``spans_hosts``."""
+        """The memory that all instances share; None for one instance or if ``spans_hosts``."""
 
     @property
     def host_links(self) -> HostLinks | None:
-        """The connections between several hosts. None with one host, or without shared memory."""
+        """The connections between hosts; None with a single host, or without shared memory."""
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` element by element over all instances, in place.
 
-        All instances get bit-identical values. float16 and bfloat16 are added up in float32.
+        All instances get bit-identical results. Values of float16 and bfloat16 are accumulated in
+        float32.
         """
 
     def reduce_scatter(
         self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
     ) -> np.ndarray[Any, Any]:
-        """Return this instance's block of the first dimension of the reduced ``array``.
+        """Reduce ``array`` over all instances, and return this instance's block of the result.
+
+        The first dimension of the result is divided into one block for each instance.
 
         Args:
             array: The array to reduce, which is not changed. The size of its first dimension is a
                 multiple of the number of instances.
             op: The operation.
-            name: The user's name of the call.
+            name: A name that the user gave the call.
         """
 
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
-        """Write the sum of all rows of all instances to ``leaves[0]``; other rows are undefined.
+        """Sum the rows of ``leaves`` over all instances, and store the sum in ``leaves[0]``.
 
         Row r of instance i belongs to global replica i * L + r, where L is the number of local
-        replicas. The rows are added in the order of one fixed binary tree over the replicas, so the
-        bits of the sum do not depend on the number of instances.
+        replicas. The rows are added in the order of one fixed binary tree over the replicas. So the
+        bits of the sum do not depend on the number of instances. All rows except ``leaves[0]`` are
+        undefined after the call.
 
         Args:
             leaves: An array of the shape [local replicas, elements], in memory made by
@@ -149,8 +154,8 @@ class Communicator(Protocol):
     def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return zeroed memory; arrays in this memory are reduced fastest.
 
-        The instances of a host share this memory. All instances pass the same size. The memory is
-        freed once no array uses it.
+        The instances of a host share this memory. All instances pass the same ``num_bytes``. The
+        memory is freed once no array uses it.
         """
 
     def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
@@ -174,28 +179,27 @@ class Communicator(Protocol):
         """Return the picklable ``value`` of instance ``root``."""
 
     def barrier(self) -> None:
-        """Return once every instance has called this."""
+        """Return once every instance has called ``barrier``."""
 
     def agree(self, signature: Signature) -> None:
-        """Compare ``signature`` with the other instances; return once all have passed the same."""
+        """Check that all instances pass an equal ``signature``; return once all have passed it."""
 
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
-        """Leave the group if ``error`` came in the middle of a call; later calls raise an error.
+        """Leave the group if ``error`` interrupted a collective call; later calls raise an error.
 
-        Every collective call of this protocol leaves the group in this case. If a function makes
-        several collective calls, it passes an error that comes between two of the calls to this
-        method.
+        The collective calls of this protocol call this method themselves. A function that makes
+        several collective calls also calls this method, for errors between two of its calls.
         """
 
     def close(self) -> None:
-        """Release memory and connections; further calls do nothing."""
+        """Release memory and connections; further calls of ``close`` do nothing."""
 
 
 class Meeting(Protocol):
-    """A group of processes that exchange small values before they are connected.
+    """A group of processes that exchange small values, such as addresses, to set up connections.
 
-    All processes of the group must make every call. Values are JSON values: texts, numbers,
-    booleans, None, and lists of them. A tuple may be returned as a list.
+    All processes of the group must make every call. Values are JSON values: strings, numbers,
+    booleans, None, and lists of them. A tuple may arrive as a list.
     """
 
     @property
@@ -207,10 +211,10 @@ class Meeting(Protocol):
         """Number of instances in the group."""
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the value of every instance, in order of rank."""
+        """Return the ``value`` that each instance passed, in order of rank."""
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value of rank 0."""
+        """Return the ``value`` that rank 0 passed."""
 
     def split(self, color: int, key: int) -> Meeting:
         """Return a Meeting of the instances that pass the same ``color``, ordered by ``key``."""

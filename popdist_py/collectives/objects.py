@@ -1,9 +1,9 @@
 """Collectives of Python objects, which the instances exchange as pickles.
 
 The communicator exchanges the pickles as arrays of bytes. If an object cannot be pickled, the
-instance sends the reason instead. Unpickling data can run any code. The pickles may pass between
-hosts through MPI, and other programs can connect to the sockets of MPI. So, if the job has a
-secret, every pickle is signed with the secret, and a pickle with a wrong signature is refused.
+instance sends the reason instead. Unpickling data can run arbitrary code. The pickles may pass
+between hosts through MPI, and other programs can connect to the sockets of MPI. So every pickle is
+signed with the secret of the job, if the job has one. A pickle with a wrong signature is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from popdist_py.value_tree import leaves
 
 __all__ = ["ObjectCalls"]
 
-# Protocol 5 copies the arrays in an object once; the default protocol copies them twice.
+# Pickle protocol 5 copies the arrays in an object once; the default protocol copies them twice.
 _PROTOCOL = 5
 _HASH, _SIGNATURE_BYTES = "sha256", 32
 
@@ -42,7 +42,7 @@ class _MovesBytes(Protocol):
     def _gather_bytes(
         self, data: Array, signature: Signature, root: int | None = None
     ) -> list[Array] | None:
-        """Return the ``data`` of every instance; if ``root`` is given, None on all others."""
+        """Return the ``data`` of every instance; if ``root`` is given, return None elsewhere."""
 
     def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
         """Return the ``data`` of the instance ``root``."""
@@ -50,9 +50,9 @@ class _MovesBytes(Protocol):
 
 @dataclass(frozen=True)
 class _Unpicklable:
-    """Replaces an object that cannot be pickled.
+    """The value that an instance sends in place of an object that cannot be pickled.
 
-    ``reason`` names the part that cannot be pickled.
+    ``reason`` names the part of the object that cannot be pickled.
     """
 
     reason: str
@@ -62,7 +62,7 @@ class ObjectCalls:
     """The methods of ``popdist_py.collectives.Communicator`` for Python objects."""
 
     def all_gather_object(self: _MovesBytes, value: object, name: str = "") -> list[Any]:
-        """Return the value of every instance, in instance order."""
+        """Return the ``value`` of every instance, in instance order."""
         call = Signature("all_gather_object", name=name)
         rows = self._gather_bytes(_pickled(value, name), call)
         assert rows is not None
@@ -71,7 +71,7 @@ class ObjectCalls:
     def gather_object(
         self: _MovesBytes, value: object, root: int = 0, name: str = ""
     ) -> list[Any] | None:
-        """Return the value of every instance on instance ``root``, and None on the others."""
+        """Return the ``value`` of every instance on ``root``, and None on the other instances."""
         call = Signature("gather_object", f"root={root}", name=name)
         data = _pickled(value, name)
         rows = self._gather_bytes(data, call, root)
@@ -82,7 +82,7 @@ class ObjectCalls:
         return _loaded(rows, self.instances, call)
 
     def broadcast_object(self: _MovesBytes, value: object, root: int = 0, name: str = "") -> Any:
-        """Return the value of instance ``root``."""
+        """Return the ``value`` of instance ``root``."""
         call = Signature("broadcast_object", f"root={root}", name=name)
         is_root = self.instances[self.instance_index] == root
         data = _pickled(value, name) if is_root else np.empty(0, np.uint8)
@@ -92,7 +92,7 @@ class ObjectCalls:
 def _pickled(value: object, name: str) -> Array:
     try:
         data = pickle.dumps(value, _PROTOCOL)
-    except Exception as error:  # methods of the class may raise any error
+    except Exception as error:  # the object's own methods may raise any error
         data = pickle.dumps(_Unpicklable(_reason(value, name or "obj", error)))
     if secret := job_secret(os.environ):
         data = hmac.digest(secret, data, _HASH) + data
@@ -100,7 +100,7 @@ def _pickled(value: object, name: str) -> Array:
 
 
 def _reason(value: object, name: str, error: Exception) -> str:
-    """Return a text that tells which leaf of ``value`` cannot be pickled."""
+    """Return an error text that names the leaf of ``value`` that cannot be pickled."""
     try:
         parts = leaves(value, name)
     except Exception:  # for example a RecursionError, if the value is nested too deeply
@@ -114,7 +114,7 @@ def _reason(value: object, name: str, error: Exception) -> str:
 
 
 def _loaded(rows: Sequence[Array], instances: Sequence[int], call: Signature) -> list[Any]:
-    """Return the objects that these instances sent.
+    """Unpickle ``rows``, which ``instances`` sent, and return the objects.
 
     Raises:
         TypeError: An instance could not pickle its object.
@@ -131,10 +131,10 @@ def _loaded(rows: Sequence[Array], instances: Sequence[int], call: Signature) ->
 
 
 def _verified(data: memoryview, instance: int, call: Signature) -> memoryview:
-    """Return a pickle after checking that an instance of this job made it.
+    """Check the signature of a pickle, and return the pickle without its signature.
 
     Raises:
-        ForgedObjectError: No instance of this job made the pickle.
+        ForgedObjectError: The signature is wrong, so no instance of this job made the pickle.
     """
     secret = job_secret(os.environ)
     if not secret:

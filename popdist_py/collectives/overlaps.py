@@ -35,7 +35,7 @@ class Place:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The address of the first byte of the elements, and the address after their last byte.
+        """The lowest address of the array's bytes, and the address after the highest.
 
         The two addresses are equal if the array has no elements.
         """
@@ -47,7 +47,7 @@ class Place:
         return self.address + low, self.address + high + self.itemsize
 
     def bytes_at(self, unit: int) -> Array:
-        """Divide the elements into pieces of ``unit`` bytes; return all addresses in any order."""
+        """Divide each element into pieces of ``unit`` bytes; return the address of each piece."""
         found = np.array([self.address], np.int64)
         extents = [*zip(self.shape, self.strides, strict=True), (self.itemsize // unit, unit)]
         for size, stride in extents:
@@ -60,7 +60,8 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
     Args:
         shape: Shape of the array.
-        strides: For each dimension, the distance between neighbouring elements, in elements.
+        strides: For each dimension, the distance between neighbouring elements, counted in
+            elements.
     """
     if 0 in shape:
         return False
@@ -76,7 +77,7 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _has_equal(place: Place) -> bool:
-    """Tell whether two elements have the same address, by comparing all addresses."""
+    """Compare the addresses of all elements, and tell whether two of them are equal."""
     addresses = place.bytes_at(1)
     return len(np.unique(addresses)) < len(addresses)
 
@@ -84,7 +85,7 @@ def _has_equal(place: Place) -> bool:
 def first_overlap(places: Sequence[Place]) -> tuple[int, int] | None:
     """Return the indices of two arrays that share memory; None if all are disjoint."""
     spans = sorted((*place.span, number) for number, place in enumerate(places))
-    # End and index of each earlier span that may overlap the next span.
+    # The end address and the index of each earlier span that may overlap the current span.
     open_spans: list[tuple[int, int]] = []
     for begin, end, number in spans:
         if begin == end:

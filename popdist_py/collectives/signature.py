@@ -13,8 +13,8 @@ from popdist_py.errors import CollectiveMismatchError, counted, plural
 
 __all__ = ["INSTANCES", "Names", "Signature", "misfit", "mismatch"]
 
-# An error message lists at most this many differing leaves: one cause may make hundreds of a
-# model's weights differ.
+# An error message lists at most this number of differing leaves, because a single mistake may
+# change hundreds of a model's weights.
 _MAX_DIFFERENCES = 3
 
 
@@ -24,11 +24,12 @@ class Signature:
 
     Attributes:
         call: The collective, for example ``all_reduce``.
-        detail: The reduce operation or the root; empty for calls without either.
+        detail: The reduce operation or the root instance; empty for calls that have neither.
         dtype: Name of the element type; empty for calls without an array.
         shape: Shape of the array.
-        name: The user's name of the call, or empty.
-        leaves: Path and kind of every leaf of a container, in the order of the exchange.
+        name: The name that the user gave the call, or empty.
+        leaves: If the call exchanges a container, the path and the kind of each leaf, in the order
+            of the exchange.
     """
 
     call: str
@@ -40,7 +41,7 @@ class Signature:
 
     @property
     def code(self) -> int:
-        """A positive number of 63 bits; equal signatures have the same number in every process."""
+        """A positive 63-bit hash; equal signatures have the same hash in every process."""
         digest = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 1) or 1
 
@@ -63,9 +64,9 @@ class Names:
 
     Attributes:
         noun: The word for a member, "instance" or "rank".
-        numbers: The number by which the user knows each member; None if the user knows a member by
-            its index.
-        time_limit: The setting that limits the duration of a wait.
+        numbers: The number that messages show for each member. If this is None, messages show the
+            member's index in the group.
+        time_limit: The name of the setting that limits the duration of a wait.
         shows_index: Whether messages also state a member's index if it differs from the number.
     """
 
@@ -75,7 +76,7 @@ class Names:
     shows_index: bool = True
 
     def of(self, *indices: int) -> str:
-        """Return the names of these members, such as "ranks 4 (1 of the group), 5"."""
+        """Return a text that names these members, such as "ranks 4 (1 of the group), 5"."""
         return f"{plural(self.noun, len(indices))} {', '.join(map(self._number, indices))}"
 
     def _number(self, index: int) -> str:
@@ -94,8 +95,8 @@ def mismatch(
     """Return the error for collective calls that differ between the instances.
 
     Args:
-        descriptions: The description of every instance's call.
-        instances: For each description, the index in the group of the instance that made the call.
+        descriptions: For each instance, the description of its call.
+        instances: For each description, the group index of the instance that made the call.
         names: Names of the members of the group.
     """
     calls, leaves = [], []
@@ -117,7 +118,7 @@ def misfit(
     """Return the error for a block of data that does not have the size of the receiver's buffer.
 
     Args:
-        call: The collective call, as messages name it.
+        call: The collective call, for error messages.
         names: Names of the instances.
         sender: Index of the instance that sends the block.
         sent: Size of the block in bytes.
@@ -132,7 +133,7 @@ def misfit(
 
 
 def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], names: Names) -> str:
-    """Return a text that lists the first differing leaves with their kinds on the instances."""
+    """Return a text that lists the first differing leaves, with their kind on each instance."""
     paths = dict.fromkeys(path for of_instance in leaves for path in of_instance)
     parts = []
     for path in paths:

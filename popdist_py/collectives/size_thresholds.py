@@ -1,6 +1,7 @@
 """The largest array size for one-shot reductions, which is measured once per machine.
 
-This module measures times and stores the size. ``HostGroup`` computes the size from the times.
+This module measures the times of a barrier and of a reduction, and stores the size limit.
+``HostGroup`` computes the size limit from the measured times.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from popdist_py import measured_values
 
 __all__ = ["measure", "recall", "remember"]
 
-# A measurement is repeated several times, and the shortest time is used, because other work on the
-# machine only lengthens the times.
+# Each measurement is repeated, and the shortest time counts, because other work on the machine can
+# only lengthen a measured time.
 _ROUNDS, _BARRIERS, _REDUCTIONS, _BYTES = 4, 5, 2, 64 * 1024
 _FILE, _VERSION = "crossover", 3
 
 
 def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
-    """Return the seconds of one barrier and of reducing one byte.
+    """Return the seconds that one barrier takes, and the seconds to reduce one byte.
 
-    The measurement takes some milliseconds.
+    The measurement takes a few milliseconds.
 
     Args:
-        wait_for_all: The barrier of all instances of the host, which must all call ``measure``.
+        wait_for_all: A function that waits at a barrier for all instances of the host. All of these
+            instances must call ``measure``.
     """
     left, right = np.zeros((2, _BYTES // 4), np.float32)
     per_barrier = _shortest(_BARRIERS, wait_for_all)
@@ -35,7 +37,7 @@ def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
 
 
 def _shortest(calls: int, call: Callable[[], object]) -> float:
-    """Return the seconds that one call takes, as the shortest of several measurements."""
+    """Measure ``call`` several times, and return the shortest time in seconds per call."""
     call()
     rounds = []
     for _ in range(_ROUNDS):
@@ -47,13 +49,13 @@ def _shortest(calls: int, call: Callable[[], object]) -> float:
 
 
 def recall(instances: int, cores: int) -> int | None:
-    """Return the limit measured for these numbers of instances and cores; None if not stored."""
+    """Return the stored size limit for these numbers of instances and cores, or None."""
     limit = measured_values.recall(_FILE, _key(instances, cores))
     return limit if isinstance(limit, int) else None
 
 
 def remember(instances: int, cores: int, limit: int) -> None:
-    """Store a limit for later jobs; do nothing if the file cannot be written."""
+    """Store the size limit for later jobs; do nothing if the file cannot be written."""
     measured_values.remember(_FILE, _key(instances, cores), limit)
 
 

@@ -1,8 +1,9 @@
-"""The fixed binary tree over the global replica index that defines deterministic sums.
+"""The fixed binary tree over replica indices, which sets the order of deterministic sums.
 
-The first level adds the neighbours 0+1, 2+3, and so on; the next level adds their sums in the same
-way. A node without a neighbour becomes a node of the next level unchanged. The tree depends only on
-the number of replicas, not on their distribution over the instances.
+The first level adds neighbouring replicas: 0+1, 2+3, and so on. Each further level adds
+neighbouring sums in the same way. A node without a neighbour becomes a node of the next level
+unchanged. The tree depends only on the number of replicas, not on their distribution over the
+instances.
 
 This module does not communicate.
 """
@@ -30,13 +31,13 @@ def combine(
     """Add neighbouring nodes until no pair of neighbours is left.
 
     Args:
-        nodes: Values of disjoint nodes of the tree.
+        nodes: Maps nodes of the tree to their values. The nodes have no leaves in common.
         num_leaves: Number of leaves of the whole tree.
         add: The function that returns the sum of a left and a right value.
 
     Returns:
-        The nodes that remain. If the given nodes cover all leaves of the tree, only the root
-        remains.
+        The nodes that cannot be combined further, with their values. If the given nodes cover all
+        leaves of the tree, only the root remains.
     """
     for level in range((num_leaves - 1).bit_length()):
         merged: dict[Node, Value] = {}
@@ -57,7 +58,7 @@ def combine(
 
 
 def nodes_of(held_leaves: Iterable[int], num_leaves: int) -> list[Node]:
-    """Return the nodes of the tree that remain after an instance has combined ``held_leaves``."""
+    """Return the nodes of the tree that remain when ``combine`` adds the leaves ``held_leaves``."""
     return list(combine({(0, leaf): None for leaf in held_leaves}, num_leaves, lambda *_: None))
 
 
@@ -74,7 +75,7 @@ class Adder:
         self._sums: dict[int, Array] = {}
 
     def start(self) -> None:
-        """Allow the buffers of earlier sums to be reused."""
+        """Allow this Adder to reuse the buffers of its earlier sums."""
         self._sums.clear()
 
     def __call__(self, left: Array, right: Array) -> Array:

@@ -1,8 +1,8 @@
 """The time limits of waits for other instances, and the errors of these waits.
 
 All waits of one communicator share one ``WaitLimits``. So a new limit or an abort takes effect in
-all waits of the communicator at once. A group of torch.distributed also uses its ``WaitLimits`` for
-its store and its messages.
+all waits of the communicator at once. A process group of torch.distributed also uses its
+``WaitLimits`` when it waits for its store or for point-to-point messages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from popdist_py.peers.silence import SILENT_SECONDS
 
 __all__ = ["Span", "WaitLimits", "WaitTime"]
 
-# A wait measures its duration far more often than once in this time. A longer gap between two
-# measurements means that all processes of the job were stopped (Ctrl-Z).
+# A waiting instance reads the clock far more often than once in this number of seconds. A longer
+# gap between two readings means that all processes of the job were stopped (Ctrl-Z).
 _STOPPED_SECONDS = 2.0
 _MOST_LAUNCHER_GRACE_SECONDS = 2.0
 _MOST_EXTRA_SECONDS = 1.0
@@ -33,9 +33,10 @@ class WaitTime:
         self._seconds = 0.0
 
     def seconds(self) -> float:
-        """Return the duration so far.
+        """Return the seconds that the wait has taken so far.
 
-        The caller must call this method often while the wait lasts.
+        The caller must call this method often during the wait, because a long gap between two calls
+        counts as a stop of the process.
         """
         now = time.monotonic()
         passed, self._measured_at = now - self._measured_at, now
@@ -45,15 +46,16 @@ class WaitTime:
 
 
 class Span(IntEnum):
-    """The set of instances for which an instance waits; a wider span has a longer limit.
+    """The range of instances that a wait is for; a wider range has a longer time limit.
 
-    The instances of a host can tell which instance of this host is missing. The limit within a host
-    is the shortest, so that the other hosts receive this error and name the same instance.
+    The instances of a host can tell which instance of this host is missing. Waits within a host
+    have the shortest limit. So this host can report the missing instance to the other hosts before
+    their waits fail.
     """
 
     WITHIN_HOST = 0
     BETWEEN_HOSTS = 1
-    # A wait for the first instance of this host while that instance waits for other hosts.
+    # The other instances of a host wait for its first instance, which itself waits for other hosts.
     FOR_FIRST = 2
 
 
@@ -62,11 +64,12 @@ class WaitLimits:
 
     Args:
         hang_timeout: Seconds after which a wait within a host raises an error.
-        names: Names of the instances in messages, or a function that returns them.
+        names: The names of instances in error messages, or a function that returns these names.
 
     Attributes:
-        hang_timeout: The limit in seconds. The limit may be changed at any time.
-        abort_reason: If this is not empty, every wait raises an error that states this reason.
+        hang_timeout: The limit of a wait within a host, in seconds. This limit may be changed at
+            any time.
+        abort_reason: If this text is not empty, every wait raises an error that contains the text.
     """
 
     def __init__(self, hang_timeout: float, names: Names | Callable[[], Names] = INSTANCES) -> None:
@@ -77,7 +80,7 @@ class WaitLimits:
 
     @property
     def names(self) -> Names:
-        """Names of the instances in messages."""
+        """The names of instances in error messages."""
         return self._names if isinstance(self._names, Names) else self._names()
 
     @property
@@ -89,8 +92,8 @@ class WaitLimits:
     def during_call(self, seconds: float | None) -> Iterator[None]:
         """Return a context manager in which a collective call has a time-out of ``seconds``.
 
-        None keeps the usual time-out. Waits outside of collective calls keep ``hang_timeout``,
-        because they may run in other threads at the same time.
+        If ``seconds`` is None, the time-out stays ``hang_timeout``. Waits outside of collective
+        calls keep ``hang_timeout``, because they may run in other threads at the same time.
         """
         self._call_timeout = seconds
         try:
@@ -100,15 +103,15 @@ class WaitLimits:
 
     @property
     def launcher_grace(self) -> float:
-        """Seconds between the end of a missing instance and the error of a waiting instance.
+        """Seconds that a waiting instance delays its error after another instance has ended.
 
-        In these seconds the launcher ends the job and reports why the missing instance ended.
-        Errors of the waiting instances would only hide that reason.
+        During this delay, the launcher ends the job and reports why the other instance ended. An
+        error of a waiting instance would only hide that reason.
         """
         return min(_MOST_LAUNCHER_GRACE_SECONDS, self.call_timeout / 2)
 
     def seconds(self, span: Span) -> float:
-        """Return the time limit in seconds for a wait of this span."""
+        """Return the time limit in seconds for a wait with the Span ``span``."""
         timeout = self.call_timeout
         return timeout + span * (timeout / 4 + min(_MOST_EXTRA_SECONDS, timeout))
 
@@ -124,8 +127,8 @@ class WaitLimits:
     def late_error(self, missing: Sequence[int], call: object) -> InstanceLostError:
         """Return the error for a wait that exceeded its limit.
 
-        ``missing`` contains the instances that did not arrive. It is empty if all arrived, but some
-        did not finish the call.
+        ``missing`` contains the instances that did not make the call. ``missing`` is empty if all
+        instances made the call, and some did not finish it.
         """
         limit = f"within {self.call_timeout:g} s ({self.names.time_limit})"
         if not missing:
@@ -139,7 +142,7 @@ class WaitLimits:
 
         Args:
             instance: Index of the lost instance.
-            call: The waiting call, as messages name it.
+            call: The collective call that waits, for error messages.
             is_silent: Whether the other host does not answer.
         """
         lost = self.names.of(instance)

@@ -22,9 +22,8 @@ from popdist_py.errors import InstanceLostError
 
 __all__ = ["AllHosts"]
 
-# A plan's code is a number that is equal on two instances if they make the same call. Before this
-# module is used, the instances have checked that they make the same call. So every plan of this
-# module has the same code.
+# Instances compare the codes of their CallPlans to check that they make the same call. The callers
+# of this module have already made this check, so all CallPlans of this module have one code.
 _AGREED_CODE = 1
 _NOTHING = np.empty(0, np.uint8)
 
@@ -32,7 +31,7 @@ _NOTHING = np.empty(0, np.uint8)
 class AllHosts:
     """All instances of several hosts, which must all call the constructor and every method.
 
-    The argument ``call`` of the methods is the collective call, as messages name it.
+    The argument ``call`` of each method is the collective call, for error messages.
 
     Args:
         host: The instances of this host.
@@ -40,8 +39,8 @@ class AllHosts:
         first: The group of the first instances of all hosts; None on the other instances.
 
     Attributes:
-        lost_error: The error of the first wait that failed; None before.
-        lost_instance: Index of the instance that ``lost_error`` names.
+        lost_error: The error of the first wait that failed; None if no wait has failed.
+        lost_instance: Index of the instance that ``lost_error`` names; -1 if there is none.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class AllHosts:
         self._first = first
         self._own_host = [tuple(each) for each in hosts].index(tuple(host.instances))
         order = [instance for each in hosts for instance in each]
-        # The positions of each host's instances in the list ``order``.
+        # For each host, the slice of ``order`` that contains the host's instances.
         ends = np.cumsum([len(each) for each in hosts]).tolist()
         self._hosts = [slice(end - len(each), end) for each, end in zip(hosts, ends, strict=True)]
         self._places = np.argsort(order)
@@ -63,14 +62,14 @@ class AllHosts:
         self.size = len(order)
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
-        # The index of a lost instance of another host, plus 1, in shared memory. The number is 0
-        # while no instance is lost. The first instance of this host writes the number.
+        # If an instance of another host is lost, this number in shared memory is the instance's
+        # index plus 1; otherwise it is 0. The first instance of this host writes ``_missed``.
         self._missed = Window(host.local, 8).parts[0][:8].view(np.int64)
 
     # --- Between the hosts --------------------------------------------------------------------
 
     def _exchange(self, call: object, exchange: Callable[[MeshGroup], None]) -> None:
-        """Run ``exchange`` on the first instance of the host; the others wait for it.
+        """Run ``exchange`` on the first instance of the host; the other instances wait for it.
 
         Raises:
             InstanceLostError: An instance of some host was lost. All instances of this host name
@@ -107,8 +106,8 @@ class AllHosts:
         Args:
             data: The data of this instance.
             sizes: Size of each instance's data, ordered by host.
-            call: The collective call, as messages name it.
-            root: The instance that receives; None for all.
+            call: The collective call, for error messages.
+            root: The only instance that receives the bytes; None if all instances receive them.
         """
         host, plan = self._host, _plan_of(call)
         bounds = np.concatenate(([0], np.cumsum(sizes))).tolist()
@@ -154,11 +153,11 @@ class AllHosts:
             host.broadcast(data, 0, plan)
 
     def all_gather(self, array: Array, call: object) -> Array:
-        """Return the arrays of all instances, stacked. The arrays must have the same size."""
+        """Return the stacked arrays of all instances, which must have the same size."""
         return self._stacked(self._collected(array, call, None), array)
 
     def gather(self, array: Array, root: int, call: object) -> Array | None:
-        """Return the arrays of all instances, stacked, on ``root``; None on the others."""
+        """On ``root``, return the stacked arrays of all instances; elsewhere, return None."""
         everything = self._collected(array, call, root)
         return self._stacked(everything, array) if self.rank == root else None
 
@@ -167,7 +166,7 @@ class AllHosts:
         return self._collect(data, [data.size] * self.size, call, root)
 
     def _stacked(self, everything: Array, array: Array) -> Array:
-        """Return the bytes of all instances as arrays like ``array``, in order of instance."""
+        """Convert the bytes of all instances to arrays like ``array``, in order of instance."""
         gathered = everything.view(array.dtype).reshape(self.size, *array.shape)
         return gathered if self._is_in_order else gathered[self._places]
 
@@ -187,7 +186,7 @@ class AllHosts:
         return [rows[place] for place in self._places]
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every instance's call, if the calls were found to differ."""
+        """Return the description of every instance's call, for the error that the calls differ."""
         rows = self.gather_bytes(np.frombuffer(signature.description.encode(), np.uint8), signature)
         return [row.tobytes().decode() for row in rows or ()]
 

@@ -1,10 +1,11 @@
 """The mesh, which exchanges arrays between the ranks of several hosts without blocking.
 
-A mesh connects each rank with each other rank, and runs several requests at once. All ranks start
-the same requests in the same order, so messages need no headers. If the mesh has two ranks, they
-send each other whole arrays in an all-reduce. If the mesh has more than two ranks, each rank
-reduces one segment of the array (reduce-scatter) and sends the result to the others (all-gather).
-The subclasses ``TcpMesh`` and ``MpiMesh`` transfer the bytes.
+A mesh connects each rank with each other rank, and can run several requests at once. All ranks
+start the same requests in the same order, so messages need no headers. In an all-reduce between two
+ranks, or of a small array, the ranks send one another whole arrays. In an all-reduce of a large
+array between more ranks, each rank reduces one segment of the array (reduce-scatter) and sends the
+result to the other ranks (all-gather). The subclasses ``TcpMesh`` and ``MpiMesh`` transfer the
+bytes.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from popdist_py.collectives.compression_rounds import Round, exact_round
 
 __all__ = ["LENGTH_BYTES", "SUMS", "VALUES", "ConnectionLostError", "Mesh", "Request", "length_of"]
 
-# The channels of a mesh: VALUES is for the values of the ranks, and SUMS is for segments of
-# results. Values and sums interleave differently from run to run, so only messages of the same
-# channel keep their order.
+# A mesh has two channels: VALUES carries the inputs of the ranks, and SUMS carries reduced
+# segments. Only messages of the same channel keep their order, because inputs and reduced segments
+# interleave differently from run to run.
 VALUES, SUMS = 0, 1
-# The bytes at the start of a message that hold its length.
+# The length of a message is stored in this number of bytes at its start.
 LENGTH_BYTES = 8
-# The mesh keeps and reuses receive buffers of up to this number of bytes in total, because new
+# The mesh keeps receive buffers of up to this number of bytes in total and reuses them, because new
 # memory costs a page fault for every page.
 _MAX_FREE_BYTES = 64 * 1024 * 1024
 
 
 class ConnectionLostError(Exception):
-    """The other end has closed the connection, or its host no longer answers.
+    """Another rank has closed its connection to this rank, or its host no longer answers.
 
     Attributes:
         rank: The rank at the other end.
@@ -45,12 +46,12 @@ class ConnectionLostError(Exception):
 
 
 class Request:
-    """A communication between all ranks that has started.
+    """A data exchange between all ranks that has been started.
 
     Attributes:
-        missing_values: The ranks from which values are still to arrive.
-        missing_sums: The ranks from which segments of the result are still to arrive.
-        unsent: Channel and receiving rank of each array that is not completely sent yet.
+        missing_values: The ranks whose values have not arrived yet.
+        missing_sums: The ranks whose reduced segments have not arrived yet.
+        unsent: The channel and the receiving rank of each array that is not completely sent yet.
     """
 
     __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
@@ -65,7 +66,7 @@ class Request:
         self._waits_for_sends = waits_for_sends
 
     def combine(self) -> bool:
-        """Combine the values if all of them have arrived; return whether they are combined."""
+        """Combine the ranks' values if all have arrived; return whether they are combined."""
         if self.missing_values or (self._waits_for_sends and self.unsent):
             return self._combine is None
         if self._combine is not None:
@@ -75,7 +76,7 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        """Whether the array holds the result and may be changed."""
+        """Whether the request is complete, so that its arrays may be read and changed."""
         return self._combine is None and not self.missing_sums and not self.unsent
 
 
@@ -113,9 +114,10 @@ class Mesh(ABC):
 
     @abstractmethod
     def _receive_message(self, rank: int, memory: Array, missing: set[int]) -> None:
-        """Start to receive a message of ``start_messages`` at the start of ``memory``.
+        """Start to receive a message that another rank sends by ``start_messages``.
 
-        Once the message has arrived, the mesh removes ``rank`` from ``missing``.
+        The message is stored at the start of ``memory``. Once the message has arrived, the mesh
+        removes ``rank`` from ``missing``.
         """
 
     @abstractmethod
@@ -126,7 +128,8 @@ class Mesh(ABC):
             Whether any bytes could be sent or received.
 
         Raises:
-            ConnectionLostError: Another rank has closed its connection, or its host is silent.
+            ConnectionLostError: Another rank has closed its connection, or its host no longer
+                answers.
         """
 
     @abstractmethod
@@ -186,8 +189,8 @@ class Mesh(ABC):
         Args:
             outgoing: The flat array to send to each rank. The array at the index of this rank is
                 not sent.
-            incoming: For each rank, the flat array to receive into. Its size is the size of the
-                array that the rank sends.
+            incoming: For each rank, the flat array to receive into. Each of these arrays has the
+                size of the array that the rank sends.
 
         Raises:
             ConnectionLostError: Another rank has closed its connection.
@@ -206,8 +209,9 @@ class Mesh(ABC):
         before the exchange is done.
 
         Args:
-            messages: For each rank, its message or the memory for the longest message, as bytes.
-                The first 8 bytes are the message's length in bytes, as an integer.
+            messages: For this rank, its message; for each other rank, memory for the longest
+                possible message. The first 8 bytes of a message are its length in bytes, as an
+                integer.
 
         Raises:
             ConnectionLostError: Another rank has closed its connection.
@@ -238,14 +242,14 @@ class Mesh(ABC):
         return request
 
     def _advance(self) -> None:
-        """Combine the values of requests, in the order in which sums must be sent."""
+        """Combine the values of requests in the order of their start, to send sums in order."""
         for request in self._running:
             if not request.combine():
                 break
         self._running = [one for one in self._running if not one.is_done]
 
     def _take_buffer(self, like: Array) -> Array:
-        """Return a buffer of the size of ``like`` for the values of another rank."""
+        """Return a buffer with the size of ``like``, to receive the values of another rank."""
         free = self._free_buffers.get(like.nbytes)
         if not free:
             return np.empty_like(like)
@@ -253,7 +257,7 @@ class Mesh(ABC):
         return free.pop().view(like.dtype)
 
     def _keep_buffer(self, buffer: Array) -> None:
-        """Keep a buffer for later requests of this size, unless enough are kept."""
+        """Keep a receive buffer for reuse; free all kept buffers before they get too large."""
         if self._free_bytes + buffer.nbytes > _MAX_FREE_BYTES:
             self._free_buffers.clear()  # buffers of some sizes may not be needed again
             self._free_bytes = 0
@@ -263,7 +267,7 @@ class Mesh(ABC):
 
 
 def length_of(message: Array) -> int:
-    """Return the length of a message in bytes, after at least its first bytes have arrived."""
+    """Return the length of a message in bytes, which is stored in its first bytes."""
     return int(message[:LENGTH_BYTES].view(np.int64)[0])
 
 

@@ -29,28 +29,28 @@ _POLL_SECONDS = 0.1
 # ``number``.
 _HEADER_BYTES = 3 * LENGTH_BYTES
 # The ranks send one another messages to check that they all make the same call. These messages also
-# contain the array if it is small: one rank's messages may contain this many bytes in total.
+# carry small arrays. The messages of one rank may carry this number of array bytes in total.
 _MAX_COMPARED_BYTES = 64 * 1024
 _NOTHING = np.empty(0, np.uint8)
 
-# A request that has started, or the error if it could not start. ``wait`` raises this error,
-# because only ``wait`` gets the name of the call.
+# A request that has started, or the error if it could not start. ``MeshGroup.wait`` raises this
+# error, because only ``wait`` gets the name of the call.
 Started: TypeAlias = Request | ConnectionLostError
 
 
 class MeshGroup:
     """The ranks of a mesh, which must all make every call.
 
-    The argument ``call`` of the methods is the collective call, as messages name it.
+    The argument ``call`` of each method is the collective call, for error messages.
 
     Args:
         mesh: The connections between the ranks. ``close`` closes them.
-        instances: Index of each rank among the instances of the communicator.
-        limits: Limits of the waits. The time limit of a wait starts again whenever bytes were sent
-            or received.
+        instances: For each rank, the index of its instance in the communicator.
+        limits: The time limits of waits. The time of a wait starts again from 0 whenever bytes were
+            sent or received.
 
     Attributes:
-        lost_error: The error of the wait that failed; later calls raise this error at once.
+        lost_error: The error of the first wait that failed; later calls raise this error at once.
         lost_instance: Index of the instance that ``lost_error`` names; -1 if it does not name an
             instance.
     """
@@ -74,7 +74,7 @@ class MeshGroup:
         return self._started(lambda: self.mesh.start_all_reduce(array, FUNCTIONS[op]))
 
     def start_round(self, one: Round) -> Started:
-        """Start a round; ``wait`` completes the request."""
+        """Start the exchange that the Round ``one`` describes; ``wait`` completes it."""
         return self._started(lambda: self.mesh.start_round(one))
 
     def _started(self, start: Callable[[], Request]) -> Started:
@@ -89,15 +89,15 @@ class MeshGroup:
         """Return once ``request`` is complete.
 
         Raises:
-            InstanceLostError: Another instance has ended, or no bytes arrive within the limit.
+            InstanceLostError: Another instance has ended, or no bytes arrive within the time limit.
         """
         try:
             if isinstance(request, ConnectionLostError):
                 raise request
             self._wait(request, call)
         except ConnectionLostError as error:
-            # If this instance itself has left, it closed the connections, and no other instance was
-            # lost.
+            # If this instance has left the group, it closed its connections itself. ``check_abort``
+            # then raises an error that does not name another instance.
             self._limits.check_abort(call)
             time.sleep(self._limits.launcher_grace)
             self.lost_instance = self._instances[error.rank]
@@ -117,8 +117,9 @@ class MeshGroup:
             if has_moved:
                 waited = WaitTime()
             elif waited.seconds() > self._limits.seconds(Span.BETWEEN_HOSTS):
-                # Name the ranks whose values are missing. A rank that only waits for another rank
-                # has sent its values, but cannot send its segment of the result.
+                # The error names the ranks whose values are missing. A rank that itself waits for
+                # another rank has sent its values, but it cannot send its segment of the result
+                # yet.
                 unsent = {rank for _, rank in request.unsent}
                 missing = request.missing_values or request.missing_sums or unsent
                 instances = sorted(self._instances[rank] for rank in missing)
@@ -130,17 +131,17 @@ class MeshGroup:
     def compare(
         self, code: int, number: int, call: object, array: Array = _NOTHING, op: str = "sum"
     ) -> tuple[bool, int]:
-        """Return whether all ranks pass the same ``code``, and the largest ``number``.
+        """Return whether all ranks pass the same ``code``, and the largest ``number`` of all ranks.
 
-        Codes have 63 bits. If the codes are equal, this also reduces the flat ``array`` in place,
-        in order of rank. The array has at most ``max_compared_bytes()``.
+        Codes have 63 bits. If the codes are equal, this method also reduces the flat ``array`` in
+        place, in order of rank. The size of ``array`` is at most ``max_compared_bytes()``.
         """
         end = _HEADER_BYTES + array.nbytes
         self._headers[self.rank] = end, code, number
         if array.size:
             self._messages[self.rank][_HEADER_BYTES:end] = array.view(np.uint8)
-        # The time of this call counts as waiting. Sending a small message takes little time, so
-        # most of a long call was spent on waiting for late ranks.
+        # The activity measurement counts all time in this block as waiting. Sending a small message
+        # takes little time, so a long comparison mostly waits for late ranks.
         with activities.doing(activities.WAITING):
             self.wait(self._started(lambda: self.mesh.start_messages(self._messages)), call)
         _, codes, numbers = zip(*self._headers.tolist(), strict=True)
@@ -159,11 +160,11 @@ class MeshGroup:
             self._exchange([_NOTHING] * self.size, incoming, call)
 
     def gather_into(self, rows: Sequence[Array], call: object, root: int | None = None) -> None:
-        """Send the own row, and fill the row of every other rank with the row that it sends.
+        """Send this rank's row to the other ranks, and receive the other ranks' rows.
 
         Args:
             rows: One flat array for each rank. The arrays may differ in length.
-            call: The collective call, as messages name it.
+            call: The collective call, for error messages.
             root: The only rank that receives; None if all ranks receive.
         """
         targets = range(self.size) if root is None else (root,)
@@ -178,12 +179,12 @@ class MeshGroup:
     def all_gather_nodes(
         self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
     ) -> dict[Node, Array]:
-        """Return the sums that all ranks pass, by node of the tree, in order of rank.
+        """Gather the sums of all ranks; return a dict from tree nodes to sums, in order of rank.
 
         Args:
             values: The sums at the nodes of this rank, which all have the same size.
             nodes: For each rank, the nodes of the reduction tree that this rank holds.
-            call: The collective call, as messages name it.
+            call: The collective call, for error messages.
         """
         like = values[0]
         rows = [np.empty((len(each), like.size), like.dtype) for each in nodes]
@@ -196,7 +197,7 @@ class MeshGroup:
         }
 
     def leave(self, error: InstanceLostError) -> None:
-        """Tell the other ranks that this rank has left; later calls of it raise ``error``."""
+        """Tell the other ranks that this rank has left; its own later calls raise ``error``."""
         self.lost_error = error
         self.mesh.leave()
 

@@ -28,18 +28,21 @@ from popdist_py.collectives.waiting import WaitLimits, WaitTime
 
 __all__ = ["MpiMeeting", "MpiMesh"]
 
-# Larger arrays are sent in several messages, because MPI counts the bytes of a message in 31 bits.
+# Arrays above this size are sent in several messages, because MPI counts the bytes of a message in
+# 31 bits.
 _MAX_BYTES = 2**30
-# The number of times that a wait first polls MPI without a pause, so that short waits end at once.
+# A wait first polls MPI this number of times without a pause, so that short waits end at once.
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
-# The tag of the message that a rank has left. The tags of other messages are their channels.
+# A rank sends an empty message with this tag when it leaves. All other messages of an MpiMesh use
+# their channel as the tag.
 _LEFT = max(VALUES, SUMS) + 1
 _NOTHING = np.empty(0, np.uint8)
 # The number of message tags that every MPI implementation supports.
 _NUM_TAGS = 32767
 
-# The MPI requests for the parts of one array, and a function to call once all of them are complete.
+# The MPI requests for the parts of one array, and a function to call once all requests are
+# complete.
 _Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
 
 
@@ -50,9 +53,10 @@ class MpiMeeting:
         comm: The communicator of the processes. No other code may use this communicator.
     """
 
-    # Only MPI_Finalize frees the communicators. All instances would have to call ``MPI_Comm_free``
-    # in the same order, but they close their groups in different orders, and a lost instance does
-    # not close its groups. A group joins only once, so there are few communicators.
+    # Only MPI_Finalize frees the MPI communicators. All instances would have to call
+    # ``MPI_Comm_free`` in the same order. Instances close their groups in different orders, and a
+    # lost instance does not close its groups. There are few MPI communicators, because each group
+    # of instances connects only once.
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
@@ -61,7 +65,8 @@ class MpiMeeting:
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value of every rank."""
-        # mpi4py's allgather() would unpickle the data, but any process may write to MPI's sockets.
+        # mpi4py's allgather() is not used, because it would unpickle the received data. This would
+        # be unsafe, because any process may write to MPI's sockets.
         own = json.dumps(value).encode()
         sizes = np.empty(self.size, np.int64)
         self._comm.Allgather(np.array([len(own)]), sizes)
@@ -87,7 +92,7 @@ class MpiMeeting:
         """Return an MpiMeeting of the ranks in ``ranks``. Only these ranks call this method, once.
 
         Raises:
-            InstanceLostError: A rank did not make this call in time.
+            InstanceLostError: A rank did not call this method in time.
         """
         self._wait_for(ranks, limits, call)
         group = self._comm.Get_group().Incl(list(ranks))
@@ -96,7 +101,8 @@ class MpiMeeting:
     def _wait_for(self, ranks: Sequence[int], limits: WaitLimits, call: object) -> None:
         """Exchange an empty message with each of the other ranks.
 
-        MPI's own calls would wait for a missing rank without a limit, and without handling signals.
+        MPI's own calls would wait for a missing rank without a time limit and would not handle
+        signals.
         """
         tag = zlib.crc32(repr(list(ranks)).encode()) % _NUM_TAGS
         others = [rank for rank in ranks if rank != self.rank]
@@ -111,12 +117,12 @@ class MpiMeeting:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
-            for message in filter(None, messages.values()):  # ranks that have not arrived
+            for message in filter(None, messages.values()):  # messages of missing ranks
                 message.Cancel()
                 message.Free()
 
     def mesh(self) -> MpiMesh:
-        """Return a mesh of these processes over MPI; collective."""
+        """Return a mesh over MPI between these processes, which must all call this method."""
         return MpiMesh(self._comm.Dup())
 
 
@@ -133,7 +139,7 @@ class MpiMesh(Mesh):
         self._transfers: list[_Transfer] = []
 
     def leave(self) -> None:
-        """Tell every other rank that this rank has left, by an empty message with its own tag."""
+        """Send every other rank an empty message whose tag means that this rank has left."""
         for rank in self._others:
             self._comm.Isend([_NOTHING, MPI.BYTE], rank, _LEFT)
 
@@ -145,7 +151,7 @@ class MpiMesh(Mesh):
             request.unsent.discard((channel, rank))
 
         messages = [self._comm.Isend(part, rank, channel) for part in _parts(array)]
-        if MPI.Request.Testall(messages):  # MPI has copied a short message
+        if MPI.Request.Testall(messages):  # MPI copies a short message at once
             sent()
         else:
             self._transfers.append((messages, sent))
@@ -155,7 +161,7 @@ class MpiMesh(Mesh):
         self._transfers.append((messages, lambda: missing.discard(rank)))
 
     def _receive_message(self, rank: int, memory: Array, missing: set[int]) -> None:
-        # MPI knows the length of a message, which may be shorter than the memory.
+        # MPI transmits the length of each message, so a message may be shorter than ``memory``.
         self._receive(VALUES, rank, memory, missing)
 
     def progress(self, seconds: float) -> bool:
@@ -187,7 +193,7 @@ class MpiMesh(Mesh):
             raise ConnectionLostError(status.Get_source())
 
     def _complete_some(self) -> bool:
-        """Complete the arrays whose messages are all done; return whether there were any."""
+        """Complete all arrays whose messages are done; return whether an array was completed."""
         waiting = [one for one in self._transfers if not _is_complete(*one)]
         if len(waiting) == len(self._transfers):
             return False

@@ -1,6 +1,7 @@
-"""The start of MPI, which waits for all instances of the job, and the end of MPI.
+"""The initialisation of MPI, which waits for all instances of the job, and its finalisation.
 
-Importing ``mpi4py.MPI`` initialises MPI. This module does not communicate otherwise.
+Importing ``mpi4py.MPI`` initialises MPI. Except for this initialisation and for MPI's finalisation,
+this module does not communicate.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def start_mpi(num_local_instances: int) -> None:
     Args:
         num_local_instances: Number of instances that share this host's cores.
     """
-    # Import slow modules before MPI starts, because all instances wait for one another in its
-    # start. If the imports came later, the instances would have to wait for the slowest instance
+    # Slow modules are imported before MPI starts, because all instances wait for one another when
+    # MPI starts. If the imports came later, the instances would wait for the slowest instance
     # twice.
     import popdist_py.collectives.within_host.host_group  # noqa: F401
 
@@ -62,10 +63,10 @@ def _import_mpi() -> None:
 def _rare_wakeups() -> Iterator[None]:
     """Let the kernel wake this thread from short sleeps up to 25 milliseconds late.
 
-    Threads that start in this block inherit the setting. At the end of the block, the setting of
-    these threads is restored if this process has the capability CAP_SYS_NICE. Without this
-    capability, the timers of these threads stay up to 25 milliseconds late, but other events still
-    wake them at once.
+    Threads that start in the ``with`` block inherit this timer setting. When the block ends, the
+    timer setting of these threads is restored if this process has the capability CAP_SYS_NICE.
+    Without CAP_SYS_NICE, the timers of these threads stay up to 25 milliseconds late. Other events
+    still wake these threads at once.
 
     Open MPI polls every 100 microseconds while it waits for the other processes. With 64 instances
     on two cores, this polling would leave little CPU time for the instances that have not started
@@ -77,7 +78,8 @@ def _rare_wakeups() -> Iterator[None]:
     try:
         yield
     finally:
-        # If ``before`` is negative, it is an error code. The value 0 restores the initial setting.
+        # A negative ``before`` is an error code, so 0 is set instead, which restores the default
+        # timer setting.
         prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(max(0, before)), 0, 0, 0)
         for thread in _threads() - threads:
             with contextlib.suppress(OSError):

@@ -48,7 +48,7 @@ class _Stream:
         self.send_queued()
 
     def receive(self, array: Array, missing_ranks: set[int]) -> None:
-        """Queue an array to receive into.
+        """Queue an array, to be filled with received bytes.
 
         Once the array is full, this connection's rank is removed from ``missing_ranks``.
         """
@@ -70,7 +70,7 @@ class _Stream:
         return (select.POLLOUT if self._outgoing else 0) | (select.POLLIN if self._incoming else 0)
 
     def send_queued(self) -> None:
-        """Send the bytes that the system accepts now."""
+        """Send as many queued bytes as the system accepts without blocking."""
         while self._outgoing:
             view, request = self._outgoing[0]
             try:
@@ -86,7 +86,7 @@ class _Stream:
                 request.unsent.discard((self._channel, self.rank))
 
     def receive_queued(self) -> None:
-        """Receive the bytes that have arrived."""
+        """Receive the bytes that have arrived into the queued arrays."""
         while self._incoming:
             view, complete = self._incoming[0]
             try:
@@ -112,7 +112,7 @@ class _Stream:
 
 
 class TcpMesh(Mesh):
-    """Connections to all other ranks. Each rank has one connection for values and one for sums.
+    """The connections to all other ranks: two for each rank, one for values and one for sums.
 
     Args:
         rank: Rank of this instance.
@@ -137,8 +137,8 @@ class TcpMesh(Mesh):
             stream.connection.setblocking(False)
             stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(stream.connection)
-        # A forked child closes the connections, because it would keep them open after this process
-        # has ended.
+        # A forked child closes its copies of the connections. Otherwise, the connections would stay
+        # open after this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
 
@@ -172,7 +172,8 @@ class TcpMesh(Mesh):
             Whether any bytes could be sent or received.
 
         Raises:
-            ConnectionLostError: Another rank has closed its connection, or its host is silent.
+            ConnectionLostError: Another rank has closed its connection, or its host no longer
+                answers.
         """
         poll = select.poll()
         for descriptor, stream in self._streams_by_descriptor.items():

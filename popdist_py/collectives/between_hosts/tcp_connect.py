@@ -1,7 +1,8 @@
 """TCP connections between the instances of several hosts, over the network that the launcher chose.
 
-Every rank listens on one address until all connections are made, and then stops listening. Both
-ends of a connection prove that they know a secret, which the ranks have exchanged before.
+Every rank listens on one address until all connections are made, and then stops listening. When a
+connection opens, both ends prove that they know a secret, which the ranks have exchanged through
+their Meeting.
 
 This module does not send or receive arrays.
 """
@@ -33,9 +34,10 @@ _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _VALUES, _SUMS = b"v", b"s"
-# Seconds between two attempts to make the connections that could not be made yet.
+# The longest time, in seconds, to wait for events before failed attempts to connect are repeated.
 _RETRY_CHECK_SECONDS = 0.05
-# A rank that opens a connection sends a claim: the kind of the connection, and its own rank.
+# A rank that opens a connection first sends two facts, together named the claim: the kind of the
+# connection, and its own rank.
 _RANK_BYTES = 4
 _CLAIM_BYTES = 1 + _RANK_BYTES
 
@@ -46,8 +48,8 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
     Args:
         meeting: One instance of each host.
         network: Interface or CIDR of the network between the hosts; None if it is not known.
-        towards: A host that is reached through the network between the hosts. If it is None, the
-            network of the address to which the name of this host resolves is used.
+        towards: The name of a host that is reached through the network between the hosts. If
+            ``towards`` is None, the address to which this host's name resolves is used.
 
     Returns:
         The mesh; None if a rank cannot reach another rank.
@@ -105,13 +107,13 @@ def _addresses_of(host: str) -> list[str]:
 
 
 def _is_reached(address: str) -> bool:
-    """Tell whether other hosts may reach an address: not loopback and not link-local IPv6."""
+    """Return False for loopback and link-local IPv6 addresses, which other hosts cannot reach."""
     value = ipaddress.ip_address(address.partition("%")[0])
     return not value.is_loopback and not (value.version == 6 and value.is_link_local)
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address from which this host reaches ``host``; None if it is loopback."""
+    """Return the own address from which this host reaches ``host``; None if it is loopback."""
     for theirs in _addresses_of(host):
         with suppress(OSError), socket.socket(family_of(theirs), socket.SOCK_DGRAM) as probe:
             probe.connect((theirs, 9))  # sends nothing

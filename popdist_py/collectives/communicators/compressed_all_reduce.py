@@ -1,8 +1,9 @@
 """All-reduce that compresses the sums sent between hosts, but not the data within a host.
 
-Every part of an array has an owner on each host. The owner adds up the part over the instances of
-its host. The owners on all hosts exchange their compressed sums. Each owner then writes the result
-to all instances of its host.
+Every part of an array has one owner on each host, the instance that reduces the part there. The
+owner adds up the part over the instances of its host. The owners on all hosts exchange their
+compressed sums. Each owner then writes the sum over all hosts to the arrays of its host's
+instances.
 
 This module does not compress data, map memory or open connections itself.
 """
@@ -22,8 +23,8 @@ from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
 __all__ = ["CompressedAllReduce"]
 
-# The number of parts that are exchanged at the same time. With so many parts, a network link stays
-# busy while an instance waits for other instances of its host or for a core.
+# An owner exchanges up to this number of parts at the same time. This number of parts keeps a
+# network link busy while an owner waits for other instances of its host or for a core.
 _PARTS_IN_FLIGHT = 16
 
 
@@ -32,12 +33,12 @@ class _Running:
     """A part of an array that the hosts are exchanging.
 
     Attributes:
-        number: Number of the call to which the part belongs.
-        plan: Plan of that call.
+        number: Number of the all-reduce call to which the part belongs.
+        plan: Plan of the call to which the part belongs.
         total: The sum of this part over the instances of this host, and later over all instances.
         targets: The arrays that receive the sum when it is complete.
         rounds: The exchanges between the hosts that have not started yet.
-        request: The exchange between the hosts that is running.
+        request: The exchange between the hosts that is in progress.
     """
 
     number: int
@@ -54,7 +55,7 @@ class CompressedAllReduce:
     Args:
         host: The instances of this host.
         owners: The instances, one on each host, that reduce the same parts of the arrays as this
-            instance. None if this instance does not reduce a part.
+            instance. ``owners`` is None if this instance does not reduce a part.
         num_owners: The number of instances on each host that reduce parts.
     """
 
@@ -77,7 +78,7 @@ class CompressedAllReduce:
             self._start_own_parts(plan, views, compression, self._owners)
 
     def finish(self) -> None:
-        """Wait until the oldest unfinished call is complete."""
+        """Wait until the oldest unfinished all-reduce is complete."""
         number, plan = self._started.popleft()
         while self._in_flight and self._in_flight[0].number == number:
             self._complete_first()
@@ -92,7 +93,8 @@ class CompressedAllReduce:
     ) -> None:
         reduction = plan.reduction
         assert reduction is not None
-        # The first view already holds the sums, except for floats of 16 bits.
+        # The sums are computed in the first view, so they are copied only to the other views. Sums
+        # of 16-bit floats are computed in new memory, so they are copied to all views.
         targets = views if reduction.is_half else views[1:]
         for part in compression.parts(self._host.position, self._num_owners):
             if len(self._in_flight) == _PARTS_IN_FLIGHT:
@@ -122,8 +124,8 @@ def _sum_on_host(reduction: Reduction, views: Sequence[Array], part: slice) -> A
 
     The arrays are added in the same order as in a reduction without compression.
 
-    The sum overwrites this part of the first instance's array. The sum of 16-bit floats is in new
-    memory instead, because they are added up in float32.
+    The sum overwrites this part of the first instance's array. 16-bit floats are added up in
+    float32, so their sum is in new memory instead.
     """
     if reduction.is_half:
         total = np.empty(part.stop - part.start, reduction.accumulate_dtype)

@@ -1,7 +1,7 @@
 """Collectives that write their results to arrays of the caller, as torch.distributed needs.
 
-On one host, every instance copies its data from the slots or from the memory of the others. With
-several hosts, the collectives of this module use the methods of ``AllHosts``.
+On one host, every instance copies data from slots in shared memory, or directly from the memory of
+other processes. With several hosts, the collectives of this module use the methods of ``AllHosts``.
 
 This module itself does not map memory, poll or reduce arrays.
 """
@@ -33,9 +33,10 @@ __all__ = ["GivenArrayCalls"]
 
 
 class GivenArrayCalls(ABC):
-    """The methods of ``GroupCommunicator`` that fill given arrays. All instances make every call.
+    """The methods of ``GroupCommunicator`` that write results to arrays of the caller.
 
-    All arrays are C-contiguous; ``root`` is the index of an instance.
+    All instances must make every call. All arrays are C-contiguous; ``root`` is the index of an
+    instance.
     """
 
     instance_index: int
@@ -74,7 +75,7 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def all_gather_into(self, array: Array, outputs: Sequence[Array]) -> None:
-        """Fill output i with the array of instance i; this instance's output may be ``array``."""
+        """Copy the array of instance i to ``outputs[i]``; the own output may be ``array``."""
         plan = self._plan("all_gather", None, array)
         rows = [output.reshape(-1) for output in outputs]
         if self._world is None:
@@ -85,9 +86,9 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def gather_into(self, array: Array, outputs: Sequence[Array], root: int) -> None:
-        """Fill output i of the root with the array of instance i.
+        """On the root, copy ``array`` of each instance i to ``outputs[i]``.
 
-        On other instances ``outputs`` is empty.
+        On all instances except the root, ``outputs`` is empty.
         """
         plan = self._plan("gather", root, array)
         if self._world is None and self._host.is_gathered_one_shot(array.nbytes):
@@ -105,9 +106,9 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def scatter_into(self, inputs: Sequence[Array], output: Array, root: int) -> None:
-        """Fill ``output`` of instance i with input i of the root.
+        """Copy ``inputs[i]`` of the root to ``output`` of instance i.
 
-        On other instances than the root ``inputs`` is empty.
+        On all instances except the root, ``inputs`` is empty.
         """
         plan = self._plan("scatter", root, output)
         if self._world is None and output.nbytes <= self._host.slot_bytes // self.num_instances:
@@ -122,12 +123,13 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def all_to_all_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Fill output i with the input of instance i for this instance; sizes may differ.
+        """Send ``inputs[i]`` to instance i, and receive ``outputs[i]`` from it; sizes may differ.
 
         Raises:
-            CollectiveMismatchError: An output and its input differ in size. The instance that
-                receives the input raises the error. If all instances are on one host, the instance
-                that sends the input raises it too. All other outputs are filled.
+            CollectiveMismatchError: An output differs in size from the input that is sent to it.
+                The instance that receives the input raises the error. If all instances are on one
+                host, the instance that sends the input raises the error too. Outputs of matching
+                size are filled nevertheless.
         """
         names = sorted({dtype_name(array.dtype) for array in (*inputs, *outputs)})
         plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))
@@ -135,7 +137,7 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def reduce_to(self, array: Array, op: AnyReduceOp, root: int) -> None:
-        """Reduce ``array`` in place on the root; the arrays of the others are not changed."""
+        """Reduce ``array`` in place on the root; other instances keep their arrays unchanged."""
         is_root = root == self.instance_index
         plan = self._plan_to_reduce(f"reduce to {root}", array, op)
         flat = array.reshape(-1)
@@ -149,11 +151,12 @@ class GivenArrayCalls(ABC):
 
     @ends_if_interrupted
     def reduce_scatter_into(self, array: Array, output: Array, op: AnyReduceOp) -> None:
-        """Fill ``output`` of instance i with block i of the reduced ``array``.
+        """Reduce ``array`` over all instances; store block i of the result in instance i's output.
 
         Args:
             array: An array of the shape [instances, elements], with a block for each instance.
-            output: An array as large as one block of ``array``, or this instance's block itself.
+            output: An array of the size of one block. ``output`` may be this instance's block of
+                ``array``.
             op: The operation.
         """
         plan = self._plan_to_reduce("reduce_scatter", array, op)
@@ -165,7 +168,7 @@ class GivenArrayCalls(ABC):
         return self._plans.get(key) or self._plan_reduction(key, array, op, "", call)
 
     def _reduce_scatter(self, plan: CallPlan, array: Array, out: Array) -> None:
-        """Fill ``out`` with this instance's block of the reduced ``array``."""
+        """Reduce ``array`` over all instances; store this instance's block in ``out``."""
         if self._world is not None:
             everything = array.reshape(-1).copy()
             self._reduce(plan, everything)
@@ -181,7 +184,7 @@ class GivenArrayCalls(ABC):
     # --- Calls within a host ------------------------------------------------------------------
 
     def _fill_rows(self, array: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
-        """Fill row i of the flat ``rows`` with the array of this host's instance at position i."""
+        """Copy the array of the instance at position i of this host to the flat ``rows[i]``."""
         flat = array.reshape(-1)
         if self._host.is_gathered_one_shot(array.nbytes):
             if not plan.slots[0]:

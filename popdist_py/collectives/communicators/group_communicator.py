@@ -1,13 +1,13 @@
 """The communicator of several instances, over shared memory within a host and a mesh between hosts.
 
-The communicator chooses the algorithm of a call. Small arrays are reduced in one shot: every
-instance copies its array to its slot, and after a single barrier every instance reduces the slots
-of all instances. Before each call, the instances check that all of them make the same call. With
-several hosts, the message for this check also contains the array, if the array is small.
+The communicator chooses the algorithm for each call. Small arrays are reduced in one shot. Every
+instance copies its array to its slot, a part of the shared memory. After a single barrier, every
+instance reduces the slots of all instances. Before each call, the instances check that all of them
+make the same call. With several hosts, the messages for this check also carry small arrays.
 ``SlicedAllReduce`` reduces large arrays.
 
-This module itself does not map memory, poll or reduce arrays. The module has over 500 lines,
-because it contains a class with all calls that a communicator offers.
+This module itself does not map memory, poll or reduce arrays. This file has over 500 lines, because
+its class contains all calls that a communicator offers.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ __all__ = ["ConnectHosts", "GroupCommunicator", "Links"]
 
 _MAX_PLANS = 1024
 # The hosts check that they make the same collective call. For this check, the first instance of
-# each host sends one of these numbers to the other hosts: _IN_WINDOW if the arrays of its host are
-# in shared memory, _PRIVATE if they are not, or _FIRST_LOST + the index of a lost instance.
+# each host sends one of these numbers to the other hosts. _IN_WINDOW means that all arrays of the
+# host are in shared memory; _PRIVATE means that some are not. _FIRST_LOST + i means that instance i
+# is lost.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-# The location of an array that is outside the shared memory, but may be moved into it. An array in
-# shared memory cannot have this number, because its location is at least 1 << 48.
+# This location means that an array is outside the shared memory but may be moved into it. An array
+# in shared memory never has this location, because its location is at least 1 << 48.
 _MOVABLE = 1
 
 
@@ -65,16 +66,17 @@ class Links(NamedTuple):
     """The connections between hosts.
 
     Attributes:
-        mesh: The connections of this instance; None if it is not connected.
-        use_tcp: Whether TCP carries the data between the hosts. If not, MPI carries the data.
+        mesh: The connections of this instance to other hosts; None if it has no connections.
+        use_tcp: Whether TCP carries the data between the hosts. If ``use_tcp`` is False, MPI
+            carries the data.
     """
 
     mesh: Mesh | None
     use_tcp: bool
 
 
-# A function that connects one instance of each host. The arguments of the function are a color, a
-# key, and whether this instance takes part.
+# A function that connects one instance of each host. The arguments of the function are the color
+# and the key for ``Meeting.split``, and whether this instance takes part.
 ConnectHosts = Callable[..., Links]
 
 
@@ -82,19 +84,19 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     """The communicator of several instances; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
-        world: All instances of the communicator, in the order of their indices. They can already
-            exchange small values.
-        local: The instances of this host, in the same order.
+        world: A Meeting of all instances of the communicator, in the order of their indices.
+        local: A Meeting of the instances of this host, in the order of their indices.
         window: The shared memory of the instances of this host, from ``make_window``.
-        limits: Limits of the waits, and the names of the instances in messages.
+        limits: The time limits of waits, and the names of instances in error messages.
         connect_hosts: A function that connects one instance of each host.
         instances: The index of each instance in the job; None for all instances of the job.
-        shares_memory: Whether the instances of a host share memory. If this is False, every
-            instance is treated as a separate host.
+        shares_memory: Whether the instances of a host share memory. If ``shares_memory`` is False,
+            every instance is treated as a separate host.
 
     Attributes:
         meeting: The argument ``world``.
-        links_use_tcp: Whether TCP carries the data between hosts. It is also true on one host.
+        links_use_tcp: Whether TCP carries the data between hosts. With a single host, this
+            attribute is True.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _connect_hosts(
         self, world: Meeting, connect_hosts: ConnectHosts, *, shares_memory: bool
     ) -> None:
-        """Connect the instances that own the same slice, which are one instance of each host."""
+        """Connect this instance to the owner of the same slice on every other host."""
         own_host = tuple(self._host.instances)
         self.hosts: Sequence[Sequence[int]] = sorted(set(map(tuple, world.all_gather(own_host))))
         hosts = self.hosts
@@ -169,11 +171,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         Args:
             array: A contiguous array.
             op: The operation that combines the elements.
-            name: Name of the call, the same on all instances.
-            move: A function that moves the array to shared memory. The shared memory is passed to
-                the function as its argument. If every instance of this host passes such a function,
-                the functions are called after the first reduction of a large array that is outside
-                the shared memory.
+            name: A name for the call, which must be the same on all instances.
+            move: A function that moves the array to the shared memory that it gets as its argument.
+                ``move`` is called after the first reduction of a large array outside the shared
+                memory, if every instance of this host passes ``move``.
         """
         try:
             if self.background.last is not None:
@@ -192,7 +193,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _reduce(
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
-        """Reduce ``flat`` in place in several steps. ``move`` is explained in ``all_reduce``."""
+        """Reduce ``flat`` in place in several steps. See ``all_reduce`` for ``move``."""
         if plan.is_compared_with_data:
             with numeric_errors_last():
                 self._reduce_with_comparison(plan, flat)
@@ -212,14 +213,14 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self._share(flat.nbytes, move)
 
     def _reduce_with_comparison(self, plan: CallPlan, flat: Array) -> None:
-        """Reduce a small ``flat`` in place; the first instances of the hosts exchange all data."""
+        """Reduce a small array in place; only the first instance of each host uses the mesh."""
         host = self._host
         plan.slots[host.coming_turn][host.position][: flat.size] = flat
         self._agree(plan, flat=flat)
         flat[...] = plan.results[host.current_turn][: flat.size]
 
     def _share(self, num_bytes: int, move: Callable[[Array], None]) -> None:
-        """Move arrays of all instances of this host to a window."""
+        """Move an array of each instance of this host to a new window of shared memory."""
         try:
             memory = self._shared_buffers.add(Window(self._host.local, num_bytes))
         except WindowError:  # all instances of the host raise this error
@@ -228,9 +229,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             move(memory[:num_bytes])
 
     @ends_if_interrupted
-    @np.errstate(all="ignore")  # after an error, other started arrays would stay unfinished
+    @np.errstate(all="ignore")  # an error would leave other started sums unfinished
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
-        """Start to sum ``array`` over all instances, in place, compressed between hosts.
+        """Start to sum ``array`` over all instances in place; data between hosts is compressed.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -246,18 +247,18 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._compressed.start(plan, shared.views, compression)
 
     @ends_if_interrupted
-    @np.errstate(all="ignore")  # after an error, other started arrays would stay unfinished
+    @np.errstate(all="ignore")  # an error would leave other started sums unfinished
     def finish_compressed(self) -> None:
-        """Wait until the oldest unfinished array holds its sum."""
+        """Wait until the oldest unfinished compressed sum is complete."""
         self.background.drain()
         self._compressed.finish()
 
     @ends_if_interrupted
     def add_replicas(self, leaves: Array) -> None:
-        """Add up the rows of all instances in the order of the tree over replicas.
+        """Sum the rows of all instances in the order of the fixed tree over all replicas.
 
         Raises:
-            ValueError: ``leaves`` are not in memory made by ``gradient_buffer``.
+            ValueError: ``leaves`` is not in memory made by ``gradient_buffer``.
         """
         plan = self._plan("add_replicas", None, leaves)
         shared = self._shared_buffers.find(leaves)
@@ -270,7 +271,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def reduce_slice(self, array: Array, name: str = "") -> None:
-        """Sum ``array`` over all instances, and store only ``own_slice`` of the sum.
+        """Sum ``array`` over all instances, and store only this instance's slice of the sum.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -286,7 +287,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             self._sliced.reduce_scatter_shared(plan, shared.views)
 
     def reduce_scatter(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> Array:
-        """Return this instance's block of the first dimension of the reduced ``array``."""
+        """Reduce ``array`` over all instances, and return this instance's block of the result."""
         try:
             self.background.drain()
             key = ("reduce_scatter", op, array.dtype, array.shape, name)
@@ -300,7 +301,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return block
 
     def own_slice(self, size: int) -> slice:
-        """Return the slice of ``size`` elements that this instance reduces."""
+        """Return this instance's slice of an array with ``size`` elements."""
         return self._sliced.own_slice(size)
 
     def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
@@ -320,7 +321,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def all_gather(self, array: Array, name: str = "") -> Array:
-        """Return the arrays of all instances, stacked."""
+        """Return the arrays of all instances, stacked along a new first dimension."""
         plan = self._plan("all_gather", None, array, name)
         if self._world is not None:
             self._agree(plan)
@@ -329,7 +330,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
 
     @ends_if_interrupted
     def gather(self, array: Array, root: int = 0, name: str = "") -> Array | None:
-        """Return the arrays of all instances, stacked, on ``root``; None on the others."""
+        """On ``root``, return the stacked arrays of all instances; elsewhere, return None."""
         plan = self._plan("gather", root, array, name)
         if self._world is not None:
             self._agree(plan)
@@ -366,18 +367,18 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return received
 
     def _broadcast_flat(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Overwrite ``data`` with the bytes of the instance that has the index ``root`` here."""
+        """Overwrite ``data`` with that of instance ``root``, an index within the communicator."""
         if self._world is None:
             self._host.broadcast(data, root, plan)
         else:
             self._world.broadcast(data, root, plan.signature)
 
     def barrier(self) -> None:
-        """Return once every instance has called this."""
+        """Return once every instance has called ``barrier``."""
         self.agree(_BARRIER)
 
     def agree(self, signature: Signature) -> None:
-        """Compare ``signature`` with the other instances; return once all have passed the same."""
+        """Check that all instances pass an equal ``signature``; return once all have passed it."""
         try:
             plan = self._plan_of(signature)
             if self._world is None:
@@ -392,7 +393,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def gradient_buffer(self, num_bytes: int) -> Array:
         """Return zeroed memory that this host's instances share.
 
-        All instances must call this method.
+        All instances of the communicator must call this method.
         """
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._shared_buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
@@ -406,8 +407,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def end_if_interrupted(self, call: str, error: BaseException) -> None:
         """Leave the group if ``error`` has interrupted a call; later calls raise an error.
 
-        In a forked child this method does nothing. The child shares the parent's memory, so the
-        other instances would believe that the parent has left.
+        In a forked child this method does nothing. A forked child shares memory with its parent, so
+        the other instances would believe that the parent has left.
         """
         background = self.background
         if not is_interrupt(error) or background.is_forked or background.is_refusing:
@@ -419,16 +420,16 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         refusal = InstanceLostError(reason)
         self._limits.abort_reason = reason
         background.refuse(refusal)
-        # Descriptors stay open until ``close``, because another thread may be in a call.
+        # File descriptors stay open until ``close``, because another thread may still use them.
         self._host.barrier.leave(refusal)
         if self._slice_owners is not None:
             self._slice_owners.leave(refusal)
 
     def close(self) -> None:
-        """Leave the group. Before that, wait for the background calls, unless an instance was lost.
+        """Wait for the background calls, unless an instance was lost; then leave the group.
 
-        In a forked child this method does nothing. The child shares the parent's memory, so the
-        other instances would believe that the parent has left.
+        In a forked child this method does nothing. A forked child shares memory with its parent, so
+        the other instances would believe that the parent has left.
         """
         if self.background.is_forked:
             return
@@ -486,7 +487,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         return self._remember(key, plan)
 
     def _slots_as(self, dtype: np.dtype[Any], size: int) -> tuple[list[Array], list[Array]]:
-        """Return the first ``size`` elements of all slots of this host: slots 0, then slots 1."""
+        """Return the first ``size`` elements of each instance's slot 0, and of each slot 1."""
         num_bytes = size * dtype.itemsize
         first, second = (
             [slot[:num_bytes].view(dtype) for slot in slots] for slots in self._host.slots
@@ -509,10 +510,11 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         Args:
             plan: Plan of the call.
             location: The location of the array in shared memory. ``_MOVABLE`` means that the array
-                may be moved to shared memory. Other arrays have location 0.
+                may be moved to shared memory. Location 0 means that the array stays outside the
+                shared memory.
             address: Address of the array in this process.
-            flat: A small array, which the caller has copied to this instance's next slot. It is
-                reduced over all hosts into ``plan.results``.
+            flat: A small array, which the caller has copied to this instance's slot for the next
+                step. ``flat`` is reduced over all instances into ``plan.results``.
 
         Raises:
             CollectiveMismatchError: The instances make different calls.
@@ -522,8 +524,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         try:
             same = barrier.compare(turn, plan.code, plan.signature, location, address)
         except InstanceLostError:
-            # After an abort, no other instance was lost. The instances of the other hosts lose this
-            # instance.
+            # If ``lost_instance`` is negative, this communicator was aborted and no other instance
+            # was lost. The other hosts are then told that this instance is lost.
             lost = barrier.lost_instance if barrier.lost_instance >= 0 else self.instance_index
             self._compare_hosts(plan, _FIRST_LOST + lost)
             raise
@@ -552,11 +554,11 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _compare_hosts(
         self, plan: CallPlan, number: int, same: bool = False, flat: Array | None = None
     ) -> None:
-        """Compare the calls of all hosts, on the first instance of each host.
+        """Check, on the first instance of each host, that all hosts make the same call.
 
-        Two results are stored in ``_verdict``, which the instances of the host share: whether the
-        calls are equal, and the largest ``number`` of all hosts. If the calls are equal, ``flat``
-        is reduced as ``_agree`` describes.
+        Two results are stored in ``_verdict``, an array shared by the instances of the host. The
+        first result is whether the calls are equal; the second is the largest ``number`` of all
+        hosts. If the calls are equal, ``flat`` is reduced as ``_agree`` describes.
         """
         owners, barrier = self._slice_owners, self._host.barrier
         if owners is None or self._host.position:
@@ -570,7 +572,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         except InstanceLostError as error:
             if owners.lost_instance >= 0 and barrier.lost_error is None:
                 self._verdict[:] = 0, _FIRST_LOST + owners.lost_instance
-                # The other instances of this host must name the same lost instance.
+                # After this barrier, the other instances of this host read the lost instance from
+                # ``_verdict``, so that their errors name the same instance.
                 barrier.wait_for_all(plan.signature)
                 barrier.lost_error = error
             raise
@@ -579,7 +582,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     def _compare_with_data(
         self, owners: MeshGroup, plan: CallPlan, number: int, flat: Array
     ) -> tuple[bool, int]:
-        """Check that all hosts make the same call. Reduce ``flat`` as ``_agree`` describes it."""
+        """Check that all hosts make the same call; if so, reduce ``flat`` into ``plan.results``."""
         turn, reduction = self._host.current_turn, plan.reduction
         assert reduction is not None
         out = plan.results[turn][: flat.size]

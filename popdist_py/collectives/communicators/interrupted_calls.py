@@ -1,14 +1,14 @@
-"""The treatment of errors in the middle of a call: interrupts, and NumPy's numeric errors.
+"""The treatment of errors during a collective call: interrupts and NumPy's numeric errors.
 
-``ends_if_interrupted`` ends a communicator after an interrupted call, for example by Ctrl-C.
+``ends_if_interrupted`` ends a communicator if a call is interrupted, for example by Ctrl-C.
 
-When a call is interrupted, the other instances may be at any step of this call. If the interrupted
-instance then made another call, the other instances would mistake the data of this call for data of
-the interrupted call. So the interrupted instance leaves the communicator. Later calls of the
-interrupted instance raise an error at once, and calls of the other instances raise an error that
-names the instance that left.
+When one instance's call is interrupted, the other instances may be at any step of this call. If the
+interrupted instance then made another call, the other instances would mistake the new call's data
+for data of the interrupted call. So the interrupted instance leaves the communicator. Later calls
+of the interrupted instance raise an error at once. Calls of the other instances raise an error that
+names the interrupted instance.
 
-``numeric_errors_last`` lets a call move all its data before it raises a numeric error. So the
+``numeric_errors_last`` lets a call exchange all its data before it raises a numeric error. So the
 communicator stays usable after a numeric error.
 """
 
@@ -27,13 +27,13 @@ from popdist_py.errors import PopdistError
 
 __all__ = ["ends_if_interrupted", "is_interrupt", "numeric_errors_last"]
 
-# These errors do not end the communicator. They are raised before any data are exchanged, after all
-# data were exchanged, or on every instance. NumPy raises an ArithmeticError or a Warning for values
-# that overflow or are invalid, if the program asks for that.
-# ``numeric_errors_last`` delays these errors.
+# These errors do not end the communicator. A collective call raises these errors before it
+# exchanges any data, after it has exchanged all data, or on every instance. If the program asks for
+# it, NumPy raises an ArithmeticError or a Warning for overflows and invalid values.
+# ``numeric_errors_last`` delays NumPy's numeric errors until all data are exchanged.
 _STAYS = (PopdistError, WindowError, TypeError, ValueError, ArithmeticError, Warning)
 
-# The setting of np.errstate for each description that NumPy gives of an error.
+# Maps NumPy's description of a numeric error to the np.errstate argument that controls the error.
 _SETTINGS = {
     "divide by zero": "divide",
     "overflow": "over",
@@ -51,15 +51,15 @@ class _Endable(Protocol):
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether an error may have interrupted a call midway, as errors of signal handlers do."""
+    """Tell whether an error may have interrupted a call midway, such as KeyboardInterrupt."""
     return not isinstance(error, _STAYS)
 
 
 def ends_if_interrupted(call: Call) -> Call:
-    """Return a method that ends its communicator if the call is interrupted.
+    """Decorate a collective method: if a call is interrupted, the communicator ends.
 
-    The shortest methods do not use this decorator but contain the same lines themselves, because
-    the wrapper would add a tenth to their time.
+    The fastest methods of a communicator contain the same lines themselves. The decorator's wrapper
+    would make these methods 10 % slower.
     """
     name = call.__name__.strip("_")
 
@@ -78,16 +78,18 @@ def numeric_errors_last() -> AbstractContextManager[None]:
     """Return a context manager that delays the numeric errors of NumPy until its block ends.
 
     In a reduction with several steps, the instances wait for one another after each step. If one
-    instance raised an error in the middle, the instances would be at different steps.
+    instance raised a numeric error between two steps, the other instances would wait for it in
+    vain.
 
     Raises:
-        FloatingPointError: The block has ended, the program asks NumPy for errors, and a value
-            overflowed or is invalid.
-        RuntimeWarning: The same happened, and the program turns warnings into errors.
+        FloatingPointError: In the block, a value overflowed or became invalid, and the program asks
+            NumPy to raise errors.
+        RuntimeWarning: In the block, a value overflowed or became invalid, and the program turns
+            warnings into errors.
     """
     modes = np.geterr()
-    # Most programs ask neither for numeric errors nor for warnings as errors. In these programs,
-    # calls must not take longer.
+    # Most programs turn neither numeric problems nor warnings into errors. Such programs get a
+    # context manager that does nothing, so their calls do not take longer.
     if "raise" in modes.values() or any(action == "error" for action, *_ in warnings.filters):
         return _delayed(cast("dict[str, str]", modes))
     return _AT_ONCE
@@ -95,8 +97,8 @@ def numeric_errors_last() -> AbstractContextManager[None]:
 
 @contextmanager
 def _delayed(modes: dict[str, str]) -> Iterator[None]:
-    """Delay the errors and warnings that NumPy raises with these settings of ``np.errstate``."""
-    if not {"call", "log"}.isdisjoint(modes.values()):  # the program has a function for errors
+    """Delay NumPy's errors and warnings to the block's end; ``modes`` is from ``np.geterr()``."""
+    if not {"call", "log"}.isdisjoint(modes.values()):  # the program handles numeric errors
         yield
         return
     found: list[str] = []

@@ -33,12 +33,12 @@ from popdist_py.errors import PopdistError
 __all__ = ["join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A function that connects the processes of a Meeting, and returns the mesh that connects them. All
-# these processes call the function.
+# A function that connects the processes of a Meeting and returns the mesh between them. All
+# processes of the Meeting must call it.
 OwnMesh: TypeAlias = Callable[[Any], Mesh]
 
-# With MPI instead of shared memory, a call of two instances took 20 us instead of 4 us for 4 bytes,
-# and 8.4 ms instead of 3.6 ms for 26 MB.
+# With MPI instead of shared memory, a collective call of two instances took 20 us instead of 4 us
+# for 4 bytes. For 26 MB, such a call took 8.4 ms instead of 3.6 ms.
 _SLOWER = (
     "the instances of a host cannot share memory (%s): collectives take 2 to 20 times as long "
     "within a host; set POPDIST_SHARED_MEMORY=0 to accept this without a warning"
@@ -52,8 +52,8 @@ _MPI_BETWEEN_HOSTS = (
 def join_job(settings: CollectiveSettings) -> Communicator:
     """Connect all instances of the job over MPI. All instances must call this function.
 
-    The library's messages never mix with the messages of a program that uses mpi4py, because the
-    communicator uses a duplicate of MPI's COMM_WORLD.
+    The communicator uses a duplicate of MPI's COMM_WORLD. So its messages never mix with the
+    messages of a program that uses mpi4py itself.
     """
     from mpi4py import MPI
 
@@ -73,7 +73,7 @@ def join_group(
         job: The communicator of the job, from ``join_job``.
 
     Raises:
-        InstanceLostError: An instance did not make this call in time.
+        InstanceLostError: An instance did not call this function in time.
     """
     if len(instances) == 1:
         return SoloCommunicator(instances)
@@ -110,14 +110,15 @@ def join(
         meeting: A group of instances that can exchange small values already, in the order of their
             indices.
         settings: The settings of the user.
-        own_mesh: A function that makes a mesh over the transport that ``meeting`` uses; None if
-            this transport cannot send arrays.
-        towards: The name of a host. The network interface that leads to this host also leads to all
-            other hosts of the job. This argument is used if the user does not set a network.
-        limits: Limits of the waits, and the names of the instances in messages; None to take the
-            limit from ``settings``.
+        own_mesh: A function that makes a mesh over the transport that ``meeting`` uses; None if the
+            transport of ``meeting`` cannot send arrays.
+        towards: The name of a host that is reached through the network between the hosts of the
+            job. ``towards`` is used only if the user does not set a network.
+        limits: The time limits of waits, and the names of instances in error messages. If
+            ``limits`` is None, the time limit comes from ``settings``.
         instances: The index of each instance in the job; None for all instances of the job.
-        tries_tcp: Whether to try TCP between the hosts. If this is False, ``own_mesh`` is used.
+        tries_tcp: Whether to try TCP between the hosts. If ``tries_tcp`` is False, ``own_mesh`` is
+            used.
 
     Raises:
         PopdistError: The hosts do not reach one another. All instances raise this error.
@@ -135,10 +136,10 @@ def join(
 
 
 def place_of_this_process() -> str:
-    """Return the boot id and PID name space; equal values mean that processes can share memory."""
+    """Return the boot id and PID name space; processes with equal values can share memory."""
     try:
-        # Two containers on one machine have different PID name spaces: a PID of one container is
-        # another process in the other.
+        # Two containers on one machine have different PID name spaces, so a PID of one container
+        # means another process in the other container.
         return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
         return ""
@@ -154,8 +155,8 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
     if all(places):
         local = meeting.split(places.index(places[meeting.rank]), meeting.rank)
         window, reason = _window_or_reason(local)
-        # If the instances of one host cannot share memory, no host uses shared memory, because all
-        # hosts must use the same protocol.
+        # All hosts must use the same protocol. So no host uses shared memory if the instances of
+        # any host cannot share memory.
         reasons = meeting.all_gather(reason)
         if window is not None and not any(reasons):
             return local, window, True
@@ -167,7 +168,7 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
 
 
 def _window_or_reason(local: Meeting) -> tuple[Window | None, str]:
-    """Return shared memory of this host's instances, or None with the reason for the failure."""
+    """Make the shared memory of this host's instances; return it, or None and an error text."""
     try:
         return make_window(local), ""
     except WindowError as error:
@@ -177,7 +178,7 @@ def _window_or_reason(local: Meeting) -> tuple[Window | None, str]:
 def _connect_without_tcp(
     meeting: Meeting, own_mesh: OwnMesh, color: int, key: int, *, takes_part: bool
 ) -> Links:
-    """Connect one instance of each host, as ``_connect_hosts`` does, but only with ``own_mesh``."""
+    """Connect one instance of each host by ``own_mesh``, without trying TCP."""
     mesh = own_mesh(meeting.split(color, key))
     return Links(mesh if takes_part else None, use_tcp=False)
 
@@ -199,7 +200,7 @@ def _connect_hosts(
         settings: The settings of the user.
         own_mesh: A function that makes a mesh if the hosts do not reach one another by TCP.
         towards: The argument ``towards`` of ``join``.
-        color: A number. Instances with the same number are connected with one another.
+        color: A number. Instances with the same ``color`` are connected with one another.
         key: Instances with the same ``color`` are sorted by their ``key``.
         takes_part: Whether this instance is to be connected.
 

@@ -1,9 +1,10 @@
 """All-reduce of large arrays in slices, as a reduce-scatter and an all-gather.
 
 Each instance owns one slice of the array, which it reduces for the other instances of its host. An
-owner gets the data of the other instances in one of three ways. Either the arrays are in a shared
-window, or the instances copy them through the slots, or the owner reads and writes the memory of
-the other processes directly. Between hosts, the owners of the same slice all-reduce this slice.
+owner gets the data of the other instances in one of three ways. The arrays are in a window of
+shared memory, or the instances copy them to slots in shared memory, or the owner accesses the
+memory of the other processes directly. Between hosts, the owners of the same slice all-reduce this
+slice.
 
 This module does not compare calls, map memory or open connections.
 """
@@ -26,21 +27,23 @@ from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 __all__ = ["SlicedAllReduce"]
 
 # With several hosts, an instance reads arrays above this size directly from the memory of the other
-# processes. The other way would copy the array in parts of a slot's size, which are too small to
-# keep a network link busy. On one host, measurements show the faster way for arrays of two slots or
-# more.
+# processes. Copies through slots would divide the array into parts of a slot's size, which are too
+# small to keep a network link busy. On one host, measurements choose between slots and direct reads
+# for arrays of at least two slots.
 _MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
-# The number of bytes that an owner reads from all instances together before it writes the result.
-# A second-level cache can hold this number of bytes. The part that is read from one instance has a
-# minimum size, because reading smaller parts would need too many system calls.
+# Before an owner writes a result, it reads _READ_BYTES_OF_ALL bytes from all instances together. A
+# second-level cache can hold _READ_BYTES_OF_ALL bytes. An owner reads at least _MIN_READ_BYTES from
+# each instance at a time, because smaller reads would need too many system calls.
 _READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
-# A slice is reduced between the hosts in pieces. With larger pieces, fewer calls are necessary.
-# With smaller pieces, the first piece can be sent earlier.
+# A slice is reduced between the hosts in pieces. Larger pieces need fewer calls. Smaller pieces let
+# the transfer of the first piece start earlier.
 _CHUNKS_PER_PIECE, _PIECES_IN_FLIGHT = 2, 4
 _MAX_TRIALS = 1024
 _NOT_TRIED = ReadingTrial()
-# If instances share cores, the times of a trial also contain waits for cores. Half an array fills
-# fewer slots than the whole array. So the waits count more, and the slots seem too slow.
+# If instances share cores, the times that a trial measures also contain waits for cores. A trial
+# sends only half an array through the slots, so these waits are a larger share of the time. The
+# slots then seem slower than they are. Direct reads are chosen only if they seem faster by this
+# factor.
 _LEAST_GAIN_WHEN_CORES_ARE_SHORT = 1.4
 # Slices begin at multiples of this number of elements, to align them to cache lines.
 _ALIGNED_ELEMENTS = 16
@@ -49,14 +52,14 @@ _Sources: TypeAlias = Callable[[slice], Iterable[Array]]
 
 
 class SlicedAllReduce:
-    """Reduces large arrays over the instances of this host, and of all hosts.
+    """Reduces large arrays over the instances of this host, and then over all hosts.
 
     Args:
         host: The instances of this host.
         hosts: The instance indices of each host, one sequence per host.
         slice_owners: The owners of this instance's slice on all hosts; None with one host, or if
             this instance does not own a slice.
-        slot_bytes: Size of a slot on the host with the smallest slots.
+        slot_bytes: Size in bytes of a slot on the host with the smallest slots.
         can_read: Whether, on every host, each instance can read the memory of the others.
     """
 
@@ -79,9 +82,10 @@ class SlicedAllReduce:
         # Every slice has one owner on every host. So there are as many slices as the smallest host
         # has instances.
         self._num_owners = min(map(len, hosts))
-        # The measured times of the calls with equal arguments, by a number that stands for these
-        # arguments. The times decide how the next of these calls exchanges its data. All instances
-        # must decide the same, so times are added only in a call that all instances make.
+        # Maps the code of a call, which stands for its arguments, to the measured times of calls
+        # with these arguments. The times decide whether later calls use slots or direct reads. All
+        # instances must make the same decision, so times are added only in a call that all
+        # instances make.
         self._trials: dict[int, ReadingTrial] = {}
         self._least_gain = _LEAST_GAIN_WHEN_CORES_ARE_SHORT if host.cores_are_short else 1.0
 
@@ -91,29 +95,30 @@ class SlicedAllReduce:
         self._host.barrier.wait_for_all(plan.signature)
 
     def own_slice(self, size: int) -> slice:
-        """Return the slice of ``size`` elements that this instance reduces."""
+        """Return this instance's slice of an array with ``size`` elements."""
         return _slice_of(self._host.position, self._num_owners, size)
 
     def reduce_scatter_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
-        """Reduce this instance's slice of arrays in shared memory, in this instance's array."""
+        """Reduce this instance's slice of ``views`` in place, in this instance's own view."""
         own = self._host.position
         views = [views[own], *views[:own], *views[own + 1 :]]
         self._reduce_own_slice(plan, _parts_of(views), views[0])
 
     def publish_first_slot(self, plan: CallPlan, flat: Array) -> None:
-        """Copy the first part of a private array to this instance's slot, if the slots are used.
+        """If slots are used for the array ``flat``, copy its first part to this instance's slot.
 
-        All instances can then reduce this part right after the next barrier.
+        All instances can then reduce the first part right after the next barrier.
         """
         if not self._is_read(plan, flat) and not self._is_tried(plan, flat):
             self._publish(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
 
     def reduce_scatter_private(self, plan: CallPlan, blocks: Array, out: Array) -> None:
-        """Reduce this instance's block of arrays outside the shared memory. For one host only.
+        """Reduce-scatter arrays that are outside the shared memory, on a single host.
 
         Args:
             plan: Plan of the call.
-            blocks: This instance's values for each instance, of the shape [instances, elements].
+            blocks: This instance's array, of the shape [instances, elements]: one block for each
+                instance.
             out: A flat array that receives the result.
         """
         host, own = self._host, self._host.position
@@ -133,13 +138,13 @@ class SlicedAllReduce:
     def all_reduce_private(
         self, plan: CallPlan, flat: Array, agreement: Agreement, *, is_published: bool
     ) -> None:
-        """Reduce arrays, some of which are outside the shared memory.
+        """Reduce ``flat`` in place, if arrays of some instances are outside the shared memory.
 
         Args:
             plan: Plan of the call.
             flat: The array of this instance.
             agreement: The locations of the arrays of all instances.
-            is_published: Whether ``publish_first_slot`` was called before.
+            is_published: Whether the caller has called ``publish_first_slot``.
         """
         if self._is_read(plan, flat):
             self._all_reduce_directly(plan, flat, agreement.addresses)
@@ -148,16 +153,16 @@ class SlicedAllReduce:
             self._try_both(plan, flat, agreement.addresses)
             return
         if agreement.some_in_window:
-            # If the array of this instance is in shared memory, it is not in the instance's slot
-            # yet, because the slots are not needed if all arrays are in shared memory. Some arrays
-            # are not, so the array is copied now.
+            # Some arrays are in shared memory and others are not, so all arrays must pass through
+            # slots. An instance copies an array in shared memory to its slot only now, because it
+            # did not know earlier that slots are needed.
             if not is_published:
                 self._publish(plan, flat[: self._slot_size(plan)], self._host.current_turn)
             self._host.barrier.wait_for_all(plan.signature)
         self._all_reduce_through_slots(plan, flat)
 
     def publish_to_reduce(self, plan: CallPlan, flat: Array) -> None:
-        """Copy the first part of an array to this instance's slot, if the slots are used.
+        """If slots are used for the array ``flat``, copy its first part to this instance's slot.
 
         Exactly one barrier must follow before ``reduce_private`` is called.
         """
@@ -167,13 +172,13 @@ class SlicedAllReduce:
     def reduce_private(
         self, plan: CallPlan, flat: Array, agreement: Agreement, root: int, *, is_root: bool
     ) -> None:
-        """Reduce arrays in place on the root only, after ``publish_to_reduce`` and a comparison.
+        """Reduce arrays in place on the root only; call ``publish_to_reduce`` before.
 
         Args:
             plan: Plan of the call.
             flat: The array of this instance.
             agreement: The locations of the arrays of all instances.
-            root: Position of the root; with several hosts it is not used.
+            root: Position of the root on its host; unused with several hosts.
             is_root: Whether this instance is the root.
         """
         if self._is_read_to_reduce(flat):
@@ -190,13 +195,13 @@ class SlicedAllReduce:
         return self._can_read and flat.nbytes > limit
 
     def _is_read(self, plan: CallPlan, flat: Array) -> bool:
-        """Tell whether owners read a private array directly from the other process."""
+        """Tell whether owners read arrays directly from the memory of the other processes."""
         if not self._may_be_read(flat):
             return False
         return len(self._hosts) > 1 or self._trials.get(plan.code, _NOT_TRIED).reading_is_faster
 
     def _is_tried(self, plan: CallPlan, flat: Array) -> bool:
-        """Tell whether this call is part of the trial that finds the faster way for an array."""
+        """Tell whether this call must measure both ways, slots and direct reads."""
         if len(self._hosts) > 1 or not self._may_be_read(flat):
             return False
         return not self._trials.get(plan.code, _NOT_TRIED).is_over
@@ -218,8 +223,8 @@ class SlicedAllReduce:
         self._all_reduce_directly(plan, flat[half:], [first + offset for first in addresses])
         end = time.perf_counter_ns()
         barrier, turn = self._host.barrier, self._host.next_turn()
-        # The times per element are whole numbers of picoseconds. 1 is added because ``compare``
-        # does not publish 0.
+        # Each time per element is sent as a whole number of picoseconds plus 1, because ``compare``
+        # does not publish the number 0.
         location = 1 + 1000 * (middle - start) // half
         address = 1 + 1000 * (end - middle) // (flat.size - half)
         barrier.compare(turn, plan.code, plan.signature, location, address)
@@ -229,7 +234,7 @@ class SlicedAllReduce:
         trial.add(*barrier.published(turn))
 
     def add_replicas(self, plan: CallPlan, leaves: Sequence[Array]) -> None:
-        """Add up the rows of all instances in tree order; ``leaves`` are in a window."""
+        """Sum the rows of all instances in tree order; ``leaves`` are arrays in shared memory."""
         columns, part_size = leaves[0].shape[1], CHUNK_BYTES // 4 // leaves[0].itemsize
         for part in self._own_parts(columns, part_size):
             total = self._tree_sum(leaves, part, plan)
@@ -240,10 +245,10 @@ class SlicedAllReduce:
     # --- Exchanging data within a host ----------------------------------------------------------
 
     def _all_reduce_directly(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
-        """Read this instance's slice from all others, reduce it, and write it to all others.
+        """Read this instance's slice of all arrays, reduce it, and write the result to all arrays.
 
-        In every array, only the owner of a slice reads and writes the slice. So the instances need
-        a single barrier, after all slices are written.
+        In every array, only the owner of a slice reads and writes the slice. So a single barrier is
+        enough, after the owners have written all slices.
         """
         host, itemsize = self._host, flat.itemsize
 
@@ -261,9 +266,9 @@ class SlicedAllReduce:
     def _reduce_directly(
         self, plan: CallPlan, flat: Array, addresses: Sequence[int], root: int
     ) -> None:
-        """Read this instance's slice from all others, and write its reduction to the root.
+        """Read this instance's slice of all arrays, reduce it, and write the result to the root.
 
-        This works on one host only.
+        This method works on a single host only.
         """
         host, sources = self._host, self._reading(plan, flat, addresses)
         reduction, result = _reduction_of(plan), self._scratch[3].view(flat.dtype)
@@ -296,7 +301,7 @@ class SlicedAllReduce:
             count, offset = part.stop - part.start, part.start * itemsize
             values = flat[part]
             # The result overwrites ``flat`` as soon as the first two sources are added. If ``flat``
-            # is a later source, its values are therefore copied before.
+            # is a later source, its values must therefore be copied first.
             if own > 1:
                 kept[:count] = values
                 values = kept[:count]
@@ -313,13 +318,13 @@ class SlicedAllReduce:
     def _all_reduce_through_slots(
         self, plan: CallPlan, flat: Array, *, takes_result: bool = True
     ) -> None:
-        """Reduce an array in parts that fit into a slot. The caller has filled the first slot.
+        """Reduce an array in parts that fit into a slot; the caller has copied the first part.
 
         Each part of the array is divided into slices, and each slice has one instance as its owner.
-        Every owner reduces its slice, and then all instances copy all slices. Each instance copies
-        its next part to its other slot before it reduces the current part, so one barrier for each
-        part is enough. The results are in separate shared memory, because an instance may still
-        read results while another instance already writes to its slot.
+        Every owner reduces its slice, and then all instances copy the results of all slices. Each
+        instance copies its next part to its other slot before it reduces the current part. So one
+        barrier for each part is enough. The results are in separate shared memory, because an
+        instance may still read results while another instance already writes to its slot.
         """
         host, own = self._host, self._host.position
         turn, slot_size = host.current_turn, self._slot_size(plan)
@@ -344,13 +349,13 @@ class SlicedAllReduce:
                 slot[part] = chunk[part]
 
     def _slot_size(self, plan: CallPlan) -> int:
-        """Return the number of the call's elements that fit in a slot."""
+        """Return the number of array elements that fit in a slot."""
         return self._slot_bytes // _reduction_of(plan).dtype.itemsize
 
     # --- Slices ---------------------------------------------------------------------------------
 
     def _own_parts(self, size: int, part_size: int) -> Iterator[slice]:
-        """Yield the slice that this instance owns, in parts; yield nothing if it owns no slice."""
+        """Yield the parts of this instance's slice, if this instance owns a slice."""
         position = self._host.position
         if position >= self._num_owners:
             return
@@ -373,8 +378,9 @@ class SlicedAllReduce:
 
         Args:
             plan: Plan of the call.
-            sources: A function that returns a part of each array, one array for each instance of
-                this host. Only the first or the second of these arrays may be in ``out``.
+            sources: A function that takes a slice and returns this part of the array of each
+                instance of this host. Only the first or the second array that ``sources`` returns
+                may be in ``out``.
             out: An array for the result, as large as the whole array.
             pass_on: A function that copies a finished part of ``out`` to the other instances.
             part_bytes: Number of bytes to reduce at a time, at most ``CHUNK_BYTES``.
@@ -481,7 +487,7 @@ def _copying_to(views: Sequence[Array]) -> Callable[[slice], None]:
 
 
 def _slice_of(owner: int, num_owners: int, size: int) -> slice:
-    """Return the slice that belongs to an owner. Slices are aligned to cache lines."""
+    """Return the slice that belongs to ``owner``. Slices are aligned to cache lines."""
     per_owner = -(-size // num_owners // _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS
     start = min(owner * per_owner, size)
     return slice(start, min(start + per_owner, size))

@@ -55,7 +55,7 @@ class SoloCommunicator:
         return array.copy()
 
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
-        """Add up the rows in the order of the tree over replicas."""
+        """Sum the rows in the order of the tree over replicas; store the sum in ``leaves[0]``."""
         from popdist_py.collectives.arithmetic import CHUNK_BYTES
         from popdist_py.collectives.tree import Adder, combine
 
