@@ -1,9 +1,10 @@
 """PopDist in Python, for programs that run as instances of a poprun-py job.
 
-Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` joins the job. The
-functions of PopDist's own API keep their names, such as ``getNumInstances``. ``__init__.pyi`` is
-the only list of the public names. This package imports each of its modules at the first use of one
-of the module's names, because the launcher needs only the module ``environment``.
+Importing this package imports neither torch, NumPy nor mpi4py. ``init()`` connects the program to
+the other instances of its job. The functions of PopDist's own API keep their names, such as
+``getNumInstances``. The public names are listed only in the stub ``__init__.pyi``. The package
+imports a module at the first use of one of the module's names. The launcher can therefore import
+one module without the others.
 """
 
 from functools import cache

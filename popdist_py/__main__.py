@@ -1,9 +1,10 @@
 """The command ``python -m popdist_py PROGRAM``, which runs a program with emulated SDK modules.
 
-The command starts Python again with the folder ``start_hook`` on PYTHONPATH. The program behaves as
-with ``python PROGRAM``, but it can also import poptorch, popdist, horovod and popart. The launcher
-sets PYTHONPATH in the same way for the instances of a job. The options ``--install-names`` and
-``--remove-names`` change a whole Python environment instead of one program.
+The command replaces itself with a new Python process that has the folder ``start_hook`` on
+PYTHONPATH. The program behaves as with ``python PROGRAM``, but it can also import poptorch,
+popdist, horovod and popart. The launcher sets PYTHONPATH in the same way for the instances of a
+job. The option ``--install-names`` makes these modules importable for all programs of a Python
+environment, and ``--remove-names`` undoes this.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ _OPTIONS = {
 }
 _HOOK = str(Path(__file__).resolve().parent / "start_hook")
 # A .pth file with one line of code, which Python runs when it starts. The code installs an import
-# finder, which prefers installed packages. A folder in sys.path would hide packages of the Python
-# on which a virtual environment is based, because these packages come later in sys.path. The file
-# name begins with zz because Python reads .pth files in alphabetical order, and other .pth files
-# must have added their folders to sys.path before.
+# finder that prefers installed packages to the emulation. The .pth file does not simply add a
+# folder to sys.path. In a virtual environment, such a folder would hide packages of the base
+# Python, which come later in sys.path. The file name begins with zz, so Python reads this file
+# after the .pth files that add folders to sys.path.
 _PTH = "zz_popdist_py_sdk_names.pth"
 _START = f"""\
 sys.path.insert(0, {_HOOK!r})
@@ -61,7 +62,7 @@ finally:
 
 
 def main() -> int:
-    """Run the command line. Return an exit code, or replace this process by the program."""
+    """Run the command line. Return an exit code, or replace this process with the program."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
         _say(_USAGE, sys.stdout)
@@ -91,10 +92,10 @@ def main() -> int:
 
 
 def _variables(given: dict[str, str]) -> dict[str, str]:
-    """Return the environment variables to set for a program, which include ``given``."""
+    """Return the variables to add to the program's environment, including those in ``given``."""
     mode = os.environ.get(SDK_NAMES, "")
     names = mode if mode in _OPTIONS["--sdk-names"][1] else "auto"
-    # In an instance of a job, the launcher has already decided whether this is an SDK program.
+    # In an instance of a job, SDK_COMMAND is not changed: the launcher has set it or left it out.
     command = {} if is_popdist_environment(os.environ) else {SDK_COMMAND: "1"}
     path = os.environ.get("PYTHONPATH", "")
     # The folder start_hook must be first in PYTHONPATH, because Python runs only the first
@@ -105,14 +106,14 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
 
 
 def _options_of_python() -> list[str]:
-    """Return the command-line words between ``python`` and ``-m popdist_py``."""
+    """Return Python's own options, the words between ``python`` and ``-m popdist_py``."""
     words = ["", "", *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]]
-    # The last words are -m popdist_py or -mpopdist_py. Other options of one letter may stand before
-    # the m, as in -um popdist_py.
+    # Python's own arguments end with -m popdist_py or -mpopdist_py. Other one-letter options may
+    # precede the m, as in -um popdist_py.
     last = words.pop()
     letters = last.removesuffix("popdist_py") or words.pop()
     if not (last.endswith("popdist_py") and letters.startswith("-") and letters.endswith("m")):
-        return []  # the file was run, or another program calls main()
+        return []  # Python ran this file by its path, or another program called main()
     letters = letters.removesuffix("m")
     return [*words[2:], letters] if letters != "-" else words[2:]
 
@@ -134,7 +135,7 @@ def _change_environment(*, install: bool) -> int:
 
 
 def _is_installed() -> bool:
-    """Tell whether a Python of this environment finds this package without PYTHONPATH."""
+    """Tell whether Python finds popdist_py in this environment without PYTHONPATH."""
     code = "import importlib.util as u, sys; sys.exit(u.find_spec('popdist_py') is None)"
     return subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
 
@@ -147,7 +148,8 @@ def _refuse(message: str) -> int:
 def _say(text: str, stream: TextIO | None) -> None:
     """Write ``text`` to ``stream``, unless the stream was closed before Python started."""
     if stream is not None:
-        # A path may contain characters that the encoding of the stream does not support.
+        # A path may contain bytes that are not UTF-8. Writing these bytes without escapes would
+        # fail.
         stream.write(text.encode(errors="backslashreplace").decode())
 
 

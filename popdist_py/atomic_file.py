@@ -1,8 +1,9 @@
-"""Writing of files that other processes see either complete or not at all.
+"""Functions that write a file so that other processes see it complete or not at all.
 
 A file is written under a temporary name and then renamed. The functions of this module do not call
-``fsync``. The function ``open_private`` opens files that only their owner can read. The launcher
-uses this module too, so it imports only the standard library.
+``fsync``, so a power failure may lose a new file. The function ``open_private`` opens files that
+only their owner can read. The launcher uses this module too, so it imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
 
     Args:
         path: A path in an existing folder.
-        private: Whether to make the temporary file at once, with permissions only for its owner.
+        private: Whether to create the temporary file at once, readable only by its owner.
 
     Raises:
-        OSError: The file cannot be made.
+        OSError: The temporary file cannot be created.
     """
-    # Processes on several hosts may share the folder, so the process id alone is not unique.
+    # Processes on several hosts may share the folder, so a process id does not make the name
+    # unique.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
     try:
         if private:
             partial.touch(0o600, exist_ok=False)
         yield partial
     except BaseException:
-        # If the file system has become read-only, unlink() raises a second error. The caller needs
-        # the first error, and not the error of unlink().
+        # If the file system has become read-only, unlink() raises a second error, which must not
+        # hide the first one.
         with suppress(OSError):
             partial.unlink()
         raise
@@ -46,14 +48,14 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield a temporary path, and rename its file to ``path`` if the block does not raise an error.
+    """Yield a temporary path, and rename the file there to ``path`` if the ``with`` block succeeds.
 
     If several processes write the same file, the last process wins. The arguments are the same as
     for ``beside``.
 
     Raises:
-        OSError: The file cannot be made or renamed. The file at ``path`` is unchanged after this
-            error.
+        OSError: The temporary file cannot be created or renamed. The file at ``path`` is unchanged
+            after this error.
     """
     with beside(path, private=private) as partial:
         yield partial
@@ -61,10 +63,10 @@ def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` in one step. The folder must exist.
+    """Write a text file atomically. The folder of ``path`` must exist.
 
-    Only the owner of the file can read it. Characters that UTF-8 cannot encode are written as
-    backslash escapes.
+    The written file can be read only by its owner. Characters that UTF-8 cannot encode are written
+    as backslash escapes.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -79,7 +81,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"], *, buffering: int = -1) -> BinaryIO:
-    """Open a file for writing or appending. Only the owner can read a new file.
+    """Open a file for writing or appending. If the file is new, only its owner can read it.
 
     The arguments are the same as for ``open``.
 

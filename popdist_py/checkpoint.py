@@ -1,7 +1,8 @@
 """Checkpoint files that are either complete or absent, with bytes as their contents.
 
-The caller defines the meaning of the bytes. The module ``popdist_py.poptorch.checkpoint`` stores
-the state of a training in these files. This module imports only the standard library.
+The caller defines the meaning of a checkpoint's bytes. The module
+``popdist_py.poptorch.checkpoint`` stores the state of a training in these files. This module
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Checkpoint:
 class Checkpoints:
     """The last ``keep`` checkpoints in one folder.
 
-    A file gets its name only after its contents are on the disk. Each file contains a checksum, so
-    an incomplete or damaged file is never loaded. One process may write while others read.
+    A checkpoint is first written to a temporary file, and renamed after its contents are on the
+    disk. Each file contains a checksum, so an incomplete or damaged file is never loaded. One
+    process may write checkpoints while other processes read them.
 
     Args:
-        folder: The folder of the files, which is made when the first checkpoint is saved.
+        folder: The folder of the checkpoints. The first call of ``save()`` creates it.
         keep: The number of checkpoints to keep, at least 1.
 
     Raises:
@@ -58,9 +60,9 @@ class Checkpoints:
     def save(self, step: int, data: bytes) -> Path:
         """Write the checkpoint of ``step``, then remove the oldest checkpoints.
 
-        A checkpoint of the same step is replaced. The newest ``keep`` checkpoints of steps up to
-        ``step`` remain. Checkpoints of later steps, such as damaged ones that ``latest()`` skipped,
-        are not counted and not removed.
+        A checkpoint of the same step is replaced. Among the checkpoints of steps up to ``step``,
+        the newest ``keep`` remain. Checkpoints of later steps are neither counted nor removed;
+        ``latest()`` may have skipped them as damaged.
 
         Raises:
             TypeError: ``step`` is not an integer.
@@ -68,7 +70,7 @@ class Checkpoints:
             OSError: The folder or the file cannot be written. Older checkpoints are unchanged after
                 this error.
         """
-        # A file name with a float would not match _NAME, so the step must be an integer.
+        # The step must be an integer, because a file name with a float would not match _NAME.
         step = _whole_number("step", step)
         if step < 0:
             raise ValueError(f"step={step}: the number of steps done is expected")
@@ -115,7 +117,7 @@ class Checkpoints:
     def newest_first(self) -> Iterator[Checkpoint]:
         """Yield the complete checkpoints, newest first.
 
-        Each file is read when the iterator reaches it.
+        Each checkpoint file is read only when the iterator reaches it.
 
         Raises:
             PermissionError: The user is not allowed to read a checkpoint in the folder.
@@ -145,7 +147,7 @@ class Checkpoints:
             _remove(path)
 
     def _sync_folder(self) -> None:
-        """Write the folder to the disk, so that the new name survives a power failure."""
+        """Sync the folder to the disk, so that a renamed file survives a power failure."""
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -161,7 +163,7 @@ def _whole_number(name: str, value: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, and ignore errors, because they must not end a training."""
+    """Remove a file. Errors are ignored, because they must not end the training."""
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -169,7 +171,7 @@ def _remove(path: Path) -> None:
 def _digest(step: int, data: bytes) -> bytes:
     """Return the checksum of the data and the step.
 
-    The checksum includes the step, so that renamed files are detected.
+    The checksum covers the step, so a checkpoint that was renamed to another step is detected.
     """
     digest = hashlib.blake2b(f"{step}:".encode(), digest_size=_DIGEST_BYTES)
     digest.update(data)

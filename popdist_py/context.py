@@ -1,7 +1,7 @@
 """Functions that join and leave the job, and that read the launcher's environment variables.
 
-This module holds the communicators of this instance. It imports mpi4py only if the job has several
-instances, and never imports torch. The data of collectives do not pass through this module.
+This module holds the communicators of this instance. This module imports mpi4py only if the job has
+several instances, and never imports torch. The data of collectives do not pass through this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 Result = TypeVar("Result")
 
-# MPICH's process manager sets this variable.
+# MPICH's process manager sets this variable in each process that it starts.
 _HYDRA = "PMI_FD"
 # Open MPI and MPICH store the number of processes and the process's rank in these variables.
 _RANKS_OF_MPI = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
@@ -60,7 +60,7 @@ def is_launched() -> bool:
 
 
 def environment() -> InstanceEnvironment:
-    """Return the launcher's values for this instance, or default values without the launcher.
+    """Return the values that the launcher set for this instance, or defaults without the launcher.
 
     Raises:
         WireError: The variables are incomplete or contradict one another.
@@ -69,7 +69,7 @@ def environment() -> InstanceEnvironment:
 
 
 def ipus_of_pod() -> int | None:
-    """Return the number of IPUs of a pod that the launcher reserves for this instance.
+    """Return the number of the pod's IPUs that the launcher reserves for this instance.
 
     The number is a power of two. The result is None if the job does not use a pod, or if the
     launcher did not start this process.
@@ -110,9 +110,9 @@ def init() -> None:
 
 
 def _warn_of_other_processes() -> None:
-    """Warn if another launcher started several processes, because each process then runs alone.
+    """Warn if mpirun started several processes without poprun-py. Each of them then runs alone.
 
-    Only the process that this launcher calls rank 0 logs the warning.
+    Only the process with the MPI rank 0 logs the warning.
     """
     for size, rank in _RANKS_OF_MPI:
         if os.environ.get(size, "1") != "1" and os.environ.get(rank) == "0":
@@ -127,9 +127,10 @@ def _warn_of_other_processes() -> None:
 
 
 def _join(instance: InstanceEnvironment) -> Communicator:
-    """Connect to the other instances, and compare MPI's numbers with the launcher's variables."""
+    """Connect to the other instances, and compare MPI's rank and size with the launcher's."""
     if _HYDRA in os.environ:
-        # An instance that ends with an error must not wait for the others in MPICH's MPI_Finalize.
+        # An instance that ends with an error must not wait for other instances in MPICH's
+        # MPI_Finalize.
         import mpi4py
 
         mpi4py.rc.finalize = False
@@ -205,10 +206,10 @@ def finalize() -> None:
 def execute_on_instances(
     instances: Iterable[int], func: Callable[..., Result], *args: Any, **kwargs: Any
 ) -> Result | None:
-    """Call ``func(*args, **kwargs)`` on the listed instances, and return its result on them.
+    """Call ``func(*args, **kwargs)`` on the listed instances, and return its result there.
 
-    The other instances return ``None`` at once. Collective calls in ``func`` involve only the
-    listed instances.
+    On the other instances, this function returns ``None`` at once. Collective calls in ``func``
+    involve only the listed instances.
 
     Args:
         instances: The instance indices, for example ``{0}`` or ``range(2)``.
@@ -218,11 +219,11 @@ def execute_on_instances(
 
     Raises:
         TypeError: ``instances`` is a single index, or ``func`` is not callable.
-        ValueError: None of the indices belongs to an instance of the job, so ``func`` would not be
+        ValueError: No instance of the job has one of the given indices, so ``func`` would not be
             called.
     """
-    # ``instances`` is read only once, because it may be an iterator. ``instances`` may also be an
-    # array, and the truth value of an array is ambiguous.
+    # ``instances`` may be an iterator, so it is read only once. ``instances`` may also be an array,
+    # whose truth value would be ambiguous.
     indices = frozenset(instances) if isinstance(instances, Iterable) else None
     if indices is None or not callable(func):
         raise TypeError(
@@ -259,7 +260,7 @@ def _counted(num_instances: int) -> str:
 
 
 def _group(instances: tuple[int, ...]) -> Communicator:
-    """Return the communicator of a group of instances, and make it at the group's first call."""
+    """Return the communicator of a group of instances. A group's first call creates it."""
     assert _communicator is not None
     if len(instances) == _communicator.num_instances:
         return _communicator
@@ -274,8 +275,8 @@ def _group(instances: tuple[int, ...]) -> Communicator:
                 "again, because its first attempt was interrupted or failed"
             )
         settings = CollectiveSettings.from_environ(os.environ)
-        # If joining the group fails, the other instances may wait at any step of joining. A second
-        # attempt of this instance would begin at the first step, so there is no second attempt.
+        # If joining the group fails here, other instances may be waiting at any step of the join. A
+        # second attempt would begin at the first step, so this instance never makes one.
         _failed_groups.add(instances)
         _communicators_by_group[instances] = join_group(instances, settings, _communicator)
         _failed_groups.discard(instances)
@@ -285,8 +286,9 @@ def _group(instances: tuple[int, ...]) -> Communicator:
 def _install_abort_hook() -> None:
     """Install a hook that ends the process at once after an uncaught exception.
 
-    Without this hook, mpi4py would finalise MPI at exit. mpi4py would then wait for the other
-    instances, which may be waiting for this instance. The previous hook prints the traceback.
+    Without this hook, mpi4py would finalise MPI at exit. Finalising MPI waits for the other
+    instances, which may be waiting for this instance. The previous exception hook prints the
+    traceback.
     """
     previous_hook = sys.excepthook
 

@@ -1,8 +1,9 @@
 """The function ``breakpoint``, which opens pdb in one instance while the other instances wait.
 
-pdb uses the keyboard of the launcher. This module requests a terminal from the launcher's wrapper
-through a pipe. The wrapper answers in the memory that it shares with this process. Without the
-launcher, pdb runs as usual. The instances do not communicate with each other.
+pdb reads its commands from the launcher's keyboard. This module requests a terminal from the
+launcher's wrapper through a pipe. The launcher's wrapper answers through memory that it shares with
+this process. Without the launcher, pdb runs as usual. The instances do not communicate with each
+other for this purpose.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _num_calls = 0
 def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
     """Open pdb in the caller's frame in one instance, while all other instances wait.
 
-    Every instance has to call this function. The command ``continue`` leaves the debugger. The
+    Every instance has to call this function. The pdb command ``continue`` leaves the debugger. The
     launcher's hang time-out and time limit do not count the time in the debugger. If the launcher
     does not have a terminal, the function prints a message and returns.
 
@@ -97,12 +98,12 @@ class _Debugger(pdb.Pdb):
         super().__init__()
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
-        """Read commands. At a later breakpoint, request the keyboard again."""
+        """Read commands. If the keyboard was given back, request it again first."""
         self.open()
         super().interaction(*args, **kwargs)
 
     def set_continue(self) -> None:
-        """Continue the program, and release the other instances."""
+        """Continue the program, and let the other instances continue too."""
         super().set_continue()
         self._leave()
 
@@ -112,7 +113,7 @@ class _Debugger(pdb.Pdb):
         self._leave()
 
     def open(self) -> None:
-        """Wait until the keyboard is available.
+        """Wait until this process may use the launcher's keyboard.
 
         Raises:
             OSError: A terminal is not available.
@@ -165,8 +166,8 @@ class _Terminal:
                 os.dup2(saved, descriptor)
                 os.close(saved)
         _ask("leave", self._call)
-        # Wait until the launcher's old answer is gone. Otherwise the next debugger could mistake it
-        # for an answer to its own request.
+        # Wait until the number of the terminal in shared memory is 0 again. Otherwise the next
+        # debugger could mistake the old number for an answer to its own request.
         while heartbeat.lent_terminal():
             time.sleep(_WAIT_SECONDS / 10)
 
@@ -179,6 +180,6 @@ def _is_terminal(descriptor: int, path: str) -> bool:
 
 
 def _ask(what: str, *numbers: int) -> None:
-    """Send the request ``what`` and ``numbers`` to the wrapper of this instance."""
+    """Send a request with its numbers, such as ``enter 1``, to the wrapper of this instance."""
     with Path(os.environ[DEBUGGER]).open("w") as pipe:
         pipe.write(" ".join([what, *map(str, numbers)]) + "\n")

@@ -1,6 +1,6 @@
 """The numbers of IPUs in a machine and in a rack, and Poplar's numbering of devices.
 
-The module is small because each launch imports it.
+This module is small because each launch imports it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ def next_power_of_two(number: int) -> int:
 def device_id(num_ipus: int, device_size: int, position: int) -> int:
     """Return Poplar's id of the device at index ``position`` among devices of ``device_size`` IPUs.
 
-    A system of N IPUs first numbers its single IPUs from 0 to N - 1. Pairs of IPUs get the next
-    ids, then groups of four IPUs, and so on. The ids of devices with s IPUs start at 2N - 2N/s. N
-    and s are rounded up to powers of two. This rule was derived from the ids in PopRun's logs. With
-    16 IPUs in groups of four, the ids are 24 to 27. The parent device of 64 IPUs has the id 126.
+    In a system of N IPUs, the devices with one IPU have the ids 0 to N - 1. The devices with two
+    IPUs have the next ids, then the devices with four IPUs, and so on. The ids of devices with s
+    IPUs start at 2N - 2N/s. If N or s is not a power of two, it is rounded up to the next power of
+    two. These rules were derived from the device ids in PopRun's logs. For example, the devices of
+    four IPUs in a system of 16 IPUs have the ids 24 to 27. The device that contains all IPUs of a
+    64-IPU system has the id 126.
     """
     total = next_power_of_two(num_ipus)
     size = next_power_of_two(device_size)

@@ -1,8 +1,8 @@
-"""Environment variables that describe an instance, and their conversion from and to values.
+"""Environment variables that describe an instance, and their conversion to and from objects.
 
 ``poprun_py`` writes these variables and ``popdist_py`` reads them. This module imports only the
-standard library. This module never reads ``os.environ``, because its functions take the environment
-as an argument.
+standard library. The functions of this module take the environment as an argument and never read
+``os.environ``.
 """
 
 from __future__ import annotations
@@ -30,81 +30,81 @@ NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
 # The name of the run, which is the same in every instance and after a restart.
 RUN_ID = "POPRUN_RUN_ID"
 
-# The total size and the common beginning of the paths of an instance's timeline files, as
-# "BYTES:PREFIX".
+# Settings of an instance's timeline files, as "BYTES:PREFIX". BYTES is the largest total size of
+# the files, and PREFIX is the common beginning of their paths.
 TIMELINE = "POPDIST_TIMELINE"
-# The default total size of the files of a job's timeline, in MiB.
+# The default limit for the total size of a job's timeline files, in MiB.
 TIMELINE_MIB = 64
 
-# The common beginning of the paths of the files that an instance writes into the folder of its run.
-# Once a process has claimed the files, the value is "PID:PREFIX". A file has at most RUN_FILE_MIB
-# MiB.
+# The path prefix of the files that an instance writes into the folder of its run. Only one process
+# of the instance writes these files. This process changes the value to "PID:PREFIX" with its
+# process id. Each of these files has at most RUN_FILE_MIB MiB.
 RUN_FILES = "POPDIST_RUN_FILES"
 RUN_FILE_MIB = 64
 
-# CALL is the path of a file that contains a function call, which the instance must make. CALL_FILES
-# is the common beginning of the paths of the files for the result of this call.
+# CALL is the path of a file with a pickled function and its arguments. The instance calls this
+# function. CALL_FILES is the path prefix of the files for the result of the call.
 CALL = "POPDIST_CALL"
 CALL_FILES = "POPDIST_CALL_FILES"
 
-# The path of the file with the memory that the instance shares with its wrapper.
+# The path of the file that the instance and its wrapper map as shared memory.
 HEARTBEAT = "POPDIST_HEARTBEAT"
 
-# The number of a signal and the path of a file, as "NUMBER:PATH". When the process receives this
-# signal, it writes the stacks of all its threads to the file. When it receives the signal
-# NUMBER - 1, it writes a NUL to the file as soon as its main thread runs Python code.
+# The number of a signal and the path of a file, as "NUMBER:PATH". When the process receives signal
+# NUMBER, it writes the stacks of all its threads to the file PATH. After signal NUMBER - 1, the
+# process writes a NUL byte to this file as soon as its main thread runs Python code.
 STACKS = "POPDIST_STACKS"
 
-# The number of restarts of the job.
+# The number of times that the launcher has restarted the job.
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
-# The job's folder on this host, for files that must not outlive the job. The wrapper sets this
-# variable, and start_hook/sitecustomize.py reads it.
+# The job's folder on this host, for files that must not outlive the job. The wrapper sets
+# JOB_FOLDER, and start_hook/sitecustomize.py reads it.
 JOB_FOLDER = "POPDIST_JOB_FOLDER"
 
-# The path of the pipe through which a program asks its wrapper for a terminal for the debugger. The
-# variable is set only if the launcher has a keyboard.
+# The path of the pipe through which a program asks its wrapper for a terminal for the debugger.
+# DEBUGGER is set only if the launcher has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
 
 # A secret that authenticates the connections between the instances of a job with several hosts. The
-# wrapper sets this variable.
+# wrapper sets SECRET.
 SECRET = "POPDIST_SECRET"
 
 # The interface or CIDR of the network that connects all hosts.
 NETWORK = "POPDIST_NETWORK"
 
-# The interface for MPI's sockets in a job with one host. In a job with several hosts,
+# The network interface for MPI's sockets in a job with one host. In a job with several hosts,
 # start_hook/sitecustomize.py reads NETWORK instead of MPI_NETWORK.
 MPI_NETWORK = "POPDIST_MPI_NETWORK"
 LOOPBACK = "lo"
 
-# Whether Python finds our packages for the SDK's names (poptorch, popdist, ...). With the value
-# "auto", Python finds our package for a name if no package with this name is installed. With "yes",
-# our packages replace installed packages too. With other values, Python finds none of our packages.
-# start_hook/sitecustomize.py reads this variable.
+# Whether programs can import the emulation's packages under the SDK's names (poptorch, popdist,
+# ...). With "auto", an installed package of the same name takes precedence over the emulation. With
+# "yes", the emulation replaces installed packages too. With any other value, the SDK's names do not
+# find the emulation. start_hook/sitecustomize.py reads SDK_NAMES.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
-# The value is "1" if poprun or python -m popdist_py started the program. With this value, the
-# models of a program that imports poptorch are limited to the memory of an IPU, as on hardware.
+# SDK_COMMAND is "1" if poprun or python -m popdist_py started the program. If such a program
+# imports poptorch, its models are limited to the memory of an IPU, as on hardware.
 SDK_COMMAND = "POPDIST_SDK_COMMAND"
 
-# The back end for CPU tensors in programs of torch.distributed. The value "auto" keeps the back end
-# that the program names. Every other value is the name of a back end. It is used if the program
-# names gloo, popdist or no back end.
+# The torch.distributed back end for CPU tensors. The value "auto" keeps the back end that the
+# program names. The values "gloo" and "popdist" select this back end for programs that name gloo,
+# popdist or no back end.
 TORCH_BACKEND = "POPDIST_TORCH_BACKEND"
 TORCH_BACKENDS = ("auto", "gloo", "popdist")
 
 # IPU_MODEL is the name of an IPU, from the launcher's option --ipu-model. The emulated memory and
-# the estimated run times of the user's models are computed for this IPU. IPU_MEMORY tells what
-# happens if a model is too large for this IPU.
+# the estimated run times of the user's models are computed for this IPU. IPU_MEMORY selects the
+# reaction to a model that is too large for this IPU, such as "warn".
 IPU_MODEL = "POPDIST_IPU"
 IPU_MEMORY = "POPDIST_IPU_MEMORY"
 
 # The location of the pod with the job's IPUs (the launcher's --pod), or "none" for no pod.
 POD = "POPRUN_POD"
 
-# The variables that describe one instance or one job. Another job must not inherit them.
-# EXECUTABLE_CACHE_PATH is not among them, because a user may set it for several jobs.
+# The variables that describe one instance or one job. Another job must not inherit these variables.
+# EXECUTABLE_CACHE_PATH is missing here, because a user may set it for several jobs.
 INSTANCE_VARIABLES = frozenset(
     {
         NUM_TOTAL_REPLICAS,
@@ -139,14 +139,14 @@ SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
 SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
 
-# A program that was asked to stop ends with this exit code after it has saved a checkpoint. The
-# launcher then runs the program again. The value is EX_TEMPFAIL of sysexits.h.
+# A program that was asked to stop ends with this exit code after it has saved a checkpoint. After
+# this exit code, the launcher runs the program again. The value 75 is EX_TEMPFAIL of sysexits.h.
 RESUME_EXIT_CODE = 75
 
-# The numbers that stand in the heartbeat for the current activity of an instance.
+# The possible activities of an instance, as numbers in the heartbeat's shared memory.
 BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
-# The names of the collectives. The memory that is shared with the wrapper contains the index of a
-# collective in this tuple. The index 0 stands for no collective.
+# The names of the collectives. In memory shared with its wrapper, an instance stores its current
+# collective as an index of COLLECTIVES. The index 0 means that no collective is running.
 COLLECTIVES = (
     *("", "all_reduce", "broadcast", "broadcast_object", "all_gather", "all_gather_object"),
     *("gather", "gather_object", "reduce_scatter", "barrier", "reduce", "scatter", "all_to_all"),
@@ -154,7 +154,7 @@ COLLECTIVES = (
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
-    """Tell whether ``environ`` contains the launcher's variables, with the same test as PopDist."""
+    """Tell whether the launcher's variables are set. Like PopDist, check only one of them."""
     return NUM_TOTAL_REPLICAS in environ
 
 
@@ -162,7 +162,8 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
     """Return the secret that only the instances of this job know.
 
     Returns:
-        Empty bytes if the job has only one host, or if the launcher did not start the program.
+        The secret. It is empty if the job has only one host, or if the program runs without the
+        launcher.
     """
     return environ.get(SECRET, "").encode()
 
@@ -186,17 +187,18 @@ class InstanceEnvironment:
 
     @property
     def num_instances(self) -> int:
-        """The number of instances I = R / L.
+        """The number of instances of the job, I = R / L.
 
         Raises:
-            WireError: The instances do not have equal numbers of replicas, so I is unknown.
+            WireError: The instances do not have equal numbers of replicas, so the number of
+                instances is unknown.
         """
         self._require_uniform()
         return self.num_total_replicas // self.num_local_replicas
 
     @property
     def instance_index(self) -> int:
-        """The index of this instance in [0, I), which is its replica offset divided by L.
+        """The index of this instance: its replica offset, divided by the replicas per instance.
 
         Raises:
             WireError: The instances do not have equal numbers of replicas, so the index is unknown.
@@ -212,7 +214,7 @@ class InstanceEnvironment:
             )
 
     def to_environ(self) -> dict[str, str]:
-        """Return the variables of this instance, in PopRun's order."""
+        """Return the environment variables that describe this instance, in PopRun's order."""
         variables = {
             NUM_TOTAL_REPLICAS: str(self.num_total_replicas),
             NUM_IPUS_PER_REPLICA: str(self.num_ipus_per_replica),
@@ -270,11 +272,11 @@ class CollectiveSettings:
     """Settings of the communication between the instances of a job.
 
     Attributes:
-        hang_timeout: The longest wait for another instance, in seconds. A wait that takes longer
-            raises an error. The value inf means no limit.
+        hang_timeout: The longest wait for another instance, in seconds. A longer wait raises an
+            error. The value inf means that waits are not limited.
         shared_memory: Whether the instances of a host may exchange data through shared memory.
-        gradient_overlap: Whether gradients are reduced during backward. None means that the faster
-            way is found by measurement.
+        gradient_overlap: Whether gradients are reduced during the backward pass instead of after
+            it. With None, both ways are measured, and the faster one is used.
         shared_weights: Whether the instances of a host may share one copy of the weights.
         network: The interface or CIDR of the network between the hosts, or None if unknown.
     """
@@ -287,7 +289,7 @@ class CollectiveSettings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> CollectiveSettings:
-        """Return the settings that ``environ`` contains.
+        """Return the communication settings from the variables in ``environ``.
 
         Raises:
             WireError: A value is not valid.
@@ -309,7 +311,7 @@ class CollectiveSettings:
 
 
 def _switch(environ: Mapping[str, str], name: str, *, default: bool | None) -> bool | None:
-    """Return a variable that is 0 or 1 as a bool, or ``default`` if it is absent or empty."""
+    """Convert a variable from 0 or 1 to a bool; return ``default`` if it is absent or empty."""
     text = environ.get(name, "")
     if text not in ("", "0", "1"):
         raise WireError(f"{name}={text!r}: 0 or 1 is expected")

@@ -48,7 +48,7 @@ def plural(noun: str, count: float) -> str:
 
 
 def counted(count: float, noun: str, form: str = "") -> str:
-    """Return a count and its noun, such as ``3 IPUs``; ``form`` is a format specification."""
+    """Return a count and its noun, such as ``3 IPUs``; ``form`` formats the count."""
     return f"{count:{form}} {plural(noun, count)}"
 
 

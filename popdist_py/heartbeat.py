@@ -1,9 +1,9 @@
-"""The heartbeat, with which the launcher watches this instance, and the launcher's stop requests.
+"""The heartbeat, which shows an instance's progress to the launcher, and stop requests.
 
 The heartbeat consists of a few integers in memory that this process shares with the launcher's
 wrapper on this host. Counting a step takes one addition and a few stores. Without the launcher, the
-memory is private. This module imports only the standard library. The program itself saves
-checkpoints and ends after a stop request.
+heartbeat uses private memory. This module imports only the standard library. After a stop request,
+the program itself must save a checkpoint and end.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 # The indices of the integers in the shared memory. poprun_py/instance/progress_memory.py contains
-# the same indices. The wrapper writes _PROPOSED, _AGREED, _DEBUGGED and _TERMINAL. The program
-# writes the other integers.
+# the same indices. The wrapper writes the integers at _PROPOSED, _AGREED, _DEBUGGED and _TERMINAL,
+# and the program writes the others.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# The values of _BEGUN.
+# The possible values of the integer at the index _BEGUN.
 _JOINED, _WILL_STEP = 1, 2
 _WAIT_SECONDS = 0.0005
 
@@ -57,7 +57,10 @@ def begin() -> None:
 
 
 def expect() -> None:
-    """Tell the launcher that steps or calls will follow. A wrapped model calls this function."""
+    """Tell the launcher that training steps or model calls will follow.
+
+    The constructor of a PopTorch model calls this function.
+    """
     (_words or _open())[_BEGUN] = _WILL_STEP
 
 
@@ -69,17 +72,17 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
 
     Args:
         samples: The number of samples that this instance has trained on in the step. The launcher
-            shows samples per second.
+            uses this number to show samples per second.
         loss: The loss of the step on this instance: a number, or a tensor or array of one element.
             The loss may be NaN or infinite.
 
     Raises:
-        TypeError: ``loss`` is not one number. The step is not counted.
+        TypeError: ``loss`` is not one number. In this case, the step is not counted.
     """
     number = None if loss is None else _one_number(loss)
     words = _words or _open()
-    # The number of calls is set to 0 before the step is counted. The launcher therefore never reads
-    # a new step together with calls that belong to an earlier step.
+    # The number of model calls since the last step is set to 0 before the step is counted. The
+    # launcher therefore never reads a new step together with calls that belong to an earlier step.
     words[_CALLS] = 0
     words[_STEP] = done = words[_STEP] + 1
     words[_DOING] = BETWEEN_CALLS
@@ -160,11 +163,11 @@ def steps() -> int:
 def stopRequested() -> bool:
     """Tell whether the job was asked to stop, with the same answer on every instance.
 
-    Call this function once per step. If the answer is true, save a checkpoint and end the program
-    with ``sys.exit(popdist_py.RESUME_EXIT_CODE)``. The launcher requests a stop on SIGTERM and
-    SIGUSR1. The instances agree on a future call of this function, which returns true on all of
-    them. If an instance makes this call before all instances have agreed, the call waits for the
-    agreement.
+    Call this function once per step. If it returns true, save a checkpoint and end the program with
+    ``sys.exit(popdist_py.RESUME_EXIT_CODE)``. The launcher requests a stop when it receives SIGTERM
+    or SIGUSR1. After a request, the instances agree on the number of a later call of this function.
+    The call with this number returns true on every instance. If it begins before all instances have
+    agreed, it waits for the agreement.
     """
     words = _words or _open()
     words[_POLLS] = polls = words[_POLLS] + 1
@@ -183,17 +186,17 @@ def calls_debugged() -> int:
 def lent_terminal() -> int:
     """Return the terminal that the debugger may use, as a number.
 
-    N + 1 stands for the terminal /dev/pts/N. 0 means that the debugger must still wait for a
-    terminal. A negative number is ``-errno`` of the error because of which no terminal is
-    available.
+    The number N + 1 stands for the terminal /dev/pts/N. The number 0 means that the debugger must
+    still wait for a terminal. A negative number means that no terminal can be made, and is the
+    error's ``-errno``.
     """
     return int((_words or _open())[_TERMINAL])
 
 
 def _note_first_step() -> None:
-    """Start counting waits in torch.distributed.
+    """Start to count the time that the program waits in torch.distributed.
 
-    Programs set up torch.distributed before their first step.
+    This begins at the first step, because programs set up torch.distributed before it.
     """
     global _has_stepped
     _has_stepped = True
@@ -203,12 +206,12 @@ def _note_first_step() -> None:
 
 
 def _answer_with_stacks() -> None:
-    """Install the handlers of two signals with which the wrapper examines a hung program.
+    """Install the handlers of the two signals that the wrapper sends to examine a hung program.
 
-    One handler writes the stacks of all threads. The other handler shows that Python code runs. In
-    a Python that the wrapper itself started, the handlers were installed before the program began,
-    and the environment variable was removed. This function is for other Pythons, such as a Python
-    that a shell script starts.
+    One handler writes the stacks of all threads. The other handler writes a NUL byte, to show that
+    the main thread runs Python code. A Python that the wrapper itself starts installs these
+    handlers before the program begins, and removes the environment variable. This function is for
+    other Pythons, such as a Python that a shell script starts.
     """
     global _stacks_file
     signal_number, _, path = os.environ.pop(environment.STACKS, "").partition(":")
@@ -223,7 +226,7 @@ def _answer_with_stacks() -> None:
 
 
 def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
-    """Make a signal write a NUL to ``file`` as soon as the main thread runs Python code."""
+    """Make a signal write a NUL byte to ``file`` as soon as the main thread runs Python code."""
     import signal  # importing signal is slow, and most programs do not need it
 
     def answer(*_: object) -> None:
@@ -231,13 +234,13 @@ def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
 
     signal.signal(number, answer)
     signal.siginterrupt(number, False)
-    # Python removes its signal handlers at exit. Without this line, the signal would then end the
-    # process.
+    # Python removes its signal handlers at exit. The signal is then ignored, because by default it
+    # would end the process.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _open() -> memoryview:
-    """Open the memory that is shared with the wrapper, or private memory without a wrapper."""
+    """Map the memory shared with the wrapper, or private memory if there is no wrapper."""
     global _words
     _words = map_words(_NUM_WORDS)
     return _words

@@ -1,7 +1,8 @@
 """Measurements of this machine, cached in the user's cache folder for later jobs.
 
-If a file is missing, unreadable or invalid, its values are measured again. This module does not
-measure and does not know the meaning of the values. The module imports only the standard library.
+If a cache file is missing, unreadable or invalid, the callers of this module measure its values
+again. This module only stores the values, and neither measures nor interprets them. The module
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from popdist_py.atomic_file import replaced_at_end
 
-_MOST_VALUES = 1000  # in one file; the oldest values are removed
+_MOST_VALUES = 1000  # in one file; beyond this number, the oldest values are removed
 
 
 def recall(file: str, key: str) -> Any:
@@ -38,7 +39,7 @@ def remember(file: str, key: str, value: Any) -> None:
         values.pop(_own(key), None)
         values[_own(key)] = value
         kept = dict(list(values.items())[-_MOST_VALUES:])
-        # Another job may read the file at the same time.
+        # Another job may read the file at the same time, so the file is replaced atomically.
         with replaced_at_end(path) as partial:
             partial.write_text(json.dumps(kept))
 
@@ -49,5 +50,5 @@ def _path(file: str) -> Path:
 
 
 def _own(key: str) -> str:
-    """Return the key with the name of this machine, because hosts may share the cache folder."""
+    """Return the key after this machine's name, because hosts may share the cache folder."""
     return f"{platform.node()}/{key}"

@@ -16,12 +16,12 @@ def isPopdistEnvSet() -> bool:
 
 
 def getNumTotalReplicas() -> int:
-    """Return the number of replicas R of all instances, or 1 without the launcher."""
+    """Return the total number of replicas of all instances, or 1 without the launcher."""
     return context.environment().num_total_replicas
 
 
 def getNumLocalReplicas() -> int:
-    """Return the number of replicas L = R / I of this instance, or 1 without the launcher."""
+    """Return the number of replicas of this instance, or 1 without the launcher."""
     return context.environment().num_local_replicas
 
 
@@ -36,7 +36,7 @@ def getReplicaIndexOffset() -> int:
 
 
 def getNumInstances() -> int:
-    """Return the number of instances I, or 1 without the launcher.
+    """Return the number of instances of the job, or 1 without the launcher.
 
     Raises:
         WireError: The instances do not have equal numbers of replicas.
@@ -45,7 +45,7 @@ def getNumInstances() -> int:
 
 
 def getInstanceIndex() -> int:
-    """Return the index of this instance in [0, I), or 0 without the launcher.
+    """Return the index of this instance in the job, or 0 without the launcher.
 
     Raises:
         WireError: The instances do not have equal numbers of replicas.
@@ -63,13 +63,14 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
 
     In a system of N IPUs, the devices of one IPU have the ids 0 to N - 1. The devices of two IPUs
     have the next ids, then the devices of four IPUs, and so on. The ids of devices with s IPUs
-    start at 2N - 2N/s, and instance i attaches to the device at index i among them. N and s are
-    rounded up to powers of two. This rule was derived from the ids in PopRun's logs. With 16 IPUs
-    and 4 instances of 4 IPUs, the ids are 24 to 27.
+    start at 2N - 2N/s. Instance i attaches to the device at index i among the devices with as many
+    IPUs as an instance has. If N or s is not a power of two, it is rounded up to the next power of
+    two. These rules were derived from the device ids in PopRun's logs. For example, 4 instances
+    with 4 IPUs each attach to the devices 24 to 27.
 
     Args:
-        ipusPerReplica: The number of IPUs of one replica. 0 means the number that the launcher has
-            set.
+        ipusPerReplica: The number of IPUs of one replica. The value 0 selects the number that the
+            launcher has set.
 
     Raises:
         ValueError: ``ipusPerReplica`` is negative.
@@ -112,10 +113,10 @@ def initializeBackend() -> None:
 
 
 def finalizeBackend() -> None:
-    """Leave the job. Afterwards, collectives need a new call of ``init()``."""
+    """Leave the job. After this call, collectives need a new call of ``init()``."""
     context.finalize()
 
 
 def isBackendInitialized() -> bool:
-    """Tell whether the program has called ``init()`` and has not left the job since."""
+    """Tell whether the program has called ``init()`` and has not left the job since then."""
     return context.is_initialised()

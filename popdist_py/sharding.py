@@ -1,8 +1,8 @@
 """Index arithmetic for the elements of a data set that an instance reads in each epoch.
 
 The functions are pure functions of integers. The functions of this module do not use torch, the
-environment or files. The rule is the same as in PopTorch's DataLoader (``_SubDataset``) with
-automatic distributed partitioning.
+environment or files. They divide a data set by the same rule as PopTorch's DataLoader
+(``_SubDataset``) with automatic distributed partitioning.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from popdist_py.errors import counted
 class Shard:
     """A contiguous part of a data set, with the elements ``offset`` to ``offset + length - 1``.
 
-    ``leftovers`` is the number of elements that no process reads in one epoch. Shuffled epochs read
-    these elements too: epochs with even numbers begin at ``offset``, and epochs with odd numbers
-    begin at ``offset + leftovers``.
+    Shuffled epochs with even numbers read from ``offset`` on, and shuffled epochs with odd numbers
+    from ``offset + leftovers`` on. If ``leftovers`` is not 0, odd epochs therefore read elements at
+    the end of the data set that even epochs do not read.
     """
 
     offset: int
@@ -34,17 +34,17 @@ class Shard:
 def shard(
     num_elements: int, *, num_processes: int, process: int, step: int, drop_last: bool
 ) -> Shard:
-    """Return the part of a data set of ``num_elements`` elements that ``process`` reads.
+    """Return the part of a data set that one of several processes reads.
 
     Args:
         num_elements: The size N of the whole data set.
         num_processes: The number P of instances that read the data set.
         process: The index of this instance, 0 to P - 1.
-        step: The number of samples that one call of the model takes from one instance.
+        step: The number of elements that one instance passes to one call of its model.
         drop_last: Whether incomplete steps are dropped. If ``drop_last`` is true, every process
-            gets n = step * (N // (step * P)) elements, and N % n elements are left over (N if n is
-            0). If ``drop_last`` is false, every process gets N // P elements, and each of the first
-            N % P processes gets one more.
+            gets n = step * (N // (step * P)) elements, and ``leftovers`` is N % n, or N if n is 0.
+            If ``drop_last`` is false, every process gets N // P elements, and each of the first N %
+            P processes gets one more.
 
     Raises:
         ValueError: An argument is out of range.

@@ -1,4 +1,4 @@
-"""Nested dicts, lists, tuples and dataclasses, and the list of the leaves that they contain.
+"""Functions that flatten nested dicts, lists, tuples and dataclasses to leaves, and rebuild them.
 
 The order of the leaves is equal on all instances. Every value that is not a container is a leaf.
 This module imports only the standard library.
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _CONTAINERS = (dict, list, tuple)
-# The attribute that dataclasses.is_dataclass() looks for. This module looks for this attribute in
-# the type of a value, so an instance of a dataclass is a container, but the dataclass itself is
-# not.
+# The attribute that dataclasses.is_dataclass() looks for. This module looks for the attribute in
+# the type of a value. An instance of a dataclass is therefore a container, and the dataclass itself
+# is a leaf.
 _DATACLASS_MARK = "__dataclass_fields__"
 
 
@@ -76,9 +76,9 @@ def rebuilt(x: Any, values: Iterator[Any]) -> Any:
 
 
 def _container_like(x: Any, items: list[Any]) -> Any:
-    """Return a container of the class of ``x`` with these items.
+    """Return a container like ``x`` that contains ``items`` instead of the items of ``x``.
 
-    The items are in the order in which ``_items`` returns them.
+    The order of ``items`` is the order in which ``_items(x)`` returns the items of ``x``.
     """
     if isinstance(x, dict):
         # A copy keeps the order of the keys, and the attributes of a subclass.

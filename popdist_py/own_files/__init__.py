@@ -1,4 +1,4 @@
-"""Checks of files before they are unpickled, because unpickling runs code that a file chooses.
+"""Checks of files before unpickling, because unpickling runs any code that a file names.
 
 owner           checks that only this user or root can have written the file
 seal            checks that the content of the file is undamaged

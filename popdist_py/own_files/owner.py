@@ -32,7 +32,8 @@ def open_own(path: Path) -> int:
             it.
         OSError: The file cannot be opened, or is not a regular file.
     """
-    path = Path(os.path.realpath(path))  # Path.resolve() has other errors for link loops
+    # For a loop of symbolic links, Path.resolve() may raise RuntimeError instead of OSError.
+    path = Path(os.path.realpath(path))
     folder = os.open(path.parent, _READ | os.O_DIRECTORY)
     try:
         _check_folder(folder, path.parent, path)
@@ -52,7 +53,7 @@ def check_own(descriptor: int, path: Path) -> None:
 
     Args:
         descriptor: The descriptor of the file.
-        path: The path of the file for messages.
+        path: The path of the file, for error messages only.
 
     Raises:
         NotOwnFileError: The file belongs to another user, or other users can write to it.
@@ -116,7 +117,7 @@ def _others_write(found: os.stat_result) -> bool:
 def _is_private_group(found: os.stat_result) -> bool:
     """Return whether the file's owner is the only member of the file's group.
 
-    Many systems make such a group for each user.
+    Many systems create a private group, with one member, for each user.
     """
     with suppress(KeyError):
         owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)

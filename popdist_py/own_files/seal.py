@@ -1,4 +1,4 @@
-"""Seals of files. A seal is a digest before the content of a file, which detects damage.
+"""Seals of files. A seal is a digest, stored before a file's content, that detects damage.
 
     mark | BLAKE2b digest of the content, 32 bytes | content
 
@@ -46,21 +46,21 @@ class _Content:
 
 @contextmanager
 def sealed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield a file for the content, and write the seal at the end of the block.
+    """Yield a file for the content, and write the seal at the end of the ``with`` block.
 
     Args:
         file: An empty file that is open for writing.
 
     Raises:
-        OSError: The file cannot be written. This error replaces an error that the block raises
-            as a consequence.
+        OSError: The file cannot be written. If the failed write makes the ``with`` block raise
+            another error, this error is raised instead.
     """
     file.write(_MARK + bytes(_DIGEST_BYTES))
     content = _Content(file)
     try:
-        yield cast("IO[bytes]", content)  # torch.save() only writes and flushes
+        yield cast("IO[bytes]", content)  # torch.save() uses only write() and flush()
     except Exception:
-        # On a full disk, torch.save() raises an error about an unexpected position.
+        # On a full disk, torch.save() raises a misleading error about an unexpected file position.
         if content._problem is not None:
             raise content._problem from None
         raise
@@ -74,7 +74,7 @@ def is_sealed(file: IO[bytes]) -> bool | None:
         file: A file that is open for reading, at its beginning.
 
     Returns:
-        None if the file does not have a seal. In that case, the file contains only the content.
+        None if the file does not have a seal. A file without a seal contains only the content.
     """
     if file.read(len(_MARK)) != _MARK:
         file.seek(0)

@@ -1,10 +1,10 @@
 """PopART's ``DeviceManager``, which lists devices of emulated IPUs and attaches to them.
 
-If the launcher started the program, the program gets the devices of its instance, and the launcher
-holds their IPUs. A program that was started without the launcher uses the partition of the
-configured pod. Only one process at a time can hold a device of this partition. If no pod is
-configured, each such process has 64 IPUs of its own. The classes of this module do not run programs
-on a device.
+If the launcher started the program, the program gets the devices of its instance. The launcher
+already holds the IPUs of these devices. A program that was started without the launcher uses the
+partition of the configured pod. Only one process at a time can hold a device of a partition. If no
+pod is configured, each program without the launcher has 64 IPUs of its own. The classes of this
+module do not run programs on a device.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import Device
     from popdist_py.pods.program_devices import HeldDevice, ProgramPod
 
-# If no pod is configured, each process has its own emulated IPUs. This is their number.
+# The number of emulated IPUs that each process has for itself if no pod is configured.
 _NUM_IPUS: Final = 64
 
 
 class popart_exception(Exception):
     """PopART's exception.
 
-    It is raised if no device is available, if another process holds the device, or if the pod
-    reports an error.
+    This exception is raised if no device is available, if another process holds the device, or if
+    the pod reports an error.
     """
 
 
@@ -116,8 +116,8 @@ class DeviceInfo:
         """Release the device. A second call does nothing.
 
         Raises:
-            popart_exception: The pod does not answer. In this case the pod releases the device
-                later.
+            popart_exception: The pod does not answer. The device is then released later, for
+                example when its lease ends.
         """
         held, self._held, self._attached = self._held, None, False
         try:
@@ -136,7 +136,7 @@ class DeviceManager:
     def setOnDemandAttachTimeout(self, attachTimeout: float) -> None:
         """Set the longest time that ``attach`` waits for a held device, in seconds.
 
-        The time applies to devices that this object returns after this call.
+        The time applies only to devices that this manager returns after this call.
 
         Raises:
             ValueError: The argument is not a finite number of 0 or more.
@@ -151,7 +151,7 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         tilesPerIPU: int = 0,
     ) -> list[DeviceInfo]:
-        """Return all devices with ``numIpus`` IPUs, free or held.
+        """Return all devices with ``numIpus`` IPUs, including devices that another process holds.
 
         The arguments ``pattern`` and ``tilesPerIPU`` are ignored.
 
@@ -180,8 +180,8 @@ class DeviceManager:
         if connectionType is DeviceConnectionType.Always:
             return next((each for each in found if each.attach()), None)
         if connectionType is DeviceConnectionType.OnDemand:
-            # Free devices come first. If all devices are held, ``attach`` waits until one device is
-            # free.
+            # Free devices come first. If all devices are held, the first one is returned, and
+            # ``attach`` waits until it is free.
             held = self._held_ids(found)
             found.sort(key=lambda each: each.id in held)
         return next(iter(found), None)
@@ -305,7 +305,7 @@ class DeviceManager:
 
     @staticmethod
     def _held_ids(found: Sequence[DeviceInfo]) -> frozenset[int]:
-        """Return the ids of all devices with at least one IPU that a process holds."""
+        """Return the ids of all devices that contain an IPU held by a process."""
         pod = found[0]._pod if found else None
         if pod is None:
             return frozenset()
@@ -318,7 +318,7 @@ class DeviceManager:
 def _devices_of_instance() -> Iterator[Device]:
     """Return the devices of this instance.
 
-    The ids of these devices are the same as in ``popdist.getDeviceId``.
+    The ids of these devices follow the same rules as in ``popdist.getDeviceId``.
     """
     from popdist_py import context
     from popdist_py.pods.model.pod_parts import devices_of

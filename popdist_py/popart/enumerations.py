@@ -1,8 +1,9 @@
 """The enumerations and small classes of PopART that PopTorch programs use.
 
-An example is ``opts._Popart.set("syntheticDataMode", int(popart.SyntheticDataMode.Zeros))``. The
-names and numbers are the same as in PopART. ``popdist_py.poptorch`` documents the session options
-that have an effect.
+For example, programs set a session option of PopART with the following call:
+``opts._Popart.set("syntheticDataMode", int(popart.SyntheticDataMode.Zeros))``. The names and
+numbers of the enumerations are the same as in PopART. ``popdist_py.poptorch`` documents which of
+PopART's session options have an effect in this library.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The patterns of the synchronisation of IPUs."""
+    """The patterns in which IPUs synchronise with each other."""
 
     Full = 0
     SinglePipeline = 1
@@ -54,7 +55,7 @@ class AnchorReturnTypeId(IntEnum):
 
 
 class RecomputationType(IntEnum):
-    """The methods that choose activations for recomputation. Other activations are stored."""
+    """The methods that choose which activations are recomputed and which ones are stored."""
 
     NoRecompute = 0
     Standard = 1
@@ -73,7 +74,7 @@ class RecomputeType(IntEnum):
 
 
 class VirtualGraphMode(IntEnum):
-    """The methods for the placement of operations on IPUs."""
+    """The methods that place operations on IPUs."""
 
     Off = 0
     Manual = 1
@@ -98,14 +99,14 @@ class MergeVarUpdateType(IntEnum):
 
 
 class BatchSerializationTransformContext(IntEnum):
-    """The passes, forward or backward, that serialise batches."""
+    """The passes (forward or backward) in which a batch is computed in parts, one after another."""
 
     Fwd = 0
     Bwd = 1
 
 
 class BatchSerializationMethod(IntEnum):
-    """The methods for the serialisation of batches."""
+    """The methods that compute a batch in parts, one after another."""
 
     UnrollDynamic = 0
     UnrollStatic = 1
@@ -113,7 +114,7 @@ class BatchSerializationMethod(IntEnum):
 
 
 class BatchSerializationBatchSchedule(IntEnum):
-    """The possible orders of the computation of serialised batches."""
+    """The possible orders in which the parts of a batch are computed."""
 
     Scheduler = 0
     Isomorphic = 1
@@ -146,7 +147,7 @@ class ExecutionPhaseSchedule(IntEnum):
 
 
 class GradientTensorTrackingMethod(IntEnum):
-    """The methods that choose gradients for automatic loss scaling to observe."""
+    """The methods that choose the gradients that automatic loss scaling observes."""
 
     AllNonViewChangingGradientTensors = 0
     ConvAndMatmulGradients = 1
@@ -163,14 +164,14 @@ class ExchangeStrategy(IntEnum):
 
 
 class Instrumentation(IntEnum):
-    """The loops for which cycles are counted."""
+    """The loops for which PopART counts clock cycles."""
 
     Outer = 0
     Inner = 1
 
 
 class PatternsLevel(IntEnum):
-    """The predefined sets of enabled graph patterns."""
+    """The predefined sets of graph patterns that can be enabled."""
 
     NoPatterns = 0
     Minimal = 1
@@ -255,7 +256,7 @@ class TensorLocation:
 class TensorLocationSettings:
     """Where tensors of one kind are stored.
 
-    The setting applies only to tensors of at least a given size.
+    The location applies only to tensors with at least a given number of elements.
     """
 
     location: TensorLocation = field(default_factory=TensorLocation)

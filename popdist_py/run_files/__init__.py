@@ -1,10 +1,10 @@
-"""Files that a program writes into the folder of its run (--output-dir), for the run's pages.
+"""Files for a run's web pages, which a program writes into the run's folder (--output-dir).
 
 place           the paths of the files, which only one process of the program writes
 logged_values   the values that the program logged at its steps
-device_file     the device model's documents about the compiled models
+device_file     the device model's descriptions of the compiled models
 
-No module of this package communicates with other instances. A file that cannot be written does not
-end the program.
+No module of this package communicates with other instances. An error in writing one of these files
+does not end the program.
 May call: environment, atomic_file.
 """

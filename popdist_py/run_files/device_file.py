@@ -2,7 +2,7 @@
 
     {"version": 1, "models": [{"name": ..., "mode": ..., ...}, ...]}
 
-The caller of ``keep_model`` chooses the other keys of a model's document.
+The caller of ``keep_model`` chooses a model's keys other than ``name`` and ``mode``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from popdist_py.atomic_file import write_whole
 from popdist_py.run_files.place import run_file
 
 NAME: Final = "device.json"
-# The version increases when a key is removed or changes its meaning.
+# VERSION increases when a key of the file is removed or changes its meaning.
 VERSION: Final = 1
 
 _models: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -27,10 +27,10 @@ def is_wanted() -> bool:
 
 
 def keep_model(model: Mapping[str, Any]) -> None:
-    """Add the document of a model, and write the whole file again.
+    """Add the description of a model to the file, and write the whole file again.
 
-    The document replaces an earlier document with the same ``name`` and ``mode``. After an error,
-    the file is unchanged.
+    The description replaces an earlier description with the same ``name`` and ``mode``. After an
+    error, the file is unchanged.
 
     Raises:
         OSError: The file cannot be written.

@@ -1,6 +1,7 @@
 """The file ``instance-N.values.jsonl`` with a line of JSON for each logged step.
 
-Numbers that are not finite are written as NaN, Infinity and -Infinity, which Python's json reads.
+Numbers that are not finite are written as NaN, Infinity and -Infinity, which Python's json module
+can read.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _has_failed = False
 
 
 def log_values(step: int, values: Mapping[str, float]) -> None:
-    """Append the values of a step to the run's file of logged values, if this process writes it.
+    """Append the values of a step to the file of logged values, if this process writes that file.
 
-    The first error is logged as a warning.
+    The first error is logged as a warning. After this error, no more values are written.
     """
     global _has_failed
     path = None if _has_failed else run_file(NAME)
@@ -45,7 +46,7 @@ def append_line(path: Path, line: str, most_bytes: int) -> None:
     If the file is new, only its owner can read it.
 
     Raises:
-        OSError: The file cannot be written, or it would have more than ``most_bytes``.
+        OSError: The file cannot be written, or the line would make it larger than ``most_bytes``.
     """
     data = f"{line}\n".encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -6,7 +6,7 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective call failed. This is the base class of all errors of ``horovod.torch`` calls."""
+    """A collective call failed. The errors of ``horovod.torch`` derive from this class."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -21,4 +21,4 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Horovod was built for another framework version. This library never raises it."""
+    """Horovod was built for another framework version. This library never raises this exception."""

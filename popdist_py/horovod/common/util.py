@@ -89,7 +89,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 def split_list(l: Sequence[Item], n: int) -> list[Sequence[Item]]:  # noqa: E741
     """Split a list into ``n`` parts.
 
-    If the parts cannot be equal, the first ones get one more item.
+    If the parts cannot have equal lengths, the first parts get one more item.
     """
     each, more = divmod(len(l), n)
     return [l[i * each + min(i, more) : (i + 1) * each + min(i + 1, more)] for i in range(n)]

@@ -4,13 +4,15 @@ The modules have the same names as Horovod's modules, with two exceptions. ``bas
 ``horovod.common.basics``, and the ``_ops`` modules are the parts of ``mpi_ops``. Differences from
 Horovod 0.28:
 
-- The calls of the instances are matched by their order, not by their names. The order must
-  therefore be the same on all instances. The instances also compare the names of their calls.
+- The calls of the instances are matched by their order, not by their names. All instances must
+  therefore make their calls in the same order. The instances also compare the names of their calls.
 - If the instances make different calls, the calls raise an error that is both a
-  ``CollectiveMismatchError`` and a ``HorovodInternalError``. Horovod waits and warns instead.
+  ``CollectiveMismatchError`` and a ``HorovodInternalError``. In this case, Horovod would wait and
+  log a warning.
 - ``DistributedOptimizer`` keeps the state of the given optimizer and accepts closures.
-- ``join()`` returns if all instances join at the same step. Otherwise it raises an error.
-- Adasum, process sets, elastic training and timelines raise an error that names a replacement.
+- ``join()`` returns if all instances call it at the same step, and otherwise raises an error.
+- Using Adasum, process sets, elastic training or timelines raises an error that names a
+  replacement.
 - ``alltoall`` internally sends all rows to all instances.
 - ``broadcast_object`` uses ``pickle``, so it accepts only objects that ``pickle`` accepts.
 
@@ -31,7 +33,7 @@ from popdist_py.horovod.torch.mpi_ops import *
 from popdist_py.horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from popdist_py.horovod.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
-if not TYPE_CHECKING:  # type checkers do not evaluate these sums of lists
+if not TYPE_CHECKING:  # type checkers cannot add up these lists
     __all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm"]
     __all__ += basics.__all__
     __all__ += functions.__all__
@@ -42,8 +44,8 @@ if not TYPE_CHECKING:  # type checkers do not evaluate these sums of lists
     __all__.remove("ReduceOp")
 
 _PROCESS_SETS = "use popdist_py.execute_on_instances() for some of the instances"
-# Names in Horovod's API that this library does not have. The value of each name tells the user what
-# to use instead.
+# Names in Horovod's API that this library does not have. Each name is mapped to advice on what to
+# use instead.
 _REPLACEMENTS = {
     "elastic": "start the job with poprun-py --max-restarts N, and save checkpoints",
     "run": "start the program with poprun-py",

@@ -108,8 +108,8 @@ def allgather(
 
     Raises:
         ValueError: The tensor is a scalar.
-        CollectiveMismatchError: The ranks passed different names, or tensors that differ in their
-            dtype or in another dimension than the first.
+        CollectiveMismatchError: The names, the dtypes, or the sizes of a dimension after the first
+            differ between the ranks.
     """
     check_process_set(process_set)
     check_rows("allgather", tensor)
@@ -148,7 +148,7 @@ def sparse_allreduce_async(
     op: ReduceOp | int | None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], Tensor]:
-    """Start to reduce a sparse tensor. The ranks gather the indices and values of all ranks.
+    """Start to reduce a sparse tensor. Each rank gathers the indices and values of all ranks.
 
     Args:
         tensor: A sparse tensor in COO format.

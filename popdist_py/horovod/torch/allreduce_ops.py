@@ -84,7 +84,8 @@ class Reduction:
         return numbered(function, self.name, len(tensors))
 
     def _array_op(self, x: Tensor) -> ArrayOp:
-        # An array of integers cannot store a mean, so ``finish`` divides the sum.
+        # An array of integers cannot store a mean. Therefore the sum is computed, and ``finish``
+        # divides it.
         return "sum" if self.op is Average and not _is_inexact(x) else ARRAY_OPS[self.op]
 
     def _leaf(self, function: str, x: Tensor) -> tuple[Array, Callable[[], Any]]:
@@ -100,8 +101,8 @@ class Reduction:
         if self.prescale != 1.0:
             for x in tensors:
                 _scale(x.detach(), self.prescale)
-            # The array of a non-contiguous tensor is a copy of the tensor, so the array is made
-            # again after the tensor is scaled.
+            # For a non-contiguous tensor, the array is a copy. Scaling the tensor does not change
+            # this copy, so the arrays are made again.
             leaves = [self._leaf(function, x) for x in tensors]
 
         def run() -> None:
@@ -122,7 +123,7 @@ class Reduction:
     def with_gradients(
         self, function: str, tensors: Tensors, compression: type[Compressor]
     ) -> list[Tensor]:
-        """Return the results of the reduction as new tensors, with gradients for autograd."""
+        """Return the results of the reduction as new tensors that support autograd."""
         for x in tensors:
             check_tensor(function, x)
         check_compression(compression)
@@ -182,8 +183,8 @@ def _checked(
 ) -> Reduction:  # fmt: skip
     """Check the arguments of a public function, and return them as a ``Reduction``.
 
-    Only the public function itself may call ``_checked``, because the warning about ``average``
-    shows the line from which the caller of ``_checked`` was called.
+    Public functions must call ``_checked`` directly. Otherwise the warning about ``average`` would
+    not show a line of the user's program.
     """
     check_process_set(process_set)
     return Reduction(check_op(op, average, stacklevel=4), name, prescale, postscale)
@@ -203,7 +204,7 @@ def allreduce(
 
     Args:
         tensor: A tensor with the same shape and dtype on all ranks.
-        average: This argument is deprecated. True means Average, and False means Sum.
+        average: This argument is deprecated. The value True selects Average, and False selects Sum.
         name: All ranks must pass the same name.
         compression: The compressor, which converts the tensor before and after the reduction.
         op: The reduction operator, Average (the default), Sum, Min, Max or Product. An average of

@@ -32,7 +32,7 @@ __all__ = ["alltoall", "alltoall_async"]
 
 
 def _checked_splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, num_ranks: int) -> Array:
-    """Return the number of rows to send to each rank, as an array of shape [ranks]."""
+    """Return the number of rows to send to each rank, as an array with one element per rank."""
     if splits is None:
         if len(tensor) % num_ranks:
             raise ValueError(
@@ -110,7 +110,8 @@ def alltoall(
 
     Args:
         tensor: The tensor to send. The rows of the tensor are split into one block for each rank.
-        splits: The number of rows to send to each rank. None splits the rows equally.
+        splits: The number of rows to send to each rank. With None, every rank gets the same number
+            of rows.
         name: All ranks must pass the same name.
         process_set: Only ``global_process_set`` is accepted.
 

@@ -14,8 +14,8 @@ from popdist_py import context
 from popdist_py.collectives import Communicator
 from popdist_py.horovod.common.util import ccl_built, ddl_built, gloo_built, mpi_built
 
-# ``horovod.torch`` exports these names. ``ProcessSet``, ``check_process_set`` and ``communicator``
-# are missing here because only other modules of this package use them.
+# ``horovod.torch`` exports these names. Only modules of this package use ``ProcessSet``,
+# ``check_process_set`` and ``communicator``, so these names are not exported.
 __all__ = [
     "ccl_built",
     "cross_rank",
@@ -68,7 +68,7 @@ class ProcessSet:
         return list(range(size()))
 
     def included(self) -> bool:
-        """Return True, because every process is a member."""
+        """Return True, because every process is a member of this set."""
         return True
 
     def rank(self) -> int:
@@ -109,8 +109,8 @@ def init(
     context.init()
     here = context.environment()
     world = context.communicator()
-    # Launchers place instances on hosts in different orders. An instance therefore receives the
-    # local indices of the other instances from them, instead of computing these indices.
+    # Launchers place instances on hosts in different orders. An instance therefore cannot compute
+    # the local indices of other instances, so all instances exchange their local indices.
     everyone = world.all_gather_object((here.local_instance_index, here.num_local_instances))
     own = world.instance_index
     with_same_local_rank = [
@@ -128,7 +128,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Undo ``init()``. The process stays connected to the job, because PopDist may use it."""
+    """Undo ``init()``.
+
+    The process stays connected to the job, because the program may still use PopDist.
+    """
     global _place
     _place = None
 
@@ -145,7 +148,7 @@ def _initialised() -> _Place:
 
 
 def communicator() -> Communicator:
-    """Return the communicator of the job; inside ``execute_on_instances``, that of the group.
+    """Return the communicator of the job, or of the group inside ``execute_on_instances``.
 
     Raises:
         ValueError: The program has not called ``init()``.

@@ -47,7 +47,8 @@ def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> Call:
 class _Broadcast(torch.autograd.Function):
     """The autograd function of ``broadcast``.
 
-    In the backward pass, the root gets the average of all ranks' gradients. Other ranks get zeros.
+    In the backward pass, the root gets the average of all ranks' gradients. The other ranks get
+    zeros as gradients.
     """
 
     @staticmethod

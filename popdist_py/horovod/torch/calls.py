@@ -1,7 +1,7 @@
-"""Operators, argument checks and handles of Horovod's calls.
+"""Operators, argument checks and handles of Horovod's collective calls.
 
-For each collective that a program calls, the ``_ops`` modules build a ``Call``. A ``Call`` runs at
-once, or in the background with a ``Handle``.
+For each collective that a program calls, the ``_ops`` modules build a ``Call``. A ``Call`` runs
+either at once, or in the background. Its ``Handle`` then waits for the result.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ class Call:
         name: The name of the equivalent collective in ``popdist_py``.
         run: The function that communicates. This function may run in any thread.
         finish: The function that converts the result of ``run``. This function runs in the thread
-            of the program, because torch starts a set of worker threads for each thread that
-            computes.
+            of the program. In another thread, torch would start a second set of worker threads.
         names: The names that the program gave to its tensors.
     """
 
@@ -161,11 +160,12 @@ class Call:
         return Handle(work, self.finish)
 
     def then(self, function: Callable[[Any], Any]) -> Call:
-        """Return a call with the result of ``function``, which gets the result of this call."""
+        """Return a call whose result is ``function`` applied to the result of this call."""
         return replace(self, finish=lambda done: function(self.finish(done)))
 
 
-# The running asynchronous calls with names from the program. The keys are the operation and name.
+# The running asynchronous calls that the program gave names to. The key of a call is a pair of its
+# operation and its name.
 _started: weakref.WeakValueDictionary[tuple[str, str], BackgroundCall[Any]] = (
     weakref.WeakValueDictionary()
 )
@@ -194,7 +194,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Tell whether the call is complete. If it is, ``synchronize`` returns at once."""
+    """Tell whether an asynchronous call is complete, so that ``synchronize`` returns at once."""
     return handle.is_completed()
 
 
@@ -206,17 +206,18 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001
-    """Wait until all ranks have joined; all ranks must join at the same step.
+    """Wait until all ranks have called this function, which they must do at the same step.
 
     Args:
         device: This argument is ignored.
 
     Returns:
-        The highest rank, because all ranks join together.
+        The highest rank. Horovod returns the last rank that joined, but here all ranks join at the
+        same step.
 
     Raises:
-        HorovodInternalError: Another rank made another call, for example because it has more
-            batches.
+        HorovodInternalError: Another rank called another collective, for example because it has
+            more batches.
     """
     world = communicator()
     try:
@@ -235,11 +236,11 @@ def check_op(
 ) -> ReduceOp:
     """Return the operator that is selected by ``op`` or by the deprecated argument ``average``.
 
-    ``stacklevel`` is the argument of ``warnings.warn`` for the warning about ``average``. It must
-    select a line of the user's program.
+    ``stacklevel`` is passed to ``warnings.warn``. It makes the warning about ``average`` show a
+    line of the user's program.
 
     Raises:
-        ValueError: The caller gave both arguments, or ``op`` is not an operator.
+        ValueError: The caller gave both ``op`` and ``average``, or ``op`` is not an operator.
         NotImplementedError: Adasum is not available.
     """
     if average is not None:
@@ -285,7 +286,7 @@ def check_optimizer(call: str, optimizer: Any) -> None:
 def is_root(call: str, root_rank: int) -> bool:
     """Tell whether this process is rank ``root_rank``.
 
-    Inside ``execute_on_instances``, only the ranks of the group are accepted.
+    Inside ``execute_on_instances``, ``root_rank`` must be one of the listed instances.
 
     Raises:
         ValueError: ``root_rank`` is not a rank of the job or group.
@@ -317,7 +318,7 @@ def check_rows(call: str, x: Any) -> None:
 
 
 def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[], Any]]:
-    """Return the array of a leaf, and the function that copies the array back to the tensor."""
+    """Return the array of a tensor, and the function that copies the array back to the tensor."""
     assert leaf is not None
     if leaf.array is None:
         assert leaf.refusal is not None
@@ -326,14 +327,14 @@ def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[
 
 
 def array_of(call: str, x: Tensor) -> Array:
-    """Return an array with the values of a tensor that is to be sent."""
+    """Return an array with the values of a tensor that this rank will send."""
     return leaf_of(call, leaf_arrays.movable(x, needs_writing=False))[0]
 
 
 def numbered(function: str, name: str | None, count: int) -> list[str]:
     """Return a name for each tensor of a group.
 
-    If the program did not give a name to the group, the names contain the name of ``function``.
+    The names contain the group's name. For an unnamed group, they contain the name of ``function``.
     """
     return [f"{name or f'{function}.noname'}.{i}" for i in range(count)]
 
@@ -360,5 +361,5 @@ def checked_copy(call: str, x: Tensor) -> Tensor:
 
 
 def differentiable(function: Any, *args: Any) -> Any:
-    """Call ``function.apply``. This wrapper exists because torch does not declare its types."""
+    """Call ``function.apply``, for which torch does not declare types."""
     return function.apply(*args)

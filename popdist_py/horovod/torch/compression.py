@@ -1,4 +1,4 @@
-"""Compressors, which convert tensors before their communication, for example to float16."""
+"""Compressors, which make tensors smaller for communication, for example by float16."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class RankLostError(InstanceLostError, HorovodInternalError):
 
 
 class CallError(PopdistError, HorovodInternalError):
-    """A call failed for any other reason."""
+    """A collective failed for a reason other than a mismatch or a lost rank."""
 
 
 @contextmanager

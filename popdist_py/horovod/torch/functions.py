@@ -39,7 +39,8 @@ def broadcast_parameters(
         process_set: Only ``global_process_set`` is accepted.
 
     Raises:
-        ValueError: ``params`` has another type, or ``root_rank`` is not a rank of the job.
+        ValueError: ``params`` does not have one of these types, or ``root_rank`` is not a rank of
+            the job.
         CollectiveMismatchError: The ranks passed different names, shapes or dtypes.
     """
     check_process_set(process_set)
@@ -65,8 +66,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Send the optimizer state and options of rank ``root_rank`` to the optimizers of all ranks.
 
-    The function also works if the optimizer has not made a step yet. In this case, as in Horovod,
-    the function sets the missing gradients of the parameters to zeros.
+    The function also works if the optimizer has not made a step yet. For an optimizer without any
+    state, the function sets missing gradients of the parameters to zeros, as Horovod does.
 
     Args:
         optimizer: An optimizer with the same parameter groups on all ranks.

@@ -36,7 +36,7 @@ from popdist_py.horovod.torch.calls import (
 # isort: on
 from popdist_py.horovod.torch.reducescatter_ops import *
 
-if not TYPE_CHECKING:  # type checkers cannot read a list of names that is added up
+if not TYPE_CHECKING:  # type checkers cannot add up these lists of names
     __all__ = ["Adasum", "Average", "Handle", "HorovodInternalError", "Max", "Min", "Product"]
     __all__ += ["ReduceOp", "Sum", "barrier", "join", "poll", "synchronize"]
     __all__ += allgather_ops.__all__

@@ -38,8 +38,8 @@ class _Reduction:
             A function that waits for the reduction and stores the result in the parameter.
         """
         if parameter.grad is None:
-            # This rank has not computed the gradient, but another rank may have done so, because a
-            # model may use a parameter only for some batches.
+            # This rank's batch did not use the parameter, but the batch of another rank may have
+            # used it. The missing gradient therefore counts as zeros in the reduction.
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad
         sparse_dim = gradient.sparse_dim() if gradient.is_sparse else 0
@@ -53,8 +53,8 @@ class _Reduction:
 
             return store_sparse
         small, saved = self.compression.compress(gradient)
-        # The product of the prescale factor and the postscale factor is 1. The division before the
-        # sum can prevent overflow.
+        # Gradients are divided by a factor before the sum, which can prevent overflow. The sum is
+        # multiplied by the same factor.
         handle = allreduce_async_(
             small, name=name, op=self.op,
             prescale_factor=1.0 / self.predivide_factor, postscale_factor=self.predivide_factor,
@@ -74,13 +74,13 @@ class _Reduction:
 class _GradientReducer:
     """Reduces gradients in the same order on all ranks.
 
-    This order is the reverse order of the parameters, because backward passes compute gradients
-    approximately in this order. The reduction of a gradient starts when the gradient is complete
-    and all earlier reductions have started.
+    Gradients are reduced in the reverse order of the parameters, because backward passes compute
+    gradients in roughly this order. The reduction of a gradient starts when the gradient is
+    complete and all earlier reductions have started.
 
     Args:
         names: The name of each parameter, in the order of the optimizer.
-        passes: The number of backward passes that are added up before a gradient is reduced.
+        passes: The number of backward passes whose gradients are added up before the reduction.
         reduction: The options of the reduction.
     """
 
@@ -95,12 +95,12 @@ class _GradientReducer:
             self.add(parameter, name)
 
     def add(self, parameter: Parameter, name: str) -> None:
-        """Reduce also the gradient of ``parameter``."""
+        """From now on, also reduce the gradient of ``parameter``."""
         self._names[parameter] = name
         self._order.append(parameter)
         self._passes_left[parameter] = self.passes
-        # A parameter may exist longer than its optimizer. Because of the weak reference, the hook
-        # of such a parameter does nothing.
+        # A parameter may exist longer than its optimizer. The hook uses a weak reference, so that
+        # it does nothing after the optimizer was deleted.
         on_gradient = weakref.WeakMethod(self._on_gradient)
 
         def hook(parameter: Parameter) -> None:
@@ -134,10 +134,10 @@ class _GradientReducer:
             self._started.append(self._reduction.start(parameter, self._names[parameter]))
 
     def wait(self) -> None:
-        """Start the missing reductions, and wait until all reduced gradients are stored."""
+        """Start the reductions that are still missing, and wait until all gradients are stored."""
         for parameter in self._order[len(self._started) :]:
-            # Frozen parameters are skipped. With a gradient of zeros, weight decay would change the
-            # parameters.
+            # Frozen parameters are skipped, because weight decay would change a parameter with a
+            # gradient of zeros.
             if parameter.requires_grad:
                 self._start(parameter)
         with torch.no_grad():
@@ -174,7 +174,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._add_missing()
 
     def _add_missing(self) -> None:
-        """Let the reducer also reduce the gradients of added or no longer frozen parameters."""
+        """Also reduce the gradients of parameters that the program has added or unfrozen."""
         if self._reducer is not None:
             for name, parameter in _unnamed(self):
                 if parameter.requires_grad and parameter not in self._reducer:
@@ -189,7 +189,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make ``step()`` in the ``with`` block use the gradients without reducing them.
+        """Make ``step()`` in the ``with`` block use the gradients as they are, without a reduction.
 
         Programs call ``synchronize()`` before the block.
         """
@@ -275,7 +275,7 @@ def DistributedOptimizer(
         compression: The compressor, which converts each gradient before and after the reduction.
         backward_passes_per_step: Each rank adds up the gradients of this number of backward passes
             before a step.
-        op: The reduction operator, such as Average, Sum or another operator of ``allreduce``.
+        op: The reduction operator. All operators of ``allreduce`` are accepted.
         gradient_predivide_factor: Gradients are divided by this factor before the sum, and
             multiplied by it after the sum.
         num_groups: This argument is ignored, because it does not change results.
@@ -298,8 +298,8 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
     kind = type(optimizer)
     result: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {}))
-    # A scheduler may have replaced ``step`` on ``optimizer``. That method is not copied, because it
-    # does not reduce gradients.
+    # A scheduler may have replaced the method ``optimizer.step``. This replacement is not copied,
+    # because it does not reduce gradients.
     result.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     reduction = _Reduction(reduce_op, compression, gradient_predivide_factor, sparse_as_dense)
     trained = {p: names[p] for p in names if p.requires_grad}

@@ -85,8 +85,8 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         reduction: Reduction = ctx.reduction
-        # Programs later average the gradients of all ranks, which divides them by the number of
-        # ranks. The gradient of a sum is therefore multiplied by this number.
+        # The gradient of a sum is multiplied by the number of ranks. Programs later average the
+        # gradients of all ranks, which divides them by this number.
         times = communicator().num_instances if reduction.op is Sum else 1
         return allgather(gradients[0] * (times * reduction.prescale * reduction.postscale)), None
 
@@ -99,7 +99,7 @@ def _new_rows(tensor: Tensor, compression: type[Compressor], reduction: Reductio
 
 
 def _in_group(reduction: Reduction, tensors: Tensors) -> list[tuple[Tensor, Reduction]]:
-    """Return each tensor of a group, and a copy of ``reduction`` with the name of the tensor."""
+    """Return each tensor of a group, with a copy of ``reduction`` that has the tensor's name."""
     names = numbered("grouped_reducescatter", reduction.name, len(tensors))
     return [(x, replace(reduction, name=each)) for x, each in zip(tensors, names, strict=True)]
 

@@ -46,7 +46,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _update_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Update the running mean and variance with the statistics of this batch."""
+        """Update the running mean and variance with the mean and variance of the ranks' batches."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None

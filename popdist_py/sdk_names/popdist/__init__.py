@@ -1,6 +1,7 @@
 """PopDist under its own name, re-exported from popdist_py.
 
-A name is imported at its first use. Importing this package imports neither torch nor NumPy.
+Each name of this package is imported at its first use. Importing this package imports neither torch
+nor NumPy.
 """
 
 from importlib import import_module
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 import popdist_py as _ours
 
 if TYPE_CHECKING:
-    # ``popdist_core`` and ``poptorch`` are modules of this package. They are imported first,
-    # because popdist_py has a ``poptorch`` too.
+    # ``popdist_core`` and ``poptorch`` are modules of this package. These modules must be imported
+    # before popdist_py's names, because popdist_py also has a module ``poptorch``.
     # isort: off
     from . import popdist_core as popdist_core
     from . import poptorch as poptorch

@@ -8,8 +8,8 @@ from popdist_py import poptorch as _ours
 from popdist_py.poptorch import *
 from popdist_py.poptorch import __all__, __version__
 
-# Importing these modules makes them attributes of this package, in place of the modules of the same
-# names in popdist_py.poptorch.
+# Importing these modules makes them attributes of this package. They take the place of the
+# popdist_py.poptorch modules that have the same names.
 for _name in (
     "autocasting",
     "enums",
@@ -25,8 +25,8 @@ for _name in (
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        # This function returns undocumented names, such as earlier spellings, but no modules of
-        # popdist_py.poptorch.
+        # Programs may use undocumented names, such as earlier spellings. This function does not
+        # return modules of popdist_py.poptorch.
         try:
             value = getattr(_ours, name)
         except AttributeError as error:
