@@ -35,11 +35,11 @@ NAMES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 
-# The indices of the ledger's words of 8 bytes in the shared memory. The words before them belong to
-# the heartbeat. poprun_py/instance/progress_memory.py contains the same indices. _BEGAN is the
-# time.monotonic_ns() when counting began. _SINCE is the time up to which the times of all
-# activities have been counted. _STEPS counts all steps, and _TIMED_STEPS counts the steps with a
-# known begin.
+# The indices of the ledger's words of 8 bytes in the shared memory. The heartbeat uses the words
+# before the ledger's words. The module poprun_py/instance/progress_memory.py contains the same
+# indices. The word _BEGAN is the time.monotonic_ns() when counting began. The word _SINCE is the
+# time up to which the times of all activities have been counted. The word _STEPS counts all steps.
+# The word _TIMED_STEPS counts the steps with a known begin.
 _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS: Final = 16  # the time of activity 0; each activity has one word
 # The word _CALL describes the last collective that has begun. The lowest bit of _CALL is set while
@@ -79,7 +79,7 @@ class Listener(Protocol):
     """
 
     def begun(self, activity: int, name: str, begin: int, /) -> Any:
-        """Handle the beginning of an activity. The result is passed to ``ended`` at its end."""
+        """Handle the beginning of an activity. The result is later passed to ``ended``."""
 
     def ended(self, activity: int, name: str, begin: int, end: int, begun: Any, /) -> None:
         """Handle the end of an activity.
@@ -100,7 +100,7 @@ class Listener(Protocol):
 _words: memoryview | None = None
 _owner = 0  # The id of the counted thread.
 _waited_beside = 0  # The nanoseconds that uncounted threads have waited for other instances.
-_is_program = True  # Whether this process is not a fork of the program.
+_is_program = True  # Whether this process is the program itself, not a fork of it.
 _num_calls = 0  # The number of collectives that have begun.
 _listener: Listener | None = None
 # The first number is the time when the last step ended (0 before the first step). The other three
@@ -128,7 +128,7 @@ class doing:
             ``name`` is the name of a collective, ``call`` defaults to ``name``.
 
     Raises:
-        ValueError: ``activity`` is not one of the constants.
+        ValueError: ``activity`` is not a constant for an activity.
     """
 
     __slots__ = ("_activity", "_began", "_call", "_name", "_outer", "_told")

@@ -194,7 +194,7 @@ class Gate:
         return next(each for each in self._pending.values() if each.source == busiest)
 
     def _advance(self, pending: _Pending) -> list[Guest]:
-        """Continue one handshake. Return a list of the caller once it is authenticated."""
+        """Continue one handshake. Return a list with the caller if it is now authenticated."""
         try:
             while (guest := self._step(pending)) is None:
                 pass

@@ -6,7 +6,7 @@
     listener -> caller   the acceptance
 
 To prove that it knows the secret, each end sends an HMAC over both nonces. A process without the
-secret learns nothing from either end, and a recorded proof is not valid for another connection. The
+secret learns nothing from either end. A recorded proof is not valid for another connection. The
 launcher's wrapper of an instance has its own copy of the functions for callers
 (``poprun_py/instance/launcher_channel.py``).
 

@@ -60,7 +60,7 @@ def all_reduce(
     float16 and bfloat16 values are added in float32. For boolean arrays, ``sum`` and ``max`` mean
     "any", and ``prod`` and ``min`` mean "all". Python's True and False count as 1 and 0. The mean
     of Python integers is a float. ``mean`` does not accept arrays and tensors of integers, because
-    they cannot store the result.
+    integers cannot store the mean.
 
     Args:
         x: A NumPy array or torch tensor, which is reduced in place; a number; or a nested dict,

@@ -119,8 +119,9 @@ def broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
 def _as_one_call(communicator: Communicator, call: str) -> Iterator[None]:
     """Handle an interrupt between two leaves of a container like an interrupt within a call.
 
-    After an interrupt, this instance could otherwise make another call while the other instances
-    wait for its next leaf. The other instances would mistake the data of the new call for the leaf.
+    Without this function, an instance could make another call after an interrupt, while the other
+    instances wait for its next leaf. The other instances would mistake the data of the new call for
+    the leaf.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """The barrier of the instances of one host, with arrival counters in shared memory.
 
 A waiting instance first reads the arrival counters in a loop, then yields its core, and at last
-sleeps in the kernel (futex). While it sleeps, working instances can use its core. The barrier needs
-the memory order of x86, where other cores see stores in program order.
+sleeps in the kernel (futex). While an instance sleeps, working instances can use its core. The
+barrier needs the memory order of x86, where other cores see stores in program order.
 
 This module does not copy or reduce arrays.
 """
@@ -164,7 +164,7 @@ class HostBarrier:
         return True
 
     def published(self, turn: int) -> tuple[list[int], list[int]]:
-        """Return the locations and addresses in the headers ``turn`` of all instances."""
+        """Return the locations and addresses in header ``turn`` of every instance."""
         words = self._words
         headers = range(turn, _WORDS_PER_LINE * len(self._peers), _WORDS_PER_LINE)
         locations = [words[header + _LOCATION] for header in headers]

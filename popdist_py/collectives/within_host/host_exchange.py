@@ -31,7 +31,7 @@ _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
 # This value in word 0 of a table means that the receivers read the blocks directly from the
-# sender's memory. In a table with this value, the places are the addresses of the blocks.
+# sender's memory. In a table with the value _IN_PLACE, each place is the address of a block.
 _IN_PLACE = 0
 # For blocks of more bytes than this, direct reads are faster than copies through the slots.
 _MIN_READ_BYTES = 2 * 1024 * 1024
@@ -221,7 +221,7 @@ class HostExchange:
         return arriving
 
     def _first_problem(self, turn: int, plan: CallPlan) -> CollectiveMismatchError | None:
-        """Return the error for the first block to or from this instance that has a wrong size.
+        """Return the error for the first wrong block size among this instance's transfers.
 
         The result is None if all sizes are as expected.
         """

@@ -99,7 +99,7 @@ def exposed(array: Array) -> Iterator[None]:
     """Keep ``array`` allocated while other instances may write into it.
 
     After a failed call the array stays allocated until the process ends. A late instance may still
-    write to the address of the array. If the array were freed, such a write could overwrite other
+    write to the address of the array. If the array were freed, a late write could overwrite other
     data. After a CollectiveMismatchError, no instance writes to the array, so it may be freed.
     """
     key = object()

@@ -120,7 +120,7 @@ class PeerMemory:
         self._copy(self._write, pid, address, own_address, size)
 
     def close(self) -> None:
-        """Close the pidfds of the peers. Afterwards no memory of a peer can be read or written."""
+        """Close the pidfds of the peers. A closed object cannot read or write memory."""
         self._ended.clear()
         while self._pidfds:
             os.close(self._pidfds.pop())

@@ -2,8 +2,8 @@
 
 A window has a part for each instance and a common part. The memory of a window is an anonymous file
 (memfd). An anonymous file is not in a folder, so the system frees its memory even if the job is
-killed. The limits of /dev/shm do not apply to it. Each page of a window is allocated on the NUMA
-node that touches it first.
+killed. The limits of /dev/shm do not apply to anonymous files. Each page of a window is allocated
+on the NUMA node that touches it first.
 """
 
 from __future__ import annotations
