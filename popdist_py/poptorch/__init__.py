@@ -45,8 +45,6 @@ from popdist_py.poptorch.enums import (
     VariableRetrievalMode,
 )
 from popdist_py.poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError
-from popdist_py.poptorch.execution.losses import identity_loss
-from popdist_py.poptorch.forward_phase import is_running as isRunningOnIpu
 from popdist_py.poptorch.logger import install_excepthook, logger, setLogLevel
 from popdist_py.poptorch.model.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popdist_py.poptorch.model.devices import ipuHardwareIsAvailable, ipuHardwareVersion
@@ -94,6 +92,8 @@ from popdist_py.poptorch.placement.execution_strategies import (
     ShardedExecution,
     Stage,
 )
+from popdist_py.poptorch.tracing.current_forward import is_running as isRunningOnIpu
+from popdist_py.poptorch.tracing.losses import identity_loss
 
 __all__ = [
     "CPU",

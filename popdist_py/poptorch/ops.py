@@ -12,25 +12,25 @@ from typing import Any
 import torch
 
 from popdist_py.errors import counted
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.observations import (
-    note_checkpoint,
-    note_proportion,
-    serial_products,
-)
 from popdist_py.poptorch.operators.ctc_decoder import ctc_beam_search_decoder
 from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.operators.multi_conv import MultiConv
 from popdist_py.poptorch.operators.point_clouds import fps, nearest
 from popdist_py.poptorch.operators.printing import ipu_print_tensor
-from popdist_py.poptorch.placement.operator_limits import check_proportion
-from popdist_py.poptorch.placement.overlapped_io import (
+from popdist_py.poptorch.tracing import current_forward
+from popdist_py.poptorch.tracing.block_recorder import on_host
+from popdist_py.poptorch.tracing.observations import (
+    note_checkpoint,
+    note_proportion,
+    serial_products,
+)
+from popdist_py.poptorch.tracing.operator_limits import check_proportion
+from popdist_py.poptorch.tracing.overlapped_io import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from popdist_py.poptorch.placement.recorder import on_host
 
 __all__ = [
     "CPU",
@@ -137,7 +137,7 @@ def serializedMatMul(
         f"mode is a poptorch.MatMulSerializationMode, got {mode!r}"
     )
     parts = factor if factor and mode != MatMulSerializationMode.Disabled else 1
-    if forward_phase.is_running() and parts != 1:
+    if current_forward.is_running() and parts != 1:
         split = {
             MatMulSerializationMode.InputChannels: lhs.shape[-2:][0],
             MatMulSerializationMode.ReducingDim: lhs.shape[-1],
@@ -205,7 +205,7 @@ def cond(
     _check_tensor_list("cond", "then_inps", then_inps)
     _check_tensor_list("cond", "else_inps", else_inps)
     _check_inference("cond")
-    if not forward_phase.is_running():
+    if not current_forward.is_running():
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
     # The value is not known while tracing: compute both, as a graph does, and choose.
@@ -234,7 +234,7 @@ def _check_tensor_list(name: str, argument: str, values: Any) -> None:
 
 
 def _check_inference(name: str) -> None:
-    if forward_phase.is_training():
+    if current_forward.is_training():
         raise Error(f"poptorch.{name}() is only supported in inference models")
 
 

@@ -15,10 +15,10 @@ import torch
 from popdist_py.poptorch import ops
 from popdist_py.poptorch.enums import MatMulSerializationMode, OverlapMode, ReductionType
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.execution.losses import identity_loss
 from popdist_py.poptorch.placement.annotations import NameScope
-from popdist_py.poptorch.placement.block_places import BlockPlace
-from popdist_py.poptorch.placement.recorder import current_recorder
+from popdist_py.poptorch.tracing.block_places import BlockPlace
+from popdist_py.poptorch.tracing.block_recorder import current_blocks
+from popdist_py.poptorch.tracing.losses import identity_loss
 
 __all__ = ["OPERATORS", "install"]
 
@@ -28,16 +28,16 @@ __all__ = ["OPERATORS", "install"]
 
 def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
     """Begin a block whose place is given, not decided by the strategy."""
-    recorder = current_recorder()
-    if recorder is not None:
+    blocks = current_blocks()
+    if blocks is not None:
         place = BlockPlace(str(stage_id), ipu_id, max(stage_id, 0), max(phase_id, 0))
-        recorder.begin_placed(place)
+        blocks.begin_placed(place)
 
 
 def _end_ipu_block() -> None:
-    recorder = current_recorder()
-    if recorder is not None:
-        recorder.end_block()
+    blocks = current_blocks()
+    if blocks is not None:
+        blocks.end_block()
 
 
 class _Scopes(threading.local):

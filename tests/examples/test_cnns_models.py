@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.models import placement_of
 
 from examples import cnn_programs as cnns
 from popdist_py import poptorch
 from popdist_py.popart import RecomputationType
-from popdist_py.poptorch.placement.recorder import record_placement
 
 ON_HOST = SimpleNamespace(mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.3), normalised_on_host=True)
 ON_DEVICE = SimpleNamespace(**vars(ON_HOST) | {"normalised_on_host": False})
@@ -424,8 +424,7 @@ def test_every_choice_of_splits_puts_each_layer_on_its_ipu(data):
     models().place(network, args)
     x = torch.randn(2, 3, 8, 8)
     strategy = poptorch.PipelinedExecution()
-    with record_placement(strategy, network, training=True, inputs=[x]) as placement:
-        network(x)
+    placement = placement_of(strategy, network, network, x, training=True)
     assert placement.num_ipus == shards
     assert placement.num_stages == 2 * shards - 1
     begins = [names.index(cut) for cut in cuts]

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch import forward_phase
+from popdist_py.poptorch.tracing import current_forward
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
 
 torch.set_num_threads(1)
 
@@ -73,4 +75,14 @@ def assert_equal_weights(ours, theirs, **tolerance):
 
 def inside(training=False, tracing_forward=False):
     """Be inside the forward of a wrapped model."""
-    return forward_phase.entered(forward_phase.Phase(training=training, tracing=tracing_forward))
+    return current_forward.entered(
+        current_forward.Phase(training=training, tracing=tracing_forward)
+    )
+
+
+def placement_of(strategy, module, run, *inputs, training=False):
+    """Return where everything goes in ``run(*inputs)``, a forward of ``module``."""
+    blocks = BlockRecorder(strategy, module, inputs)
+    with ForwardWatch(blocks=blocks).following():
+        run(*inputs)
+    return blocks.placement(training=training)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 TABLE = re.compile(r"(?<=<!-- packages -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
-_GROUND = ("enums", "errors", "forward_phase", "logger")
+_GROUND = ("enums", "errors", "logger")
 _LEFT_OUT = (
     "__main__",
     "atomic_file",

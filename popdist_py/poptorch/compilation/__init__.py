@@ -1,7 +1,7 @@
 """From a module, options and example arguments to a compiled program.
 
-Here live the compiler, the choice of the replica back ends, what training adds, and the cache.
+Here are the compiler, the choice of the replica back ends, what training adds, and the cache.
 Nothing here runs a step. May call: on_ipu, execution, update, weights, options,
-placement, calls, group_norms, enums, logger, errors, and the library's collectives,
+placement, tracing, calls, group_norms, enums, logger, errors, and the library's collectives,
 atomic_file, environment, ipu, measured_values, own_files and timeline.
 """

@@ -256,8 +256,8 @@ class _LoopOverTwo:
     @staticmethod
     def suffices(model: DeviceModel) -> bool:
         """Tell whether replicas that get the same compute the same and leave the same."""
-        trace, batching = model.trace, model.batching
-        differ = trace.is_random or trace.changed_inputs or batching.group_size > 1
+        first, batching = model.first_forward, model.batching
+        differ = first.is_random or first.changed_inputs or batching.group_size > 1
         return batching.replicas > 2 and not differ and model.norm_groups is None
 
     @staticmethod

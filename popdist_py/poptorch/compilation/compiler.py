@@ -1,30 +1,32 @@
 """Compiling: from a module, options and example arguments to a program.
 
-Every check of a model against its options stands here or is called from here; running the result is
-``execution/device_loop.py``'s.
+``model_checks`` compares a model with its options, and ``execution/device_loop`` runs the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import freed_memory_given_back
-from popdist_py.collectives.signature import Signature
-from popdist_py.errors import counted
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
 from popdist_py.poptorch.compilation.backend_choice import Agreed
+from popdist_py.poptorch.compilation.model_checks import (
+    check_changed_buffers,
+    check_norm_groups,
+    check_placement,
+)
 from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.errors import Error
@@ -36,12 +38,11 @@ from popdist_py.poptorch.execution.modes import MixedPrecision, OneThread
 from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
-from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.group_norms.batch_norm import GroupNorms, OneValueAllowed
 from popdist_py.poptorch.group_norms.exchange import GroupExchange
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.call_times import modelled_times
-from popdist_py.poptorch.on_ipu.capture import Capturing
+from popdist_py.poptorch.on_ipu.capture import captured_or_none, watched_model
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.device_document import keep_device_document
 from popdist_py.poptorch.on_ipu.ipu_rows import IpuRows
@@ -49,10 +50,10 @@ from popdist_py.poptorch.on_ipu.memory_check import check_memory
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.profile_folder import profile_folder
-from popdist_py.poptorch.options.without_effect import say_idle_in_model, say_idle_options
-from popdist_py.poptorch.placement.block_places import Placement
-from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
-from popdist_py.poptorch.placement.recorder import record_placement
+from popdist_py.poptorch.options.without_effect import say_idle_options
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.first_forward import FirstForward, first_forward
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers
 from popdist_py.poptorch.update.training import Training
 from popdist_py.poptorch.weights.device_state import DeviceState
@@ -62,7 +63,6 @@ from popdist_py.timeline import spans
 
 __all__ = ["Compiled", "Compiler", "Executable"]
 
-_MAX_IPUS: Final = 64
 # The bar moves by so many per cent with each step of making and checking back ends, up to the last.
 _FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
@@ -72,8 +72,7 @@ class Executable:
     """What compiling found out, and nothing that refers to tensors: it can be stored.
 
     Attributes:
-        trace: what the first forward showed.
-        placement: which IPU holds what.
+        first_forward: What the first forward showed.
         replica_execution: the option: "auto", or what runs the replicas.
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
@@ -81,8 +80,7 @@ class Executable:
         captured: the forward as the device's model sees it; None if it was not wanted or cannot be.
     """
 
-    trace: Trace
-    placement: Placement
+    first_forward: FirstForward
     replica_execution: str
     widen_integers: bool
     mixed_precision: bool
@@ -102,9 +100,9 @@ class Compiled:
 
     def download_changed(self) -> Callable[[], None]:
         """Return what copies to the host the parameters and buffers that a call changes."""
-        trace, state, training = self.executable.trace, self.state, self.program.training
-        changed: list[torch.Tensor] = [state.buffers[name] for name in trace.modified_buffers]
-        changed += [state.parameters[name] for name in trace.modified_parameters]
+        first, state, training = self.executable.first_forward, self.state, self.program.training
+        changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
+        changed += [state.parameters[name] for name in first.modified_parameters]
         if training is not None:
             changed += training.optimizer.parameters
         return partial(state.download, frozenset(map(id, changed)))
@@ -175,7 +173,8 @@ class Compiler:
         _record_profile(self.options)
         batching = self.batching
         batching.check()
-        self._check_norm_groups()
+        if self.training:
+            check_norm_groups(self.options, batching, self.communicator)
         for tensor in call.leaves:
             self.transfer.check(tensor)
         sizes = [batching.micro_batch(tensor.shape) for tensor in call.leaves]
@@ -183,10 +182,11 @@ class Compiler:
         state = self._make_state()
         advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
-        self.placed(self._check_placement(executable.placement, batching))
+        placement = executable.first_forward.placement
+        self.placed(check_placement(placement, self.options, batching, training=self.training))
         run = self._run(executable.captured)
-        check_memory(run, self.options, state, executable.placement.num_ipus)
-        self._give_buffers(executable.trace, state, batching)
+        check_memory(run, self.options, state, placement.num_ipus)
+        self._give_buffers(executable.first_forward, state, batching)
         steps = count()
 
         def tell(what: str) -> None:
@@ -233,82 +233,27 @@ class Compiler:
         ]
         if state.has_own_tensors:
             state.select(0, self._first_replica)
-        strategy = self.options._execution_strategy
-        recorded: list[Placement] = []
-        capturing = Capturing.of(self.model, call, self.options)
-
-        @contextmanager
-        def around(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-            with record_placement(
-                strategy,
-                self.model,
-                self.training,
-                self.options.overlap_conditions(self.training),
-                inputs=leaves,
-                module_scopes=self.options._module_namescope_enabled,
-            ) as placement:
-                recorded.append(placement)
-                with capturing.observing(leaves):
-                    yield
-
+        watched = watched_model(self.model, call, self.options, training=self.training)
+        # The first forward itself restores the host's random stream.
+        context = DeviceContext(state=state, training=self.training, is_random=False)
         has_groups = self.training and self.options.Training.norm_group_size > 1
         with OneValueAllowed() if has_groups else nullcontext(), MixedPrecision() as precision:
-            forward = capturing.telling(partial(self._forward, call))
-            first_run = trace(forward, inputs, state, training=self.training, around=around)
+            found, observer = first_forward(
+                watched,
+                inputs,
+                state,
+                partial(context.enter, tracing=True),
+                observes=self.options.Emulator.asks_model,
+            )
         return Executable(
-            trace=first_run,
-            placement=recorded[0],
+            first_forward=found,
             replica_execution=self.options.Emulator.replica_execution,
             widen_integers=widen_integers,
             mixed_precision=precision.met_half,
-            captured=capturing.captured(),
+            captured=None if observer is None else captured_or_none(observer),
         )
 
-    # -- checks -------------------------------------------------------------------------------
-
-    def _check_norm_groups(self) -> None:
-        """Check that groups of replicas share batch norms, the same on all instances.
-
-        Raises:
-            CollectiveMismatchError: the instances have different groups.
-            Error: the replicas do not form whole groups.
-        """
-        if not self.training:
-            return
-        size, others = self.options.Training.norm_group_size, self.communicator
-        setter = "Options.Training.distributedBatchNormReplicaGroupSize"
-        if others.num_instances > 1:
-            others.agree(Signature("compile", "training model"))
-            others.agree(Signature(setter, str(size)))
-        replicas = self.batching.replicas * others.num_instances
-        if replicas % size:
-            raise Error(
-                f"{setter}({size}): {counted(replicas, 'replica')}, of all instances, cannot be "
-                f"divided into groups of {size}; choose a number that divides {replicas}"
-            )
-
-    def _check_placement(self, placement: Placement, batching: Batching) -> int:
-        """Return how many IPUs are needed; the pipeline can be filled, and there are enough."""
-        if self.options._execution_strategy.is_pipelined:
-            check_pipeline_depth(placement.num_stages, batching, training=self.training)
-        ipus = placement.num_ipus
-        say_idle_in_model(self.options, placement)
-        rounded = 1 << (ipus - 1).bit_length()
-        if rounded != ipus:
-            if not self.options.auto_round_num_ipus:
-                raise Error(
-                    f"The model uses {ipus} IPUs, which is not a power of two: place its blocks "
-                    f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
-                )
-            logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
-        self.options.check_ipus(rounded)
-        total = rounded * batching.replicas
-        if total > _MAX_IPUS:
-            raise Error(
-                f"Too many IPUs requested ({total}): one process drives at most {_MAX_IPUS}; "
-                "use several processes, for example with poprun-py"
-            )
-        return total
+    # -- the device ---------------------------------------------------------------------------
 
     def _run(self, captured: Captured | None) -> Run | None:
         """Return what the model of the device is asked about; None if it cannot be."""
@@ -320,22 +265,16 @@ class Compiler:
             logger.debug("The model of the device cannot be asked: %s", error)
             return None
 
-    def _give_buffers(self, trace: Trace, state: DeviceState, batching: Batching) -> None:
+    def _give_buffers(self, first: FirstForward, state: DeviceState, batching: Batching) -> None:
         """Give replicas their own copies of the buffers that the forward changes.
 
         The statistics of norm layers are theirs whatever the options say: each replica normalises
         its own micro-batches.
         """
-        if not trace.modified_buffers or batching.replicas == 1:
-            return
-        others = sorted(trace.modified_buffers - norm_statistics(self.model))
-        if others and self.options.broadcast_buffers:
-            raise Error(
-                "Buffer broadcasting is unsupported for buffers that the model changes "
-                f"({_some(others)}) with a replication factor of {batching.replicas}: use "
-                "Options.broadcastBuffers(False), which gives each replica its own"
-            )
-        state.give_replicas_buffers(trace.modified_buffers, batching.replicas)
+        if first.modified_buffers and batching.replicas > 1:
+            others = first.modified_buffers - norm_statistics(self.model)
+            check_changed_buffers(others, self.options, batching)
+            state.give_replicas_buffers(first.modified_buffers, batching.replicas)
 
     # -- building -----------------------------------------------------------------------------
 
@@ -365,19 +304,20 @@ class Compiler:
         run = self._run(executable.captured)
         setup = self._training_setup
         streams = RandomStreams(self._seed())
-        training = setup.make(executable.trace, state, streams.seed_update) if setup else None
+        first = executable.first_forward
+        training = setup.make(first, state, streams.seed_update) if setup else None
         anchors = Anchors(
             self.options.anchored_tensors,
             batching,
             {**state.parameters, **state.buffers},
             updated=[
                 name
-                for name in sorted(executable.trace.used_parameters)
+                for name in sorted(first.used_parameters)
                 if training and state.parameters[name].requires_grad
             ],
-            operations=[name for name, _ in executable.placement.operations],
+            operations=[name for name, _ in first.placement.operations],
             num_inputs=len(call.leaves),
-            loss_output=executable.trace.loss_output,
+            loss_output=first.loss_output,
             settings=training.optimizer.parameter_tensors if training else dict,
         )
         model = self._device_model(executable, state, call, training, anchors, streams)
@@ -391,7 +331,7 @@ class Compiler:
             call,
             self._first_inputs(call, executable),
             how=executable.replica_execution,
-            placement=executable.placement,
+            placement=executable.first_forward.placement,
             trusted=trusted or Agreed(),
             tell=tell,
         )
@@ -400,14 +340,14 @@ class Compiler:
             replicas=replicas,
             training=training,
             context=model.context,
-            num_outputs=len(executable.trace.shared),
+            num_outputs=len(first.shared),
             returns_results=not self.options.synthetic_data,
-            loss_output=executable.trace.loss_output if self.training else None,
+            loss_output=first.loss_output if self.training else None,
             anchors=anchors,
             counters=Counters(
                 batching,
                 len(call.leaves),
-                len(executable.trace.shared),
+                len(first.shared),
                 synthetic=self.options.synthetic_data,
                 modelled=modelled_times(run, self.options),
             ),
@@ -438,13 +378,13 @@ class Compiler:
         context = DeviceContext(
             state=state,
             training=self.training,
-            is_random=executable.trace.is_random or bool(training and training.rounding),
+            is_random=executable.first_forward.is_random or bool(training and training.rounding),
             modes=(*norms, *self._modes(executable)),
         )
         return DeviceModel(
             forward=self._watched(anchors) if anchors.needs_operations else self._forward,
             context=context,
-            trace=executable.trace,
+            first_forward=executable.first_forward,
             batching=self.batching,
             streams=streams,
             first_replica=self._first_replica,
@@ -455,7 +395,7 @@ class Compiler:
             # Inputs that the forward changes are the caller's own, so they cannot be copies.
             aligned_inputs=bool(
                 self.options.Emulator.deterministic_reduction
-                and not executable.trace.changed_inputs
+                and not executable.first_forward.changed_inputs
             ),
         )
 
@@ -503,13 +443,14 @@ class Compiler:
             return "parameters are grouped over replicas"
         if any(tensor.dim() == 0 for tensor in call.leaves):
             return "an input has no batch dimension"
-        if executable.placement.reads_buffers and executable.trace.modified_buffers:
+        first = executable.first_forward
+        if first.placement.reads_buffers and first.modified_buffers:
             return "Python code of the forward reads buffers, and the forward changes buffers"
         if state.gradient_hooks is not None and state.gradient_hooks.reach:
             return "parameters have hooks on their gradients"
         if self.training and any(map(_has_backward_hooks, self.model.modules())):
             return "modules have hooks on their backward"
-        if executable.trace.needs_python:
+        if first.needs_python:
             return "the forward prints, hooks gradients or runs Python on the host, in each replica"
         return None
 
@@ -517,14 +458,14 @@ class Compiler:
         """Return the forward, with its operations named as in the first one and seen by anchors."""
 
         def forward(call: Call, leaves: Sequence[torch.Tensor]) -> Any:
-            with record_placement(
+            blocks = BlockRecorder(
                 self.options._execution_strategy,
                 self.model,
-                self.training,
-                inputs=leaves,
-                watch=anchors.see,
+                leaves,
+                tell_result=anchors.see,
                 module_scopes=self.options._module_namescope_enabled,
-            ):
+            )
+            with ForwardWatch(blocks=blocks).following():
                 return self._forward(call, leaves)
 
         return forward
@@ -544,12 +485,6 @@ class Compiler:
 
 def _has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and how many there are more."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _fresh_generator() -> torch.Generator:

@@ -18,7 +18,7 @@ from popdist_py.poptorch.weights.watched_module import plain_class
 __all__ = ["model_key"]
 
 # Of what is stored under a key; another one whenever an earlier release could not be read.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def model_key(

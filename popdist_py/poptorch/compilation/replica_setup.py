@@ -26,7 +26,7 @@ from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
 from popdist_py.poptorch.execution.replicas import DeviceModel
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.placement.block_places import Placement
+from popdist_py.poptorch.tracing.block_places import Placement
 
 __all__ = ["ReplicaSetup"]
 

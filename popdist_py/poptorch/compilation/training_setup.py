@@ -17,9 +17,9 @@ from popdist_py.collectives.signature import Signature
 from popdist_py.environment import CollectiveSettings
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.execution.trace import Trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.tracing.first_forward import FirstForward
 from popdist_py.poptorch.update.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.update.gradients import Gradients, SharedGradients, TreeGradients
@@ -47,17 +47,17 @@ class TrainingSetup:
     communicator: Communicator
 
     def make(
-        self, trace: Trace, state: DeviceState, seed_update: Callable[[int], None]
+        self, first_forward: FirstForward, state: DeviceState, seed_update: Callable[[int], None]
     ) -> Training:
-        """Return the reduction and the update of a model with this trace and these tensors.
+        """Return the reduction and the update of a model with this first forward and these tensors.
 
         Args:
-            trace: what the first forward showed.
+            first_forward: what the first forward showed.
             state: the device's tensors.
             seed_update: sets the random numbers of the update after a micro-batch.
         """
         compression = self._compression()
-        used = _same_group(trace.used_parameters, state)
+        used = _same_group(first_forward.used_parameters, state)
         groups = parameter_groups(self.optimizer, state.device_tensors, used)
         parameters = [parameter for group in groups for parameter in group]
         if used and not parameters:
@@ -72,7 +72,7 @@ class TrainingSetup:
         replicas = self.options.replication_factor
         optimizer: DeviceOptimizer
         gradients: Gradients
-        if self._updates_slices(trace, state, parameters):
+        if self._updates_slices(first_forward, state, parameters):
             gradients = SharedGradients(parameters, self.communicator, False, slices_only=True)
             optimizer = SharedOptimizer(
                 self.optimizer,
@@ -145,7 +145,7 @@ class TrainingSetup:
         return CompressedGradients(method, wanted, self.communicator, links)
 
     def _updates_slices(
-        self, trace: Trace, state: DeviceState, parameters: Sequence[torch.Tensor]
+        self, first_forward: FirstForward, state: DeviceState, parameters: Sequence[torch.Tensor]
     ) -> bool:
         """Tell whether instances have the weights together and each updates a slice of them."""
         return (
@@ -156,7 +156,7 @@ class TrainingSetup:
             and not self.options.Emulator.deterministic_reduction
             and not state.has_groups
             # The forward of every instance would change the weights of all.
-            and not trace.modified_parameters
+            and not first_forward.modified_parameters
         )
 
     def _scaler(self) -> AutomaticLossScaling | None:

@@ -58,7 +58,7 @@ def _always(_: DeviceModel) -> None:
 def _why_not_captured(model: DeviceModel) -> str | None:
     if any(_kind(mode) not in (MixedPrecision, GroupNorms) for mode in model.context.modes):
         return "a captured graph knows nothing of the modes that the model runs in"
-    if model.training and not model.trace.loss_has_gradient:
+    if model.training and not model.first_forward.loss_has_gradient:
         return "no parameter leads to the loss"
     return model.only_loop
 
@@ -81,7 +81,7 @@ def _why_not_fused(model: DeviceModel) -> str | None:
 
 
 def _why_not_fused_and_captured(model: DeviceModel) -> str | None:
-    if model.trace.is_random:
+    if model.first_forward.is_random:
         return "random numbers of one pass over all replicas need Python: each has its own stream"
     return _why_not_fused(model) or _why_not_captured(model)
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.execution.replica_order import are_side_by_side, replicas_first
 from popdist_py.poptorch.group_norms.batch_norm import replicas_as_channels
+from popdist_py.poptorch.tracing.losses import current_losses
 
 __all__ = ["folded_batches", "folded_now"]
 
@@ -126,7 +126,7 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         size = _batch_size([input])
         scores, classes = _fold(input, 0, size), _fold(target, 0, size)
         level = _functorch.maybe_current_level()
-        # What happens inside is no loss of the model's: a recorder is told the result.
+        # What happens inside is no loss of the model. Only the result is one.
         with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
             losses = function(scores, classes, ignore_index=ignored, reduction="none")
             result = losses.unflatten(0, (size, -1))
@@ -135,9 +135,9 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
             if reduction == "mean":
                 result = result / (classes != ignored).view(size, -1).sum(1)
         loss: torch.Tensor = _functorch._add_batch_dim(result, 0, level)
-        recorder = LossRecorder.current()
-        if recorder is not None:
-            recorder.record(loss, (input, target))
+        followed = current_losses()
+        if followed is not None:
+            followed.record(loss, (input, target))
         return loss
 
     return run

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.execution.modes import WithoutValueReads
 from popdist_py.poptorch.execution.random_streams import host_stream_kept
+from popdist_py.poptorch.tracing import current_forward
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["DeviceContext", "Mode"]
@@ -25,7 +25,7 @@ __all__ = ["DeviceContext", "Mode"]
 Mode = Callable[[], AbstractContextManager[Any]]
 
 # Every call needs one, and making a frozen value takes longer than looking it up.
-_phase = cache(forward_phase.Phase)
+_phase = cache(current_forward.Phase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class DeviceContext:
             stack.enter_context(torch.set_grad_enabled(self.training))
             stack.enter_context(host_stream_kept(self.is_random))
             stack.enter_context(self.state.swapped_in())
-            stack.enter_context(forward_phase.entered(_phase(self.training, tracing)))
+            stack.enter_context(current_forward.entered(_phase(self.training, tracing)))
             stack.enter_context(WithoutValueReads())
             for mode in self.modes:
                 stack.enter_context(mode())

@@ -122,7 +122,7 @@ class GraphReplicas:
         leaves, loss = self._model.run(call, inputs)
         results = [
             leaf.clone() if shared else leaf
-            for leaf, shared in zip(leaves, self._model.trace.shared, strict=True)
+            for leaf, shared in zip(leaves, self._model.first_forward.shared, strict=True)
         ]
         return results, leaves[0] if loss is None else loss
 
@@ -161,7 +161,7 @@ class GraphReplicas:
         self, replica: int, tensors: Sequence[torch.Tensor], number: int
     ) -> list[torch.Tensor]:
         model = self._model
-        if model.trace.is_random:
+        if model.first_forward.is_random:
             model.streams.seed(model.first_replica + replica, number)
         buffers = [stack[replica] for stack in self._stacks]
         if model.gradients is None:

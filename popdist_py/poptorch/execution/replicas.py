@@ -18,11 +18,12 @@ from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import Call, flatten
 from popdist_py.poptorch.execution.batch_folding import folded_batches
 from popdist_py.poptorch.execution.device_context import DeviceContext
-from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.execution.random_streams import RandomStreams
-from popdist_py.poptorch.execution.trace import Trace
 from popdist_py.poptorch.group_norms.exchange import GroupExchange
 from popdist_py.poptorch.group_norms.turns import OneEnded, in_turns
+from popdist_py.poptorch.tracing.first_forward import FirstForward
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
+from popdist_py.poptorch.tracing.losses import Losses
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.weights.device_state import DeviceState
 from popdist_py.timeline import spans
@@ -42,7 +43,7 @@ class DeviceModel:
     Attributes:
         forward: runs the model.
         context: where it runs.
-        trace: what the first forward showed.
+        first_forward: what the first forward showed.
         batching: how replicas share inputs.
         streams: the random numbers of each replica.
         first_replica: global index of the first local replica.
@@ -58,7 +59,7 @@ class DeviceModel:
 
     forward: Forward
     context: DeviceContext
-    trace: Trace
+    first_forward: FirstForward
     batching: Batching
     streams: RandomStreams
     first_replica: int
@@ -88,12 +89,13 @@ class DeviceModel:
     ) -> tuple[list[torch.Tensor], Any]:
         self.state.restore_constants()
         leaves: list[torch.Tensor] = []
-        if self.training and self.trace.loss_output is None:
-            with LossRecorder() as recorder:
+        if self.training and self.first_forward.loss_output is None:
+            losses = Losses()
+            with ForwardWatch(losses=losses).following():
                 flatten(self.forward(call, tensors), leaves)
-            return leaves, recorder.final()
+            return leaves, losses.final()
         flatten(self.forward(call, tensors), leaves)
-        return leaves, leaves[self.trace.loss_output or 0] if self.training else None
+        return leaves, leaves[self.first_forward.loss_output or 0] if self.training else None
 
     def backward(self, loss: torch.Tensor, scale: float) -> None:
         """Add ``scale`` times the gradients of ``loss`` to those of the parameters."""
@@ -118,7 +120,7 @@ class DeviceModel:
         """Return outputs without graph, and without memory that a later step changes."""
         return [
             leaf.detach().clone() if shared else leaf.detach()
-            for leaf, shared in zip(leaves, self.trace.shared, strict=True)
+            for leaf, shared in zip(leaves, self.first_forward.shared, strict=True)
         ]
 
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
@@ -142,7 +144,7 @@ class DeviceModel:
                     rows.copy_(before)
 
     def _changing_buffers(self) -> list[torch.Tensor]:
-        return list(self.state.buffers_of_replicas(self.trace.modified_buffers).values())
+        return list(self.state.buffers_of_replicas(self.first_forward.modified_buffers).values())
 
 
 class Replicas(Protocol):
@@ -192,13 +194,13 @@ class LoopReplicas:
     ) -> list[torch.Tensor]:
         """Run one local replica on its own inputs; return its output tensors."""
         model = self._model
-        if model.trace.is_random:
+        if model.first_forward.is_random:
             model.streams.seed(model.first_replica + replica, number)
         if model.state.has_own_tensors:
             model.state.select(replica, model.first_replica + replica)
         if model.aligned_inputs:
             tensors = [tensor.clone() for tensor in tensors]
-        elif model.trace.changed_inputs:
+        elif model.first_forward.changed_inputs:
             tensors = [tensor.detach() for tensor in tensors]
         leaves, loss = model.run(call, tensors)
         if loss is not None and model.gradients is not None:
@@ -261,7 +263,7 @@ class _Turns:
     def paused(self, replica: int) -> None:
         """Keep what a replica leaves; its backward may be at work."""
         model = self._model
-        random = torch.get_rng_state() if model.trace.is_random else None
+        random = torch.get_rng_state() if model.first_forward.is_random else None
         self._left[replica] = _Left(model.state.changing_attributes(), random)
         if model.gradients is not None:
             model.gradients.collect()
@@ -285,7 +287,7 @@ class FusedReplicas:
         if not stacked and not buffers:
             raise RuntimeError("the model takes no inputs")
         with folded_batches():
-            if model.trace.is_random:
+            if model.first_forward.is_random:
                 first = model.first_replica
                 with model.streams.vectorised(range(first, first + replicas), number):
                     leaves, loss = run(stacked, buffers)
@@ -305,6 +307,6 @@ class FusedReplicas:
         # A leaf that is state or an input is returned by value, as in the loop.
         results = [
             leaf.clone() if shared else leaf
-            for leaf, shared in zip(leaves, self._model.trace.shared, strict=True)
+            for leaf, shared in zip(leaves, self._model.first_forward.shared, strict=True)
         ]
         return results, leaves[0].new_zeros(()) if loss is None else loss

@@ -313,11 +313,11 @@ class PoplarExecutor(DeviceReports):
         widen = compiled.executable.widen_integers
         with activities.doing(activities.TRANSFERRING, "inputs"):
             leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
-        trace = compiled.executable.trace
+        first_forward = compiled.executable.first_forward
         after_update = None if self._link is None else self._link.after_update
         results = compiled.program.run(call, leaves, after_update)
-        if trace.changed_inputs:
-            self._transfer.write_back(trace.changed_inputs, call.leaves, leaves)
+        if first_forward.changed_inputs:
+            self._transfer.write_back(first_forward.changed_inputs, call.leaves, leaves)
         with activities.doing(activities.TRANSFERRING, "results"):
             results = self._transfer.to_host(results)
         if self._training:
@@ -333,7 +333,7 @@ class PoplarExecutor(DeviceReports):
             results = [forbid_backward(result) for result in results]
         if self._options.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", self.cycleCount())
-        return trace.outputs.rebuild(iter(results))
+        return first_forward.outputs.rebuild(iter(results))
 
     def _with_hooks(self, compiled: Compiled, link: OptimizerLink) -> Compiled:
         """Return the compiled model, rebuilt if parameters have got hooks on their gradients."""

@@ -21,8 +21,8 @@ def tensor_names(compiled: Compiled, num_inputs: int) -> list[str]:
     return anchors.tensor_names(
         num_inputs,
         [*compiled.state.parameters, *compiled.state.buffers],
-        sorted(executable.trace.used_parameters),
-        [name for name, _ in executable.placement.operations],
+        sorted(executable.first_forward.used_parameters),
+        [name for name, _ in executable.first_forward.placement.operations],
         settings=training.optimizer.parameter_tensors() if training else (),
         training=training is not None,
     )

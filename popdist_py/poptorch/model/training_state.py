@@ -101,4 +101,4 @@ def _compression_of(compiled: Compiled) -> CompressedGradients | None:
 
 def _buffers_of_replicas(compiled: Compiled) -> dict[str, torch.Tensor]:
     """Return the buffers that the model changes, [local replicas, ...], in the device's memory."""
-    return compiled.state.buffers_of_replicas(compiled.executable.trace.modified_buffers)
+    return compiled.state.buffers_of_replicas(compiled.executable.first_forward.modified_buffers)

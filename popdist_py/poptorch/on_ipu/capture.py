@@ -5,10 +5,10 @@ Nothing here knows single operations: ``dataflow`` reads them, ``tidying`` makes
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,94 +16,56 @@ from torch import nn
 
 from popdist_py.errors import counted
 from popdist_py.poptorch.calls.call_signature import CallSignature
-from popdist_py.poptorch.calls.nested_values import Call, Tree
+from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.modes import MixedPrecision
-from popdist_py.poptorch.execution.trace import run_once
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.dataflow import forward_of
-from popdist_py.poptorch.on_ipu.observations import Observed, Observer
 from popdist_py.poptorch.on_ipu.tidying import captured_of
 from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.placement.recorder import record_placement
+from popdist_py.poptorch.tracing.first_forward import WatchedModel
+from popdist_py.poptorch.tracing.observations import Observed, Observer
 from popdist_py.poptorch.weights.device_state import DeviceState
 
-__all__ = ["Capturing", "capture", "graph_of"]
-
-# Runs the model on these tensors in the places of a call's.
-_Forward = Callable[[Sequence[torch.Tensor]], Any]
+__all__ = ["capture", "captured_of_observed", "captured_or_none", "watched_model"]
 
 
-def graph_of(observed: Observed) -> Captured:
+def captured_of_observed(observed: Observed) -> Captured:
     """Return a forward that was observed as a graph, and where its operations stand."""
     return captured_of(forward_of(observed))
 
 
-class Capturing:
-    """Captures the forward that compiles a model; whatever goes wrong decides nothing there.
+def watched_model(
+    model: nn.Module, call: Call, options: Options, *, training: bool
+) -> WatchedModel:
+    """Return a model with the rules that its options set for its first forward."""
+    return WatchedModel(
+        model=model,
+        call=call,
+        training=training,
+        strategy=options._execution_strategy,
+        overlap=options.overlap_conditions(training),
+        module_scopes=options._module_namescope_enabled,
+    )
 
-    Args:
-        model: the module whose forward runs.
-        call: its arguments.
-        wanted: whether to do anything at all.
-    """
 
-    def __init__(self, model: nn.Module, call: Call, *, wanted: bool = True) -> None:
-        self._model = model
-        self._call = call
-        self._observer = Observer() if wanted else None
-
-    @classmethod
-    def of(cls, model: nn.Module, call: Call, options: Options) -> Capturing:
-        """Return the one that the options want."""
-        return cls(model, call, wanted=options.Emulator.asks_model)
-
-    @contextmanager
-    def observing(self, leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Observe the enclosed forward on these tensors, inside a recorder of placement."""
-        if self._observer is None:
-            yield
-            return
-        names = _names(self._model, self._call)
-        with self._observer.following(self._model, names, leaves):
-            yield
-
-    def telling(self, forward: _Forward) -> _Forward:
-        """Return the forward, which now tells what it returns."""
-        observer = self._observer
-        if observer is None:
-            return forward
-
-        def observed(leaves: Sequence[torch.Tensor]) -> Any:
-            result = forward(leaves)
-            observer.finish(result)
-            return result
-
-        return observed
-
-    def captured(self) -> Captured | None:
-        """Return the graph; None if none was wanted, or none can be made."""
-        if self._observer is None:
-            return None
-        try:
-            captured = self.required()
-        except Exception:
-            logger.debug("The forward is not captured", exc_info=True)
-            return None
-        logger.debug(
-            "The forward is captured: %s in %s",
-            counted(len(captured.graph.operations), "operation"),
-            counted(captured.placement.num_stages, "stage"),
-        )
-        return captured
-
-    def required(self) -> Captured:
-        """Return the graph, or raise what went wrong."""
-        assert self._observer is not None
-        return graph_of(self._observer.observed())
+def captured_or_none(observer: Observer) -> Captured | None:
+    """Return the graph of the forward that compiles a model; None if none can be made."""
+    try:
+        captured = captured_of_observed(observer.observed())
+    except Exception:
+        logger.debug("The forward is not captured", exc_info=True)
+        return None
+    logger.debug(
+        "The forward is captured: %s in %s",
+        counted(len(captured.graph.operations), "operation"),
+        counted(captured.placement.num_stages, "stage"),
+    )
+    return captured
 
 
 def capture(
@@ -216,52 +178,10 @@ class _FakeRun:
                 "runs it with them, and ask again without arguments"
             ) from error
 
-    def _run(self, leaves: list[torch.Tensor]) -> Captured:
-        model, options = self._model, self._options
-        capturing = Capturing(model, self._call)
-
-        @contextmanager
-        def around(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-            with (
-                record_placement(
-                    options._execution_strategy,
-                    model,
-                    self._training,
-                    options.overlap_conditions(self._training),
-                    inputs=tensors,
-                    module_scopes=options._module_namescope_enabled,
-                ),
-                capturing.observing(tensors),
-            ):
-                yield
-
-        def forward(tensors: Sequence[torch.Tensor]) -> Any:
-            args, kwargs = self._call.arguments(tensors)
-            return model(*args, **kwargs)
-
+    def _run(self, inputs: list[torch.Tensor]) -> Captured:
+        model = watched_model(self._model, self._call, self._options, training=self._training)
+        context = DeviceContext(state=self._state, training=self._training, is_random=False)
         with MixedPrecision(), self._state.contents_kept():
-            run_once(
-                capturing.telling(forward),
-                leaves,
-                self._state,
-                training=self._training,
-                around=around,
-            )
-            return capturing.required()
-
-
-def _names(model: nn.Module, call: Call) -> list[str]:
-    """Return a name for each tensor of a call: the forward's of its argument."""
-    parameters: list[inspect.Parameter] = []
-    with suppress(ValueError, TypeError):
-        parameters = list(inspect.signature(model.forward).parameters.values())
-    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    trees: list[tuple[str, Tree]] = [
-        (plain[index] if index < len(plain) else f"input{index}", tree)
-        for index, tree in enumerate(call.positional)
-    ]
-    names: list[str] = []
-    for name, tree in [*trees, *call.keywords]:
-        count = tree.num_tensors
-        names += [name] if count == 1 else [f"{name}.{index}" for index in range(count)]
-    return names
+            seen = model.run(inputs, partial(context.enter, tracing=True), observes=True)
+            assert seen.watch.observer is not None
+            return captured_of_observed(seen.watch.observer.observed())

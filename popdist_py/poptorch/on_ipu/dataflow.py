@@ -18,13 +18,6 @@ import torch
 
 from popdist_py.ipu.graph import Kind, Product, Type, Weight
 from popdist_py.poptorch.on_ipu.captured import LEAST_PROPORTION
-from popdist_py.poptorch.on_ipu.observations import (
-    CHECKPOINT,
-    PROPORTION,
-    Observation,
-    Observed,
-    Seen,
-)
 from popdist_py.poptorch.on_ipu.operation_rules import (
     ATTENTIONS,
     COPIES,
@@ -38,6 +31,13 @@ from popdist_py.poptorch.on_ipu.operation_rules import (
     rule_of,
 )
 from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
+from popdist_py.poptorch.tracing.observations import (
+    CHECKPOINT,
+    PROPORTION,
+    Observation,
+    Observed,
+    Seen,
+)
 
 __all__ = ["forward_of"]
 

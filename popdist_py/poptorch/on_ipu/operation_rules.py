@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from popdist_py.ipu.graph import Kind, Product, Type
-from popdist_py.poptorch.on_ipu.observations import Seen
+from popdist_py.poptorch.tracing.observations import Seen
 
 __all__ = [
     "ATTENTIONS",

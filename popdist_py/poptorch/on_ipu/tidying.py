@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Tensor
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
+from popdist_py.poptorch.tracing.block_places import stages_of
 
 __all__ = ["captured_of"]
 
@@ -25,12 +26,12 @@ def captured_of(forward: Forward) -> Captured:
     steps = _merged(forward, _alive(forward.steps, forward.outputs))
     if not steps:
         return captured_of(_with_identity(forward))
-    stages = _stages(steps)
+    stages = stages_of(step.place for step in steps)
     steps = _with_own_memory(steps, stages)
     names = _names(steps)
     return Captured(
         graph=_graph(forward, steps, stages, names),
-        placement=Placement(tuple(stages), _ipus(steps)),
+        placement=Placement(tuple(stages), _ipus(steps, stages)),
     )
 
 
@@ -90,20 +91,10 @@ def _is_bias(product: Step, step: Step) -> bool:
     return adds and product.kind == "product" and len(product.weights) == 1
 
 
-def _stages(steps: Sequence[Step]) -> list[int]:
-    """Return the stage of each step: one begins wherever the phase or the IPU changes."""
-    stages = [0] if steps else []
-    for before, step in pairwise(steps):
-        stages.append(stages[-1] + (before.place != step.place))
-    return stages
-
-
-def _ipus(steps: Sequence[Step]) -> tuple[int, ...]:
+def _ipus(steps: Sequence[Step], stages: Sequence[int]) -> tuple[int, ...]:
     """Return the IPU of each stage."""
-    places = [step.place for step in steps]
-    return tuple(
-        place[1] for index, place in enumerate(places) if not index or places[index - 1] != place
-    )
+    ipu_of_stage = {stage: step.place[1] for step, stage in zip(steps, stages, strict=True)}
+    return tuple(ipu_of_stage.values())
 
 
 def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]:

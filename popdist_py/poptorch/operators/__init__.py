@@ -1,5 +1,5 @@
 """PopTorch's operations that are more than a name: ``poptorch.ops`` is their face.
 
 Here live custom operations, decoding, multi-convolutions, point clouds and printing.
-Nothing here knows wrapped models. May call: placement, forward_phase, enums, errors.
+Nothing here knows wrapped models. May call: tracing, enums, errors.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.placement.recorder import on_host
+from popdist_py.poptorch.tracing.block_recorder import on_host
 
 __all__ = ["ctc_beam_search_decoder"]
 

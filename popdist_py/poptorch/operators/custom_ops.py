@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.placement.recorder import on_host
+from popdist_py.poptorch.tracing import current_forward
+from popdist_py.poptorch.tracing.block_recorder import on_host
 
 __all__ = ["custom_op", "registerCustomOp"]
 
@@ -58,7 +58,7 @@ def custom_op(
         Error: no function is registered, or its results differ from the examples.
     """
     attributes = _checked(attributes)
-    if not forward_phase.is_running():
+    if not current_forward.is_running():
         return [example.clone() for example in example_outputs]
     function = _registry.get((domain, name))
     if function is None:

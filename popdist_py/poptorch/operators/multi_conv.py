@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MultiConvPlanType
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.placement.recorder import current_recorder
+from popdist_py.poptorch.tracing import current_forward
+from popdist_py.poptorch.tracing.block_recorder import current_blocks
 
 __all__ = ["MultiConv"]
 
@@ -123,7 +123,7 @@ class MultiConv:
         return self
 
     def __enter__(self) -> MultiConv:
-        if forward_phase.is_running():
+        if current_forward.is_running():
             if _active.any:
                 raise Error("Nested poptorch.MultiConv is not supported: end the outer one first")
             self._record_settings()
@@ -134,9 +134,9 @@ class MultiConv:
 
     def _record_settings(self) -> None:
         """Record the settings, of which compiling warns: no model of the device knows them."""
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.use_idle_settings(
+        blocks = current_blocks()
+        if blocks is not None:
+            blocks.use_idle_settings(
                 f"MultiConv.{name}" for name, value in self._settings.items() if value is not None
             )
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.tracing import current_forward
 
 __all__ = ["ipu_print_tensor"]
 
@@ -72,8 +72,8 @@ def ipu_print_tensor(
     if float_format not in _FORMATS:
         raise Error(f"Invalid float_format {float_format!r}: expected one of {', '.join(_FORMATS)}")
     result = tensor.view_as(tensor)
-    forward_phase.require_python()
-    if not forward_phase.is_running() or forward_phase.is_tracing():
+    current_forward.require_python()
+    if not current_forward.is_running() or current_forward.is_tracing():
         return result
     style = _Style(
         summarise_threshold=summarise_threshold,

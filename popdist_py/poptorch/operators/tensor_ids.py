@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.tracing import current_forward
 
 __all__ = ["getIpuTensorId"]
 
@@ -18,6 +18,6 @@ def getIpuTensorId(x: torch.Tensor) -> int:
     """
     if not isinstance(x, torch.Tensor):
         raise Error(f"Expected a tensor, got {type(x)}")
-    if not forward_phase.is_running():
+    if not current_forward.is_running():
         raise Error("Expected an IPU tensor: this one is not inside the forward of a wrapped model")
     return id(x)

@@ -1,8 +1,8 @@
 """Options: what a program says about how its model runs; ``poptorch.options`` is this face of it.
 
-Here live the options, their groups, and reading them from text.
+Here are the options, their groups, and reading them from text.
 Nothing here knows models or data sets: whoever needs a value is given it. May call: placement,
-calls, enums, old_spellings, logger, errors, and the library's ipu, context, environment,
+tracing, calls, enums, old_spellings, logger, errors, and the library's ipu, context, environment,
 popart and popdist_functions.
 """
 

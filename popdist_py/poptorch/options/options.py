@@ -33,8 +33,8 @@ from popdist_py.poptorch.options.groups import (
 )
 from popdist_py.poptorch.options.store import OptionStore, check_count
 from popdist_py.poptorch.placement import execution_strategies
-from popdist_py.poptorch.placement.operator_limits import check_proportion
-from popdist_py.poptorch.placement.overlapped_io import OverlapConditions
+from popdist_py.poptorch.tracing.operator_limits import check_proportion
+from popdist_py.poptorch.tracing.overlapped_io import OverlapConditions
 
 __all__ = [
     "ConfigFileError",

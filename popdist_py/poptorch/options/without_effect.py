@@ -20,11 +20,11 @@ from popdist_py.poptorch.options import engine_options
 from popdist_py.poptorch.options.idle_variables import idle_variables, unknown_key
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.store import OptionStore
-from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
     SerialPhasedExecution,
 )
+from popdist_py.poptorch.tracing.block_places import Placement
 
 __all__ = ["Idle", "idle_options", "say_idle_in_model", "say_idle_options"]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.placement.recorder import current_recorder
+from popdist_py.poptorch.tracing.block_recorder import current_blocks
 
 __all__ = [
     "Attribute",
@@ -69,23 +69,23 @@ class Block(_Context):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.end_block()
+        blocks = current_blocks()
+        if blocks is not None:
+            blocks.end_block()
 
     @staticmethod
     def useAutoId() -> None:
         """Count blocks without an id from "0" again; call it at the start of forward."""
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.restart_auto_ids()
+        blocks = current_blocks()
+        if blocks is not None:
+            blocks.restart_auto_ids()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
         """Begin a block that goes on until the next one begins."""
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.begin_block(user_id, ipu_id)
+        blocks = current_blocks()
+        if blocks is not None:
+            blocks.begin_block(user_id, ipu_id)
 
 
 class _BlockHook:
@@ -205,16 +205,16 @@ class NameScope(_Context):
     def __init__(self, name: str) -> None:
         assert isinstance(name, str), f"the name of a scope is a string, got {type(name).__name__}"
         self.name = name
-        self._recorder: Any = None
+        self._blocks: Any = None
 
     def __enter__(self) -> None:
-        self._recorder = current_recorder()
-        if self._recorder is not None:
-            self._recorder.names.begin_scope(self.name)
+        self._blocks = current_blocks()
+        if self._blocks is not None:
+            self._blocks.names.begin_scope(self.name)
 
     def __exit__(self, *_: object) -> None:
-        if self._recorder is not None:
-            self._recorder.names.end_scope()
+        if self._blocks is not None:
+            self._blocks.names.end_scope()
 
 
 class Attribute(_Context):

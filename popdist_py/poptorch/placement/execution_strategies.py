@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Literal, TypeAlias, get_args
 
 from popdist_py.poptorch.enums import AutoStage, Liveness
-from popdist_py.poptorch.placement.block_places import BlockPlace, PlaceBlock
+from popdist_py.poptorch.tracing.block_places import BlockPlace, PlaceBlock
 
 __all__ = [
     "ParallelPhasedExecution",

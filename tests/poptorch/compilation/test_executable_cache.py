@@ -93,9 +93,9 @@ class Noting(nn.Module):
         self.inner = nn.Linear(2, 2)
 
     def forward(self, x):
-        from popdist_py.poptorch import forward_phase
+        from popdist_py.poptorch.tracing import current_forward
 
-        if forward_phase.is_tracing():
+        if current_forward.is_tracing():
             with Path(self.log).open("a") as file:
                 file.write("traced\n")
         return self.inner(x)
@@ -193,7 +193,7 @@ class TwoBlocks(nn.Module):
 
 
 def _ipus(inference):
-    return inference._compiled.executable.placement.num_ipus
+    return inference._compiled.executable.first_forward.placement.num_ipus
 
 
 def test_a_strategy_does_not_find_what_was_compiled_for_another(tmp_path):

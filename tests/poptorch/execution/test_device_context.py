@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.execution.device_context import DeviceContext
+from popdist_py.poptorch.tracing import current_forward
 
 
 @contextmanager
@@ -34,9 +34,12 @@ def test_a_forward_sees_where_it_is(training, tracing):
     with torch.set_grad_enabled(not training):
         with context(log, training=training, modes=modes).enter(tracing=tracing):
             assert torch.is_grad_enabled() == training
-            assert (forward_phase.is_training(), forward_phase.is_tracing()) == (training, tracing)
+            assert (current_forward.is_training(), current_forward.is_tracing()) == (
+                training,
+                tracing,
+            )
         assert torch.is_grad_enabled() != training
-    assert not forward_phase.is_running()
+    assert not current_forward.is_running()
     assert log == [
         "tensors", "first", "second", "end of second", "end of first", "end of tensors",
     ]  # fmt: skip
@@ -53,7 +56,7 @@ def test_a_mode_that_fails_leaves_nothing_behind():
             context(log, modes=(broken,)).enter()
         assert not torch.is_grad_enabled()
     assert log == ["tensors", "end of tensors"]
-    assert not forward_phase.is_running()
+    assert not current_forward.is_running()
 
 
 @pytest.mark.parametrize("is_random", [False, True])

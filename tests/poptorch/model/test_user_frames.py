@@ -141,7 +141,7 @@ def test_at_level_debug_nothing_is_left_out(caplog):
     caplog.set_level(logging.DEBUG, "poptorch::python")
     with pytest.raises(ValueError, match="of the program") as caught:
         wrapped("python")(*classified(8))
-    assert "trace.py" in [place for place, _ in frames_of(caught.value)]
+    assert "first_forward.py" in [place for place, _ in frames_of(caught.value)]
 
 
 def test_a_failure_of_ours_is_shown_whole(monkeypatch):

@@ -20,8 +20,8 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.poptorch.on_ipu.capture import Capturing, capture
-from popdist_py.poptorch.on_ipu.observations import Observer
+from popdist_py.poptorch.on_ipu.capture import capture
+from popdist_py.poptorch.tracing.observations import Observer
 from tools.device import ipu_graphs
 
 
@@ -217,9 +217,7 @@ def test_arguments_that_do_not_fit_are_said_once(caplog, monkeypatch):
 def test_observing_changes_no_number(monkeypatch):
     results = []
     for wanted in (True, False):
-        monkeypatch.setattr(
-            Capturing, "of", lambda model, call, _, on=wanted: Capturing(model, call, wanted=on)
-        )
+        monkeypatch.setattr(type(poptorch.Options().Emulator), "asks_model", wanted)
         torch.manual_seed(5)
         model, args = MODELS["encoder"]()
         options = quiet_options().randomSeed(3)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.ipu.graph import Product
-from popdist_py.poptorch.on_ipu.observations import Seen
 from popdist_py.poptorch.on_ipu.operation_rules import (
     attention_products,
     multiplied,
     per_sample,
     rule_of,
 )
+from popdist_py.poptorch.tracing.observations import Seen
 
 
 def seen(*shape):

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from support.models import placement_of
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -21,7 +22,6 @@ from popdist_py.poptorch.placement.annotations import (
     removeBlocks,
 )
 from popdist_py.poptorch.placement.execution_strategies import PipelinedExecution
-from popdist_py.poptorch.placement.recorder import record_placement
 
 torch.set_num_threads(1)
 
@@ -29,8 +29,7 @@ torch.set_num_threads(1)
 def blocks_of(module, strategy=None):
     strategy = strategy or PipelinedExecution(AutoStage.AutoIncrement)
     x = torch.ones(1, 2)
-    with record_placement(strategy, module, False, inputs=[x]) as placement:
-        module(x)
+    placement = placement_of(strategy, module, module, x)
     return [(block.user_id, block.ipu) for block in placement.blocks]
 
 
@@ -116,7 +115,7 @@ def test_remove_blocks_gives_the_devices_back():
     inference = poptorch.inferenceModel(model, options)
     for num_ipus in (2, 1):
         inference(torch.ones(2, 2))
-        placement = inference._compiled.executable.placement
+        placement = inference._compiled.executable.first_forward.placement
         assert (placement.num_ipus, placement.num_stages) == (num_ipus, num_ipus)
         assert ("BeginBlock" in repr(inference)) == (num_ipus == 2)
         removeBlocks(model)
@@ -139,8 +138,7 @@ def test_an_operation_of_an_earlier_hook_belongs_to_the_block_before():
     model[1].register_forward_pre_hook(lambda _, args: (args[0] + 1,))
     BeginBlock(model[1], "b", 1)
     x = torch.ones(1, 2)
-    with record_placement(PipelinedExecution(), model, False, inputs=[x]) as placement:
-        model(x)
+    placement = placement_of(PipelinedExecution(), model, model, x)
     assert [ipu for _, ipu in placement.operations] == [0, 0, 1]
 
 

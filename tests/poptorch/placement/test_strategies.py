@@ -1,11 +1,15 @@
 """Strategies: which stage and IPU a block gets, what is refused, and what tracing records."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.models import placement_of, quiet_options
 from torch import nn
 
+from popdist_py.poptorch import inferenceModel
 from popdist_py.poptorch.enums import AutoStage, Liveness
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.annotations import BeginBlock, Block
@@ -17,7 +21,6 @@ from popdist_py.poptorch.placement.execution_strategies import (
     ShardedExecution,
     Stage,
 )
-from popdist_py.poptorch.placement.recorder import record_placement
 
 torch.set_num_threads(1)
 
@@ -40,9 +43,7 @@ class Blocks(nn.Module):
 def place(strategy, *blocks, training=False, module=None):
     module = module or Blocks(*blocks)
     x = torch.ones(3, 2)
-    with record_placement(strategy, module, training, inputs=[x]) as placement:
-        module(x)
-    return placement
+    return placement_of(strategy, module, module, x, training=training)
 
 
 def ipus(placement):
@@ -119,6 +120,20 @@ def test_the_number_of_stages(path):
     training = place(PipelinedExecution(), *blocks, training=True)
     assert training.num_stages == 2 * (1 + changes) - 1
     assert training.num_ipus == max(path) + 1
+
+
+def test_operations_before_the_first_block_are_a_stage():
+    module = nn.Sequential(nn.Linear(2, 2), BeginBlock(nn.Linear(2, 2), ipu_id=1))
+    assert place(PipelinedExecution(), module=module).num_stages == 2
+    # A block without operations is none.
+    module = nn.Sequential(nn.Linear(2, 2), BeginBlock(nn.Identity(), ipu_id=1))
+    assert place(PipelinedExecution(), module=module).num_stages == 1
+
+
+def test_a_pipeline_with_operations_before_the_first_block_has_to_be_filled():
+    module = nn.Sequential(nn.Linear(2, 2), BeginBlock(nn.Linear(2, 2), ipu_id=1))
+    with pytest.raises(Error, match="has 2 stages: deviceIterations is 1"):
+        inferenceModel(module, quiet_options())(torch.ones(1, 2))
 
 
 # --- Phases ---------------------------------------------------------------------------------------
@@ -208,8 +223,8 @@ def test_parameters_of_a_functional_call_are_found():
     module = nn.Sequential(nn.Linear(2, 2), BeginBlock(nn.Linear(2, 2), ipu_id=1))
     values = {name: value.detach().clone() for name, value in module.named_parameters()}
     x = torch.ones(1, 2)
-    with record_placement(PipelinedExecution(), module, False, inputs=[x]) as placement:
-        torch.func.functional_call(module, values, (x,))
+    run = partial(torch.func.functional_call, module, values)
+    placement = placement_of(PipelinedExecution(), module, run, x)
     assert placement.ipu_of_parameter["0.weight"] == 0
     assert placement.ipu_of_parameter["1.weight"] == 1
 

@@ -61,7 +61,7 @@ def run(training, data):
 
 def statistics(training):
     """Return what the norms of all local replicas changed: [replicas, ...]."""
-    changed = training._compiled.executable.trace.modified_buffers
+    changed = training._compiled.executable.first_forward.modified_buffers
     return training._compiled.state.buffers_of_replicas(changed)
 
 

@@ -6,7 +6,7 @@ would run here and fail there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import torch
@@ -15,8 +15,8 @@ from popdist_py.poptorch.errors import Error
 
 __all__ = ["check_limits", "check_proportion", "refuse_reading", "values_needed"]
 
-_Arguments = tuple[Any, ...]
-_Keywords = dict[str, Any]
+_Arguments = Sequence[Any]
+_Keywords = Mapping[str, Any]
 
 
 def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:

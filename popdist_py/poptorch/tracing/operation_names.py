@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as hooks
+
+from popdist_py.poptorch.tracing.current_forward import current_watch
 
 __all__ = ["OperationNames"]
 
@@ -53,9 +54,7 @@ class OperationNames:
     @contextmanager
     def following_modules(self) -> Iterator[None]:
         """Let each submodule be a scope while its forward runs."""
-        token = _followed_by.set(self)
         with ExitStack() as stack:
-            stack.callback(_followed_by.reset, token)
             for hook in (
                 hooks.register_module_forward_pre_hook(self._enter),
                 hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -77,9 +76,11 @@ class OperationNames:
             self.end_scope()
 
     def _path_of(self, module: nn.Module) -> str | None:
-        """Return the path of a submodule of the forward that is followed; else None or empty."""
-        return self._paths.get(id(module)) if _followed_by.get() is self else None
+        """Return the path of a submodule of the forward that is followed; else None or empty.
 
-
-# Hooks of modules are the process's, and forwards of replicas that run in turns are open at once.
-_followed_by: Final[ContextVar[OperationNames | None]] = ContextVar("followed_by", default=None)
+        Hooks of modules are the process's, and forwards of replicas that run in turns are open at
+        the same time.
+        """
+        watch = current_watch()
+        is_followed = watch is not None and watch.blocks is not None and watch.blocks.names is self
+        return self._paths.get(id(module)) if is_followed else None

@@ -6,7 +6,6 @@ Nothing here decides what an operation means to the device, or changes what it c
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from popdist_py.poptorch.calls.nested_values import tensors_of
-from popdist_py.poptorch.execution.losses import LossRecorder
-from popdist_py.poptorch.placement.recorder import current_recorder
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.current_forward import current_watch
+from popdist_py.poptorch.tracing.losses import Losses
 
 __all__ = [
     "CHECKPOINT",
@@ -142,13 +142,19 @@ class Observer(TorchDispatchMode):
     """Notes the operations of the forward that runs inside.
 
     It holds memory blocks weakly, so that none lives longer and no address means two of them.
+
+    Args:
+        blocks: Knows the place of the operation that runs.
+        losses: Knows the loss of a training model; None for inference.
     """
 
     # torch refuses them inside a mode that does not say so; here they end the observing.
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: BlockRecorder, losses: Losses | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._blocks = blocks
+        self._losses = losses
         self._numbers: dict[int, int] = {}
         self._held: list[StorageWeakRef] = []
         self._operations: list[Observation] = []
@@ -173,25 +179,17 @@ class Observer(TorchDispatchMode):
             outputs=self._outputs,
         )
 
-    @contextmanager
-    def following(
-        self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]
-    ) -> Iterator[None]:
-        """Note what runs inside, a forward of ``model`` on these tensors, which have these names.
+    def begin(self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> None:
+        """Take note of the weights of ``model`` and of the inputs, which have these names.
 
-        Whatever goes wrong with that, the forward runs.
+        If the observer cannot do that, the forward runs all the same.
         """
         self._guarded(self._begin, model, names, inputs)
-        previous, _current.observer = _current.observer, self
-        try:
-            with self:
-                yield
-        finally:
-            _current.observer = previous
 
     def finish(self, result: Any) -> None:
-        """Take note of what the forward returned, while its loss is known."""
+        """Take note of what the forward returned. No tensor is referred to from here on."""
         self._guarded(self._end, result)
+        self._losses = None
 
     def mark(self, name: str, tensor: torch.Tensor, *values: Any) -> None:
         """Take note of what a program says about ``tensor``."""
@@ -240,8 +238,7 @@ class Observer(TorchDispatchMode):
 
     def _end(self, result: Any) -> None:
         outputs = [self._seen(tensor) for tensor in tensors_of(result)]
-        recorder = LossRecorder.current()
-        loss = recorder.last if recorder is not None else None
+        loss = self._losses.last if self._losses is not None else None
         if loss is not None:
             outputs.append(self._seen(loss))
         self._outputs = tuple(dict.fromkeys(outputs))
@@ -272,19 +269,15 @@ class Observer(TorchDispatchMode):
         outputs: tuple[Seen, ...],
         written: tuple[Seen, ...] = (),
     ) -> None:
-        recorder = current_recorder()
-        if recorder is None:
-            self._operations.append(Observation(name, arguments, outputs, written))
-            return
-        block = recorder.place
+        block = self._blocks.place
         self._operations.append(
             Observation(
                 name,
                 arguments,
                 outputs,
                 written,
-                module=recorder.names.module,
-                function=(recorder.function, recorder.calls),
+                module=self._blocks.names.module,
+                function=(self._blocks.function, self._blocks.calls),
                 place=(0, 0) if block is None else (block.phase, block.ipu),
                 serial=self.serial,
             )
@@ -327,29 +320,29 @@ def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
     return name, tuple(written)
 
 
-class _Current(threading.local):
-    observer: Observer | None = None
-
-
-_current = _Current()
+def _current_observer() -> Observer | None:
+    watch = current_watch()
+    return None if watch is None else watch.observer
 
 
 def note_checkpoint(tensor: torch.Tensor) -> None:
-    """Tell who observes, if anybody does, that this value is kept for the backward."""
-    if _current.observer is not None:
-        _current.observer.mark(CHECKPOINT, tensor)
+    """Tell the observer of this forward that this value is kept for the backward."""
+    observer = _current_observer()
+    if observer is not None:
+        observer.mark(CHECKPOINT, tensor)
 
 
 def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
-    """Tell who observes, if anybody does, how much memory what made this value may take."""
-    if _current.observer is not None:
-        _current.observer.mark(PROPORTION, tensor, proportion)
+    """Tell the observer of this forward how much memory may be taken by what made this value."""
+    observer = _current_observer()
+    if observer is not None:
+        observer.mark(PROPORTION, tensor, proportion)
 
 
 @contextmanager
 def serial_products(parts: int) -> Iterator[None]:
-    """Tell who observes, if anybody does, that products inside are done in so many parts."""
-    observer = _current.observer
+    """Tell the observer of this forward that products inside are done in so many parts."""
+    observer = _current_observer()
     if observer is None:
         yield
         return

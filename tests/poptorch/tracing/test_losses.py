@@ -9,7 +9,8 @@ from support.models import Mlp, WithLoss, classified, quiet_options, trained
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.execution.losses import LossRecorder
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
+from popdist_py.poptorch.tracing.losses import Losses
 
 # Arguments of the losses that take other ones than two tensors of one shape.
 _CLASSES = (torch.randn(2, 3), torch.tensor([0, 2]))
@@ -53,9 +54,10 @@ class TestLosses:
     def test_every_loss_of_torch_is_a_loss(self, name):
         module = getattr(torch.nn.modules.loss, name)(**_SETTINGS.get(name, {}))
         arguments = _ARGUMENTS.get(name, (torch.randn(2, 3), torch.rand(2, 3).sign()))
-        with LossRecorder() as recorder:
+        losses = Losses()
+        with ForwardWatch(losses=losses).following():
             loss = module(*arguments)
-        assert recorder.final() is loss
+        assert losses.final() is loss
 
     @pytest.mark.parametrize("execution", ["graph", "fused"])
     @pytest.mark.skipif(

@@ -15,7 +15,8 @@ from popdist_py.poptorch.placement.execution_strategies import (
     PipelinedExecution,
     ShardedExecution,
 )
-from popdist_py.poptorch.placement.recorder import record_placement
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
+from popdist_py.poptorch.tracing.overlapped_io import OverlapMarks
 
 LOOP = OverlapMode.OverlapAccumulationLoop
 
@@ -33,9 +34,8 @@ def check(forward, *, options=None, training=False, strategy=None):
     module = Overlapped(forward)
     options = options or io_options(strategy)
     inputs = torch.ones(2), torch.ones(2)
-    with record_placement(
-        PipelinedExecution(), module, training, options.overlap_conditions(training), inputs=inputs
-    ):
+    marks = OverlapMarks(module, options.overlap_conditions(training), inputs)
+    with ForwardWatch(overlap=marks).following():
         module(*inputs)
 
 

@@ -5,20 +5,19 @@ A mark returns the value it is given; on hardware the transfer then runs beside 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from popdist_py.poptorch.calls.nested_values import flatten, tensors_of
 from popdist_py.poptorch.enums import OutputMode, OverlapMode
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.tracing.current_forward import current_watch
 
-__all__ = ["checked_overlap", "set_overlap_for_input", "set_overlap_for_output"]
+__all__ = ["OverlapConditions", "OverlapMarks", "set_overlap_for_input", "set_overlap_for_output"]
 
 _MIN_IO_TILES: Final = 32
 
@@ -63,37 +62,19 @@ class _Mark:
     mode: OverlapMode
 
 
-@dataclass(slots=True)
-class _Record:
-    """What one forward did with its inputs, and which marks it set."""
-
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    uses: list[int] = field(default_factory=list)  # ids of the tensors that operations took
-    marks: list[_Mark] = field(default_factory=list)
-    paused: bool = False
-
-
-class _Current(threading.local):
-    record: _Record | None = None
-
-
-_current = _Current()
-
-
 def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
     assert isinstance(mode, OverlapMode), (
         f"{function}: mode is a poptorch.OverlapMode, got {mode!r}"
     )
 
+    watch = current_watch()
+    marks: OverlapMarks | None = None if watch is None else watch.overlap
+
     def mark(value: torch.Tensor) -> torch.Tensor:
-        record = _current.record
-        if record is None:
+        if marks is None:
             return value
-        record.paused = True
-        result = value.view_as(value)
-        record.paused = False
-        record.marks.append(_Mark(function, value, result, mode))
+        result = marks.copy_of(value)
+        marks.add(_Mark(function, value, result, mode))
         return result
 
     leaves: list[torch.Tensor] = []
@@ -101,21 +82,6 @@ def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
     for constant in tree.constants():
         raise Error(f"{function}: expected only tensors, got {type(constant).__name__}")
     return tree.rebuild(map(mark, leaves))
-
-
-class _Uses(TorchFunctionMode):
-    def __init__(self, record: _Record) -> None:
-        super().__init__()
-        self._record = record
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        operation = not self._record.paused and func is not torch.Tensor.view_as
-        if operation and tensors_of(result):
-            self._record.uses += map(id, tensors_of((args, kwargs)))
-        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,71 +108,97 @@ class OverlapConditions:
         )
 
 
-@contextmanager
-def checked_overlap(
-    module: Any, conditions: OverlapConditions, inputs: Sequence[torch.Tensor]
-) -> Iterator[None]:
-    """Check the marks that the enclosed forward of ``module`` sets.
+class OverlapMarks:
+    """Follows the marks that one forward sets, and what it does with the marked tensors.
 
     Args:
-        module: the user's module; another callable is not checked.
-        conditions: what the model's options say.
-        inputs: the tensors of the forward's arguments.
-
-    Raises:
-        Error: a rule of overlapped I/O is broken.
+        module: The user's module.
+        conditions: What the model's options say.
+        inputs: The tensors of the forward's arguments.
     """
-    if not isinstance(module, torch.nn.Module):
-        yield
-        return
-    record = _Record(inputs=list(inputs))
 
-    def after(_: Any, __: Any, outputs: Any) -> None:
-        record.outputs = tensors_of(outputs)
+    def __init__(
+        self, module: torch.nn.Module, conditions: OverlapConditions, inputs: Sequence[torch.Tensor]
+    ) -> None:
+        self._module = module
+        self._conditions = conditions
+        self._is_copying = False
+        self.inputs = list(inputs)
+        self.outputs: list[torch.Tensor] = []
+        self.used: list[int] = []  # ids of the tensors that operations took
+        self.marks: list[_Mark] = []
 
-    hook = module.register_forward_hook(after)
-    previous, _current.record = _current.record, record
-    try:
-        with _Uses(record):
+    def copy_of(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a view of ``value``; this call is not a use of it."""
+        self._is_copying = True
+        try:
+            return value.view_as(value)
+        finally:
+            self._is_copying = False
+
+    def add(self, mark: _Mark) -> None:
+        """Record a mark that the program sets."""
+        self.marks.append(mark)
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Do nothing: only a call that returns a tensor is a use."""
+
+    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Record which tensors an operation took."""
+        is_operation = not self._is_copying and func is not torch.Tensor.view_as
+        if is_operation and tensors_of(result):
+            self.used += map(id, tensors_of((args, kwargs)))
+
+    @contextmanager
+    def following_outputs(self) -> Iterator[None]:
+        """Record what the enclosed forward of the module returns, then check all rules.
+
+        Raises:
+            Error: The forward broke a rule of overlapped I/O.
+        """
+
+        def after(_: Any, __: Any, outputs: Any) -> None:
+            self.outputs = tensors_of(outputs)
+
+        hook = self._module.register_forward_hook(after)
+        try:
             yield
-    finally:
-        _current.record = previous
-        hook.remove()
-    _check(record, conditions)
+        finally:
+            hook.remove()
+        self._check()
+
+    def _check(self) -> None:
+        for mark in self.marks:
+            if mark.function == "set_overlap_for_input":
+                _check_input(self, mark)
+            else:
+                _check_output(self, mark)
+        for mark in self.marks:
+            if mark.mode != OverlapMode.NoOverlap:
+                _check_conditions(mark, self._conditions)
 
 
-def _check(record: _Record, conditions: OverlapConditions) -> None:
-    for mark in record.marks:
-        if mark.function == "set_overlap_for_input":
-            _check_input(record, mark)
-        else:
-            _check_output(record, mark)
-    for mark in record.marks:
-        if mark.mode != OverlapMode.NoOverlap:
-            _check_conditions(mark, conditions)
-
-
-def _check_input(record: _Record, mark: _Mark) -> None:
-    number = _index(record.inputs, mark.value)
+def _check_input(found: OverlapMarks, mark: _Mark) -> None:
+    number = _index(found.inputs, mark.value)
     if number is None:
         raise Error(
             f"poptorch.{mark.function} applied on a node which is not a tensor input to the model"
         )
-    others = sum(other.value is mark.value for other in record.marks) - 1
-    if others or id(mark.value) in record.uses or _index(record.outputs, mark.value) is not None:
+    others = sum(other.value is mark.value for other in found.marks) - 1
+    if others or id(mark.value) in found.used or _index(found.outputs, mark.value) is not None:
         raise Error(
             f"poptorch.{mark.function} must be the only op applied to an input: input {number} is "
             "used by another one. Use the result of the function instead"
         )
 
 
-def _check_output(record: _Record, mark: _Mark) -> None:
-    returned = sum(output is mark.result for output in record.outputs)
+def _check_output(found: OverlapMarks, mark: _Mark) -> None:
+    returned = sum(output is mark.result for output in found.outputs)
     if not returned:
         raise Error(
             f"poptorch.{mark.function} applied on a node which is not a tensor output of the model"
         )
-    if returned > 1 or _index(record.outputs, mark.value) is not None:
+    if returned > 1 or _index(found.outputs, mark.value) is not None:
         raise Error(
             f"poptorch.{mark.function}: the tensor is returned twice. Return only the result of "
             "the function"

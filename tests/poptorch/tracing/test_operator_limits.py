@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from popdist_py.poptorch import ops
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.execution_strategies import PipelinedExecution
-from popdist_py.poptorch.placement.recorder import record_placement
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
 
 torch.set_num_threads(1)
 
@@ -27,7 +28,8 @@ class Model(nn.Module):
 
 def trace(forward, x, part=None):
     model = Model(forward, part)
-    with record_placement(PipelinedExecution(), model, training=False, inputs=[x]):
+    blocks = BlockRecorder(PipelinedExecution(), model, [x])
+    with ForwardWatch(blocks=blocks).following():
         return model(x)
 
 

@@ -6,19 +6,18 @@ that all others lead to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from popdist_py.poptorch.enums import ReductionType
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.tracing.current_forward import current_watch
 
-__all__ = ["LossRecorder", "identity_loss"]
+__all__ = ["Losses", "current_losses", "identity_loss"]
 
 
 def _is_name_of_loss(name: str) -> bool:
@@ -54,60 +53,45 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
     assert name in ("sum", "mean", "none"), (
         f"Unsupported reduction {reduction!r}: expected 'sum', 'mean' or 'none'"
     )
-    mode = LossRecorder.current()
     result = x.clone() if name == "none" else x.sum() if name == "sum" else x.mean()
-    if mode is not None:
-        mode.record(result, (x,))
+    losses = current_losses()
+    if losses is not None:
+        losses.record(result, (x,))
     return result
 
 
-class LossRecorder(TorchFunctionMode):
-    """Watches a forward and knows which of the losses met all others lead to."""
+def current_losses() -> Losses | None:
+    """Return what follows the losses of this forward, or None."""
+    watch = current_watch()
+    return None if watch is None else watch.losses
+
+
+class Losses:
+    """Follows the losses of a forward, and which of them each tensor depends on."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._losses: list[torch.Tensor] = []
         self._leads_to: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
-    @staticmethod
-    def current() -> LossRecorder | None:
-        """Return what watches this forward; None if nothing does."""
-        return _current.get()
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Do nothing: a loss is known from its result."""
 
-    def __enter__(self) -> LossRecorder:
-        _current.set(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _current.set(None)
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Record a result that is a loss, or that depends on one."""
         if func in _LOSSES:
             self.record(result, args, kwargs)
-        else:
-            origins = self._origins(args, kwargs)
-            if origins:
-                self._mark(result, origins)
-        return result
+        elif origins := self._origins(args, kwargs):
+            self._mark(result, origins)
 
     def record(
-        self, loss: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any] | None = None
+        self, loss: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> None:
         """Note that ``loss`` was computed from ``args``."""
         origins = self._origins(args, kwargs)
         self._mark(loss, origins | {len(self._losses)})
         self._losses.append(loss)
 
-    def _origins(self, args: Any, kwargs: dict[str, Any] | None = None) -> set[int]:
+    def _origins(self, args: Any, kwargs: Mapping[str, Any] | None = None) -> set[int]:
         """Return the losses that led to any of the tensors in ``args``."""
         if not self._losses:
             return set()
@@ -151,7 +135,3 @@ class LossRecorder(TorchFunctionMode):
                 "the result with poptorch.identity_loss()"
             )
         return final
-
-
-# Not of the process: replicas that run in turns have one each.
-_current: Final[ContextVar[LossRecorder | None]] = ContextVar("current", default=None)

@@ -10,18 +10,20 @@ import torch
 from torch import nn
 
 from popdist_py import poptorch
-from popdist_py.poptorch.on_ipu.observations import CHECKPOINT, Observer, Seen, note_checkpoint
-from popdist_py.poptorch.placement.recorder import record_placement
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
+from popdist_py.poptorch.tracing.observations import CHECKPOINT, Observer, Seen, note_checkpoint
+
+
+def new_observer():
+    return Observer(BlockRecorder(poptorch.PipelinedExecution(), nn.Identity(), []), None)
 
 
 def observed(model, *inputs):
-    observer = Observer()
-    names = [f"input{index}" for index, _ in enumerate(inputs)]
-    strategy = poptorch.PipelinedExecution()
-    with (
-        record_placement(strategy, model, training=False, inputs=inputs),
-        observer.following(model, names, inputs),
-    ):
+    blocks = BlockRecorder(poptorch.PipelinedExecution(), model, inputs)
+    observer = Observer(blocks, None)
+    observer.begin(model, [f"input{index}" for index, _ in enumerate(inputs)], inputs)
+    with ForwardWatch(blocks=blocks, observer=observer).following():
         observer.finish(model(*inputs))
     return observer.observed()
 
@@ -90,10 +92,11 @@ class Marking(nn.Module):
 
 
 def test_what_goes_wrong_is_told_at_the_end_and_not_before():
-    observer = Observer()
     sparse = torch.rand(2).to_sparse()
     alive = weakref.ref(sparse)
-    with observer.following(nn.Identity(), ["x"], [sparse]):
+    observer = new_observer()
+    observer.begin(nn.Identity(), ["x"], [sparse])
+    with observer:
         assert float(torch.ones(2).sum()) == 2
     del sparse
     assert alive() is None  # the error that is kept keeps no tensor
@@ -102,8 +105,9 @@ def test_what_goes_wrong_is_told_at_the_end_and_not_before():
 
 
 def test_inputs_without_names_stop_no_forward():
-    observer = Observer()
-    with observer.following(nn.Identity(), [], [torch.rand(2)]):
+    observer = new_observer()
+    observer.begin(nn.Identity(), [], [torch.rand(2)])
+    with observer:
         assert float(torch.ones(2).sum()) == 2
     with pytest.raises(ValueError, match="argument 2"):
         observer.observed()

@@ -1,0 +1,126 @@
+"""Checks of a model against its options, from before and after the first forward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from popdist_py.collectives import Communicator
+from popdist_py.collectives.signature import Signature
+from popdist_py.errors import counted
+from popdist_py.poptorch.calls.batching import Batching
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.without_effect import say_idle_in_model
+from popdist_py.poptorch.tracing.block_places import Placement
+
+__all__ = ["check_changed_buffers", "check_norm_groups", "check_placement"]
+
+_MAX_IPUS: Final = 64
+# How many names a message shows.
+_MOST_NAMES: Final = 3
+
+
+def check_norm_groups(options: Options, batching: Batching, communicator: Communicator) -> None:
+    """Check that groups of replicas share batch norms, the same groups on all instances.
+
+    Raises:
+        CollectiveMismatchError: The instances have different groups.
+        Error: The replicas cannot be divided into groups of this size.
+    """
+    size, setter = (
+        options.Training.norm_group_size,
+        "Options.Training.distributedBatchNormReplicaGroupSize",
+    )
+    if communicator.num_instances > 1:
+        communicator.agree(Signature("compile", "training model"))
+        communicator.agree(Signature(setter, str(size)))
+    replicas = batching.replicas * communicator.num_instances
+    if replicas % size:
+        raise Error(
+            f"{setter}({size}): {counted(replicas, 'replica')}, of all instances, cannot be "
+            f"divided into groups of {size}; choose a number that divides {replicas}"
+        )
+
+
+def check_placement(
+    placement: Placement, options: Options, batching: Batching, *, training: bool
+) -> int:
+    """Check that a call fills the pipeline and that there are enough IPUs.
+
+    Returns:
+        The number of IPUs that all replicas of this process need.
+
+    Raises:
+        Error: The pipeline has more stages than a call has micro-batches, or the number of IPUs is
+            no power of two, or is too large.
+    """
+    if options._execution_strategy.is_pipelined:
+        _check_pipeline_depth(placement.num_stages, batching, training=training)
+    ipus = placement.num_ipus
+    say_idle_in_model(options, placement)
+    rounded = 1 << (ipus - 1).bit_length()
+    if rounded != ipus:
+        if not options.auto_round_num_ipus:
+            raise Error(
+                f"The model uses {ipus} IPUs, which is not a power of two: place its blocks "
+                f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
+            )
+        logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
+    options.check_ipus(rounded)
+    total = rounded * batching.replicas
+    if total > _MAX_IPUS:
+        raise Error(
+            f"Too many IPUs requested ({total}): one process drives at most {_MAX_IPUS}; "
+            "use several processes, for example with poprun-py"
+        )
+    return total
+
+
+def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) -> None:
+    """Check that a call has at least as many micro-batches as the pipeline has stages.
+
+    PopTorch asks for the same number.
+
+    Raises:
+        Error: It has fewer.
+    """
+    if stages == 1:
+        return
+    if training and batching.gradient_accumulation < stages:
+        raise Error(
+            f"The pipeline has {stages} stages (forward and backward): "
+            f"Training.gradientAccumulation is {batching.gradient_accumulation} and must be at "
+            "least that number"
+        )
+    if not training and batching.device_iterations < stages:
+        raise Error(
+            f"The pipeline has {stages} stages: deviceIterations is "
+            f"{batching.device_iterations} and must be at least that number"
+        )
+
+
+def check_changed_buffers(names: Collection[str], options: Options, batching: Batching) -> None:
+    """Check that replicas may have their own copies of the buffers that the forward changes.
+
+    Args:
+        names: The changed buffers that are no statistics of a norm layer.
+        options: The options of the model.
+        batching: How a call's samples are divided.
+
+    Raises:
+        Error: The options ask for the same buffers on all replicas.
+    """
+    if names and options.broadcast_buffers:
+        raise Error(
+            "Buffer broadcasting is unsupported for buffers that the model changes "
+            f"({_some(sorted(names))}) with a replication factor of {batching.replicas}: use "
+            "Options.broadcastBuffers(False), which gives each replica its own"
+        )
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names, and how many there are more."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,336 @@
+"""The first forward: runs the model once and finds out what the later runs need to know.
+
+Leaves the device's state as it found it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import nn
+
+from popdist_py.poptorch.calls.nested_values import Call, Tree, check_outputs, flatten
+from popdist_py.poptorch.tracing.block_places import Placement, Strategy
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.forward_watch import ForwardWatch, WatchPart
+from popdist_py.poptorch.tracing.losses import Losses
+from popdist_py.poptorch.tracing.observations import Observer
+from popdist_py.poptorch.tracing.overlapped_io import OverlapConditions, OverlapMarks
+from popdist_py.poptorch.weights.device_state import DeviceState
+
+__all__ = ["FirstForward", "WatchedForward", "WatchedModel", "first_forward"]
+
+Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstForward:
+    """What one forward of one micro-batch showed.
+
+    Attributes:
+        placement: Where its operations go.
+        outputs: Shape of what forward returns.
+        shared: For each output tensor, whether it shares memory with an input or with state.
+        loss_output: Index of the output tensor that is the loss; None if it is not returned.
+        loss_has_gradient: Whether any parameter leads to the loss.
+        used_parameters: Names of the parameters that got a gradient.
+        modified_buffers: Names of the buffers that changed.
+        modified_parameters: Names of the parameters that the forward itself changed.
+        changed_inputs: Indices of the inputs that the forward changed in place.
+        is_random: Whether random numbers were drawn.
+        needs_python: Whether Python code has to run with every micro-batch.
+    """
+
+    placement: Placement
+    outputs: Tree
+    shared: tuple[bool, ...]
+    loss_output: int | None
+    loss_has_gradient: bool
+    used_parameters: frozenset[str]
+    modified_buffers: frozenset[str]
+    modified_parameters: frozenset[str]
+    changed_inputs: tuple[int, ...]
+    is_random: bool
+    needs_python: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchedForward:
+    """The result of a forward, and the watch that followed it.
+
+    Attributes:
+        result: What the forward returned.
+        loss: The loss of a training model; None for inference.
+        watch: What followed the forward.
+        placement: Where its operations go.
+    """
+
+    result: Any
+    loss: torch.Tensor | None
+    watch: ForwardWatch
+    placement: Placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchedModel:
+    """A model with the arguments of a call, and the rules of its forward.
+
+    Attributes:
+        model: The module whose forward runs.
+        call: Arguments of a whole call.
+        training: Whether a backward pass follows.
+        strategy: The execution strategy.
+        overlap: What the options say of overlapped I/O.
+        module_scopes: Whether the names of operations begin with those of their modules.
+    """
+
+    model: nn.Module
+    call: Call
+    training: bool
+    strategy: Strategy
+    overlap: OverlapConditions
+    module_scopes: bool
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        context: Context,
+        *,
+        observes: bool,
+        results: WatchPart | None = None,
+    ) -> WatchedForward:
+        """Run the forward of one micro-batch and watch it.
+
+        Args:
+            inputs: The micro-batch, in the places of the call's tensors.
+            context: Makes what surrounds the forward.
+            observes: Whether to note the operations below torch's functions.
+            results: What looks at the results of torch's functions.
+
+        Raises:
+            Error: A training model has no loss, or several independent ones. The forward breaks a
+                rule of blocks, operators or overlapped I/O.
+            AssertionError: The strategy does not know a block, or cannot place it.
+        """
+        with context():
+            leaves = [tensor.detach() for tensor in inputs]
+            losses = Losses() if self.training else None
+            blocks = BlockRecorder(
+                self.strategy, self.model, leaves, module_scopes=self.module_scopes
+            )
+            watch = ForwardWatch(
+                losses=losses,
+                blocks=blocks,
+                overlap=OverlapMarks(self.model, self.overlap, leaves),
+                results=results,
+                observer=Observer(blocks, losses) if observes else None,
+            )
+            if watch.observer is not None:
+                watch.observer.begin(self.model, _names(self.model, self.call), leaves)
+            with watch.following():
+                args, kwargs = self.call.arguments(leaves)
+                result = self.model(*args, **kwargs)
+                if watch.observer is not None:
+                    watch.observer.finish(result)
+        return WatchedForward(
+            result=result,
+            loss=losses.final() if losses is not None else None,
+            watch=watch,
+            placement=blocks.placement(training=self.training),
+        )
+
+
+def first_forward(
+    model: WatchedModel,
+    inputs: Sequence[torch.Tensor],
+    state: DeviceState,
+    context: Context,
+    *,
+    observes: bool,
+) -> tuple[FirstForward, Observer | None]:
+    """Run the forward on one micro-batch, and report.
+
+    Args:
+        model: The model, its call and its rules.
+        inputs: The micro-batch.
+        state: The device's tensors, on which the model runs.
+        context: Makes what surrounds the forward.
+        observes: Whether to return what observed the operations below torch's functions.
+
+    Raises:
+        Error: As ``WatchedModel.run``; the type of an output is unsupported.
+        AssertionError: As ``WatchedModel.run``.
+    """
+    before = _StateBefore(state)
+    copies = [tensor.clone() for tensor in inputs]
+    attributes = state.snapshot()
+    try:
+        results = _ResultMemory()
+        seen = model.run(copies, context, observes=observes, results=results)
+        is_random = before.random_numbers_drawn()
+        state.check_registered()
+        modified, changed_weights = before.modified_buffers(), before.modified_parameters()
+        leaves: list[torch.Tensor] = []
+        outputs = flatten(seen.result, leaves)
+        check_outputs(outputs)
+        loss = seen.loss
+        has_gradient = loss is not None and loss.requires_grad
+        used = _leading_to(loss, state) if loss is not None and has_gradient else frozenset()
+    finally:
+        before.restore()
+        state.freeze_constants(attributes)
+        state.restore_constants()
+    own_places = {_place(tensor) for tensor in _state_tensors(state, copies)}
+    found = FirstForward(
+        placement=seen.placement,
+        outputs=outputs,
+        shared=tuple(_place(leaf) in own_places for leaf in leaves),
+        loss_output=next((i for i, leaf in enumerate(leaves) if leaf is loss), None),
+        loss_has_gradient=has_gradient,
+        used_parameters=used,
+        modified_buffers=modified,
+        modified_parameters=changed_weights,
+        changed_inputs=tuple(index for index, copy in enumerate(copies) if copy._version != 0),
+        is_random=is_random,
+        needs_python=seen.watch.needs_python or bool(changed_weights),
+    )
+    observer = seen.watch.observer
+    foreign = [
+        weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
+    ]
+    # Some of torch's transformations hide where their results lie, but nobody else holds these.
+    del seen, loss, leaves
+    if any(leaf() is not None for leaf in foreign):
+        warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
+    return found, observer
+
+
+class _StateBefore:
+    """The buffers, weights and random numbers before a forward, and what the forward changed."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._random = torch.get_rng_state()
+        self._buffers = {name: buffer.clone() for name, buffer in state.buffers.items()}
+        self._weights = {name: p.detach().clone() for name, p in state.parameters.items()}
+        self._versions = _versions(state.buffers) | _versions(state.parameters)
+
+    def random_numbers_drawn(self) -> bool:
+        """Tell whether the host's random numbers have moved on."""
+        return not torch.equal(self._random, torch.get_rng_state())
+
+    def modified_buffers(self) -> frozenset[str]:
+        """Return the names of the buffers that changed."""
+        # Batch norms change their statistics without telling the version counter.
+        return self._modified(self._state.buffers, self._buffers)
+
+    def modified_parameters(self) -> frozenset[str]:
+        """Return the names of the parameters that the forward itself changed."""
+        # Through ``.data`` a weight changes without telling its version counter.
+        return self._modified(self._state.parameters, self._weights)
+
+    def _modified(
+        self, tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]
+    ) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, tensor in tensors.items()
+            if tensor._version != self._versions[name] or not torch.equal(tensor, before[name])
+        )
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the buffers and the host's random numbers their values back."""
+        torch.set_rng_state(self._random)
+        for name, value in self._buffers.items():
+            self._state.buffers[name].copy_(value)
+
+
+def _versions(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    return {name: tensor._version for name, tensor in tensors.items()}
+
+
+_FOREIGN_OUTPUT: Final = (
+    "Output expected to be on the IPU but is on cpu: forward returns a tensor made outside of it"
+)
+
+
+class _ResultMemory:
+    """Notes where the results of torch's functions lie.
+
+    Attributes:
+        storages: Their addresses.
+    """
+
+    def __init__(self) -> None:
+        self.storages: set[int] = set()
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Do nothing: a call has no result yet."""
+
+    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Note the memory of each tensor of a result."""
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, torch.Tensor):
+                with suppress(RuntimeError):  # sparse and batched tensors have no storage to show
+                    self.storages.add(_place(item))
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [*inputs, *state.parameters.values(), *state.buffers.values(), *state.constants()]
+
+
+def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
+    """Return which parameters the loss depends on."""
+    trainable = {id(p): name for name, p in state.parameters.items() if p.requires_grad}
+    used: set[str] = set()
+    seen = set()
+    waiting: list[Any] = [torch.autograd.graph.get_gradient_edge(loss).node]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return _with_gradient(loss, state)  # the user's function may give some no gradient
+        if hasattr(node, "variable") and id(node.variable) in trainable:
+            used.add(trainable[id(node.variable)])
+        waiting += [before for before, _ in node.next_functions if before is not None]
+    return frozenset(used)
+
+
+def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
+    """Run the backward and return which parameters got a gradient."""
+    trainable = {name: p for name, p in state.parameters.items() if p.requires_grad}
+    gradients = torch.autograd.grad(loss.sum(), list(trainable.values()), allow_unused=True)
+    return frozenset(
+        name for name, gradient in zip(trainable, gradients, strict=True) if gradient is not None
+    )
+
+
+def _names(model: nn.Module, call: Call) -> list[str]:
+    """Return a name for each tensor of a call: the forward's of its argument."""
+    parameters: list[inspect.Parameter] = []
+    with suppress(ValueError, TypeError):
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    trees: list[tuple[str, Tree]] = [
+        (plain[index] if index < len(plain) else f"input{index}", tree)
+        for index, tree in enumerate(call.positional)
+    ]
+    names: list[str] = []
+    for name, tree in [*trees, *call.keywords]:
+        count = tree.num_tensors
+        names += [name] if count == 1 else [f"{name}.{index}" for index in range(count)]
+    return names

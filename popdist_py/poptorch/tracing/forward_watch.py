@@ -1,0 +1,105 @@
+"""The function mode that follows one forward: each call of a torch function goes to its parts.
+
+A part follows one subject: the losses, the blocks, the marks of overlapped I/O, or the memory of
+the results. This module does not know what a part does with a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
+from popdist_py.poptorch.tracing.current_forward import current_watch, watched_by
+from popdist_py.poptorch.tracing.losses import Losses
+from popdist_py.poptorch.tracing.observations import Observer
+from popdist_py.poptorch.tracing.overlapped_io import OverlapMarks
+
+__all__ = ["ForwardWatch", "WatchPart"]
+
+_HOOKING: Final = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+)
+
+
+class WatchPart(Protocol):
+    """What a part is told of each call of a torch function."""
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look at a call, or refuse it with an error."""
+
+    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Look at the result of a call."""
+
+
+class ForwardWatch(TorchFunctionMode):
+    """Follows the forward that runs inside ``with watch.following():``.
+
+    Args:
+        losses: Follows the losses.
+        blocks: Follows the operations and their blocks.
+        overlap: Follows the marks of overlapped I/O.
+        results: Follows the results, whatever it looks at in them.
+        observer: Notes the operations below torch's functions.
+
+    Attributes:
+        needs_python: Whether Python code of this forward has to run in every forward.
+    """
+
+    def __init__(
+        self,
+        *,
+        losses: Losses | None = None,
+        blocks: BlockRecorder | None = None,
+        overlap: OverlapMarks | None = None,
+        results: WatchPart | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        super().__init__()
+        self.losses = losses
+        self.blocks = blocks
+        self.overlap = overlap
+        self.observer = observer
+        self.needs_python = False
+        parts = (blocks, overlap, losses, results)
+        self._parts: list[WatchPart] = [part for part in parts if part is not None]
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow the enclosed forward."""
+        outer = current_watch()
+        if self.losses is None and outer is not None:
+            # A mark of the program reaches only the innermost watch.
+            self.losses = outer.losses
+        with ExitStack() as stack:
+            stack.enter_context(watched_by(self))
+            if self.overlap is not None:
+                stack.enter_context(self.overlap.following_outputs())
+            if self.blocks is not None:
+                stack.enter_context(self.blocks.following_modules())
+            stack.enter_context(self)
+            if self.observer is not None:
+                stack.enter_context(self.observer)
+            yield
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function, and tell the parts.
+
+        A hook on a gradient runs Python code in each backward pass.
+        """
+        kwargs = kwargs or {}
+        if func in _HOOKING:
+            self.needs_python = True
+        for part in self._parts:
+            part.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        for part in self._parts:
+            part.after(func, args, kwargs, result)
+        return result
