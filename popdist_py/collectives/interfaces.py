@@ -188,7 +188,7 @@ class Communicator(Protocol):
         """Leave the group if ``error`` interrupted a collective call; later calls raise an error.
 
         The collective calls of this protocol call this method themselves. A function that makes
-        several collective calls also calls this method, for errors between two of its calls.
+        several collective calls also calls this method, if an error comes between two of the calls.
         """
 
     def close(self) -> None:

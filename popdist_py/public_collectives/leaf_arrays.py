@@ -117,7 +117,7 @@ def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
-    spans: list[tuple[int, int, int]] = []  # the begin and end of each leaf's memory, and its index
+    spans: list[tuple[int, int, int]] = []  # first address, end address, index of the leaf
     for path, leaf in given:
         if leaf.array is not None and leaf.array.size and not leaf.is_number:
             begin, size = leaf.array.__array_interface__["data"][0], leaf.array.nbytes

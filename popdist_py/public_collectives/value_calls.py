@@ -120,8 +120,8 @@ def _as_one_call(communicator: Communicator, call: str) -> Iterator[None]:
     """Handle an interrupt between two leaves of a container like an interrupt within a call.
 
     Without this function, an instance could make another call after an interrupt, while the other
-    instances wait for its next leaf. The other instances would mistake the data of the new call for
-    the leaf.
+    instances wait for its next leaf, the next array of the container. The other instances would
+    mistake the data of the new call for the leaf.
     """
     try:
         yield

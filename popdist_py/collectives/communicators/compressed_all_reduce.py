@@ -1,9 +1,9 @@
 """All-reduce that compresses the sums sent between hosts, but not the data within a host.
 
 Every part of an array has one owner on each host, the instance that reduces the part there. The
-owner adds up the part over the instances of its host. The owners on all hosts exchange their
-compressed sums. Each owner then writes the sum over all hosts to the arrays of its host's
-instances.
+owner adds up the copies of the part that the instances of its host have. The owners on all hosts
+exchange their compressed sums. Each owner then writes the sum over all hosts to the arrays of its
+host's instances.
 
 This module does not compress data, map memory or open connections itself.
 """

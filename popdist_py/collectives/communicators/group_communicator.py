@@ -57,8 +57,8 @@ _MAX_PLANS = 1024
 # host are in shared memory; _PRIVATE means that some are not. _FIRST_LOST + i means that instance i
 # is lost.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-# This location means that an array is outside the shared memory but may be moved into it. An array
-# in shared memory never has this location, because its location is at least 1 << 48.
+# This location means that an array is outside the shared memory but may be moved into it. The
+# location of an array in shared memory is at least 1 << 48.
 _MOVABLE = 1
 
 

@@ -260,8 +260,8 @@ class HostBarrier:
             if passed >= self._limits.launcher_grace:
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
-                # If the instance called ``close()`` before its end, the message says that it did
-                # not make this call.
+                # An instance that has ended may have called ``close()`` before. The message then
+                # says that the instance did not make this collective call.
                 if reason == "ended" and self._words[first + _LEFT]:
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
