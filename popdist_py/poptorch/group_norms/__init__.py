@@ -1,7 +1,7 @@
-"""Batch norms whose statistics are those of groups of replicas.
+"""Batch norms that compute their mean and variance over a group of replicas.
 
-Here live the layer's computation, what the replicas of a group tell one another, and how replicas
-that run one after the other wait for it.
-Nothing here knows models, options or back ends. May call: errors, and the library's
+The modules contain the computation of the layer, the exchange of numbers within a group, and a
+scheduler that pauses each replica at a batch norm until all replicas have reached it.
+No module here uses models, options or replica back ends. May call: errors, and the library's
 collectives.
 """

@@ -1,8 +1,8 @@
 """Batch norm over the micro-batches of a group of replicas, forward and backward.
 
-Every replica computes the count, the mean and the sum of squared deviations of its own samples;
-the group's follow from those of its members, in their order. Nothing here knows who the members
-are.
+Every replica computes the count, the mean and the sum of squared deviations of its own samples. The
+statistics of a group are combined from those of its replicas, in the order of the replicas. This
+module does not decide which replicas belong to a group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _replicas: Final[ContextVar[int]] = ContextVar("replicas", default=1)
 
 @contextmanager
 def replicas_as_channels(replicas: int) -> Iterator[None]:
-    """Say that the channels of batch norms are those of so many replicas, one after the other."""
+    """Treat the channels of batch norms as the channels of several replicas, replica by replica.
+
+    Args:
+        replicas: The number of replicas whose channels are stored in one tensor.
+    """
     token = _replicas.set(replicas)
     try:
         yield
@@ -39,12 +43,13 @@ def replicas_as_channels(replicas: int) -> Iterator[None]:
 
 
 class GroupNorms(TorchFunctionMode):
-    """Lets batch norms that train take the statistics of a group.
+    """A torch function mode that makes training batch norms use the statistics of a replica group.
 
-    The outermost of modes: others see the function that the model calls.
+    Enter this mode before all other function modes. Otherwise other modes would receive the
+    replacement of ``batch_norm`` instead of the model's call.
 
     Args:
-        exchange: between the replicas.
+        exchange: The exchange of numbers between the replicas.
     """
 
     def __init__(self, exchange: GroupExchange) -> None:
@@ -58,7 +63,7 @@ class GroupNorms(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function, or what stands in for batch norm."""
+        """Call the function, or the replacement if the function is ``batch_norm``."""
         if func is _BATCH_NORM:
             return self._batch_norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -74,14 +79,14 @@ class GroupNorms(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        """Return what ``torch.nn.functional.batch_norm`` would of the group's samples."""
+        """Return the batch norm of ``input``, with statistics over all samples of the group."""
         if not training:
             return _BATCH_NORM(
                 input, running_mean, running_var, weight, bias, training, momentum, eps
             )
         if torch._C._functorch.is_batchedtensor(input):
             raise RuntimeError("a batch norm of a group cannot be vectorised here")
-        # As torch does: of halves, statistics and sums are floats.
+        # For float16 inputs, torch's batch norm also computes statistics and sums in float32.
         own = torch.float64 if input.dtype == torch.float64 else torch.float32
         apply: Callable[..., tuple[torch.Tensor, ...]] = _GroupNorm.apply
         result, mean, variance = apply(
@@ -100,9 +105,11 @@ class GroupNorms(TorchFunctionMode):
 
 
 class OneValueAllowed(TorchFunctionMode):
-    """Lets batch norms that train have one value for each channel, which torch refuses.
+    """A torch function mode that lets training batch norms accept one value for each channel.
 
-    For the first forward: the replica is alone in it, and its group will have more values.
+    Without this mode, torch rejects inputs with a single value per channel. The mode is for the
+    first forward pass, which runs a single replica. In later passes, the replicas of a group
+    together have more values.
     """
 
     def __torch_function__(
@@ -112,7 +119,7 @@ class OneValueAllowed(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function, batch norm without the check of its shapes."""
+        """Call the function; call ``batch_norm`` without its check of the input shape."""
         if func is not _BATCH_NORM:
             return func(*args, **(kwargs or {}))
         given = inspect.signature(_BATCH_NORM).bind(*args, **(kwargs or {}))
@@ -126,7 +133,11 @@ class OneValueAllowed(TorchFunctionMode):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """The normalised samples, and the mean and the unbiased variance of the group."""
+    """The autograd function of a group's batch norm.
+
+    The function returns the normalised samples, and the mean and the unbiased variance of the
+    group.
+    """
 
     @staticmethod
     def forward(
@@ -138,23 +149,27 @@ class _GroupNorm(torch.autograd.Function):
         replicas: int,
         handle: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalise samples [micro-batch, replicas x channels, ...]."""
+        """Normalise samples of the shape [micro-batch, replicas x channels, ...]."""
         channels = samples.shape[1] // replicas
         ctx.eps, ctx.handle, ctx.rows = eps, handle, (replicas, channels)
         mean, variance, total = _statistics_of_group(samples, replicas, handle)
         result = torch.native_batch_norm(samples, weight, bias, mean, variance, False, 0.0, eps)[0]
         ctx.save_for_backward(samples, weight, mean, variance, total)
-        # Of one number there is no unbiased variance; it is 0, as the variance is.
+        # The unbiased variance of one number would be 0 / 0. The clamp makes it 0.
         unbiased = variance * (total / (total - 1).clamp(min=1))
         ctx.mark_non_differentiable(mean, unbiased)
         return result, mean, unbiased
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-        """Return the gradients; those of weight and bias are of the replica's own samples."""
+        """Return the gradients of ``samples``, ``weight`` and ``bias``.
+
+        The gradients of ``weight`` and ``bias`` are sums over the replica's own samples, not over
+        the group.
+        """
         samples, weight, mean, variance, total = ctx.saved_tensors
         scale = (variance + ctx.eps).rsqrt()
-        # With the group's statistics in place of its own, this sums over the replica's samples.
+        # This call sums over the samples of this replica, with the mean and scale of the group.
         _, of_weight, of_bias = _ATEN.native_batch_norm_backward(
             gradient, samples, None, None, None, mean, scale, True, ctx.eps, [False, True, True]
         )
@@ -183,16 +198,17 @@ def _statistics_of_group(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return mean, biased variance and number of samples of each replica's group.
 
-    Source of the formula: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-    computing sample variances", 1979; here for all members at once.
+    The formula comes from Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances", 1979. This function applies the formula to all members of the group
+    at once instead of pair by pair.
 
     Args:
-        samples: [micro-batch, replicas x channels, ...].
-        replicas: whose channels these are.
-        handle: of the exchange.
+        samples: A tensor of the shape [micro-batch, replicas x channels, ...].
+        replicas: The number of replicas whose channels ``samples`` contains.
+        handle: The handle of the ``GroupExchange``.
 
     Returns:
-        Three tensors [replicas x channels].
+        Three tensors of the shape [replicas x channels].
     """
     channels = samples.shape[1] // replicas
     mean, variance = torch.batch_norm_update_stats(samples, None, None, 0.0)
@@ -213,5 +229,5 @@ def _statistics_of_group(
 
 
 def _sum(told: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the members [replicas, members, numbers], added in their order."""
+    """Sum a tensor [replicas, members, numbers] over the members, in order of their index."""
     return reduce(torch.add, told.unbind(1))

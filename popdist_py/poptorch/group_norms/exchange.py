@@ -1,7 +1,8 @@
-"""What the replicas of a group tell one another: some numbers each, to all of the group.
+"""The class GroupExchange, which gives each replica of a group the numbers of all its members.
 
-A group is n replicas with consecutive global indices, on one instance or on several. Numbers travel
-as they are and come in the order of the replicas, so that no sum depends on who runs where.
+A group is n replicas with consecutive global indices, on one instance or on several. The numbers
+are not reduced, and they arrive in the order of the replicas. So the bits of a sum do not depend on
+how the replicas are distributed over instances.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = ["KERNELS", "GroupExchange", "Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a replica tells the others of its group when it is its turn.
+    """The message that one replica sends to its group.
 
     Attributes:
-        name: what it computes.
-        row: its numbers, [1, numbers].
+        name: The name of the computation, to check that all replicas do the same.
+        row: The numbers of the replica, in the shape [1, numbers].
     """
 
     name: str
@@ -36,16 +37,16 @@ class Question:
 
 
 class GroupExchange:
-    """Gives every local replica the numbers of its group.
+    """An exchange that gives every local replica the numbers of its group.
 
     Args:
-        size: replicas n of a group; divides the number of all replicas.
-        replicas: number L of local replicas, the same on all instances.
-        communicator: the other instances.
+        size: The number n of replicas in a group, a divisor of the number of all replicas.
+        replicas: The number L of local replicas, which is the same on all instances.
+        communicator: The communicator for calls between the instances.
 
     Attributes:
-        size: the same.
-        handle: names this exchange in ``popdist::of_group``.
+        size: The number of replicas in a group.
+        handle: The number that identifies this exchange in calls of ``popdist::of_group``.
     """
 
     def __init__(self, size: int, replicas: int, communicator: Communicator) -> None:
@@ -58,9 +59,11 @@ class GroupExchange:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Ask no other instance in the enclosed code, where numbers are only compared.
+        """Make no calls to other instances within the context.
 
-        Its replicas seem to say twice what local ones do, so that their part in a result shows.
+        The context is for comparing replica back ends, which does not need the true numbers of
+        other instances. In the context, twice the local numbers stand for the numbers of another
+        instance. The factor of two makes the share of other instances visible in a result.
         """
         self._is_alone = True
         try:
@@ -69,14 +72,16 @@ class GroupExchange:
             self._is_alone = False
 
     def rows_of_groups(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """Return what the members of the group of each replica told, itself included.
+        """Return the numbers of all members of each replica's group.
 
         Args:
-            rows: [replicas, numbers]: of all local replicas, or of the one whose turn it is.
-            name: what is computed, for messages.
+            rows: The numbers of all local replicas, or of the one replica that is running, in the
+                shape [replicas, numbers].
+            name: The name of the computation, for messages.
 
         Returns:
-            [replicas, members, numbers], in memory of its own.
+            A tensor of the shape [replicas, members, numbers], which shares no memory with
+            ``rows``.
         """
         if len(rows) == self._replicas:
             return self._of_all(rows, name)
@@ -84,10 +89,13 @@ class GroupExchange:
         return answer
 
     def answers(self, questions: Sequence[Question]) -> Sequence[torch.Tensor]:
-        """Return the answer to what each local replica told in its turn.
+        """Return the rows of each local replica's group, in the order of the local replicas.
+
+        Args:
+            questions: The messages of all local replicas.
 
         Raises:
-            Error: they compute different things.
+            Error: The replicas compute different things.
         """
         first = questions[0]
         for replica, question in enumerate(questions):
@@ -99,7 +107,7 @@ class GroupExchange:
         return [told[replica : replica + 1] for replica in range(len(questions))]
 
     def missed(self, ended: int, waiting: int, question: Question) -> Error:
-        """Return the error for a replica that ended where another one computes a batch norm."""
+        """Return the error for a replica that ended while another one computes a batch norm."""
         return self._different(f"{waiting} computes the {question.name}, replica {ended} none")
 
     def _different(self, what: str) -> Error:
@@ -129,8 +137,8 @@ class GroupExchange:
         return torch.from_numpy(gathered).view(-1, rows.shape[1])
 
 
-# An operator takes numbers and tensors only. A captured graph holds the number; its model, the
-# exchange.
+# A torch operator accepts only tensors, numbers and strings, so a captured graph stores the handle
+# of an exchange. The model keeps the exchange itself alive.
 _exchanges: Final[weakref.WeakValueDictionary[int, GroupExchange]] = weakref.WeakValueDictionary()
 _handles: Final = count()
 
@@ -140,12 +148,13 @@ def _rows_of_groups(rows: torch.Tensor, handle: int, name: str) -> torch.Tensor:
 
 
 _LIBRARY: Final = torch.library.Library("popdist", "FRAGMENT")
-# Like a random number, the result does not follow from the arguments, and every call counts.
+# The tag keeps torch from removing or merging calls. The result does not depend on the arguments
+# alone, and every call must take place.
 _LIBRARY.define(
     "of_group(Tensor rows, int handle, str name) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _LIBRARY.impl("of_group", _rows_of_groups, "CPU")
 OF_GROUP: Final = torch.ops.popdist.of_group.default
-# What a captured graph calls for the operator without torch's dispatcher in between.
+# The functions that a captured graph calls directly, without torch's dispatcher, by operator.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {OF_GROUP: _rows_of_groups}

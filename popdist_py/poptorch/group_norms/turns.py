@@ -1,7 +1,8 @@
-"""Functions that run one at a time and meet: none goes on before all have come to the same point.
+"""A scheduler that runs functions one at a time and pauses each until all reach the same point.
 
-Each has a thread of its own, because autograd's backward cannot be left and entered again in one.
-At every time one of them runs, or the caller does. Nothing here knows what they compute.
+A function pauses by calling ``meet()``. Each function has its own thread, because one thread cannot
+pause in an autograd backward pass and resume the pass later. At any time, either one function or
+the caller runs. This module does not depend on what the functions compute.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Result = TypeVar("Result")
 
 
 class OneEnded(Exception):
-    """Some functions ended where others met.
+    """Some functions ended while other functions wait in ``meet()``.
 
     Attributes:
-        ended: index of the first that ended.
-        waiting: index of the first that met.
-        value: what that one met with.
+        ended: The index of the first function that ended.
+        waiting: The index of the first function that waits in ``meet()``.
+        value: The argument that the waiting function passed to ``meet()``.
     """
 
     def __init__(self, ended: int, waiting: int, value: Any) -> None:
@@ -39,18 +40,18 @@ class OneEnded(Exception):
 
 
 class _Closed(BaseException):
-    """Raised where a function waits that is not to go on."""
+    """The exception that ``meet()`` raises in a function that must stop."""
 
 
 class _Ended:
-    """What a function that ended returned."""
+    """The return value of a function that has ended."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
 class _Failed:
-    """What a function raised."""
+    """The exception that a function raised."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -64,19 +65,25 @@ def in_turns(
     resumed: Callable[[int], None] = lambda _: None,
     paused: Callable[[int], None] = lambda _: None,
 ) -> list[Result]:
-    """Run functions in turns: each up to its next ``meet()``, in order, again and again.
+    """Run the functions in rounds; return their results.
+
+    In each round, the functions run one after the other, each until its next call of ``meet()``.
 
     Args:
-        functions: what runs; each finds torch's modes and contexts as the caller has them.
-        answers: what every ``meet()`` returns, from what all were called with; runs in the caller's
-            thread.
-        name: of the threads, before the index of each.
-        resumed: told the index of the function that begins or goes on.
-        paused: told the index of the function that met or ended.
+        functions: The functions to run. Each function runs with the torch modes and the context
+            variables of the caller.
+        answers: A function that computes the return values of one round of ``meet()`` calls from
+            their arguments. ``answers`` runs in the caller's thread.
+        name: The first part of the thread names; the second part is the index of the function.
+        resumed: A callback that gets the index of a function before the function starts or
+            continues.
+        paused: A callback that gets the index of a function after the function has called
+            ``meet()`` or ended.
 
     Raises:
-        OneEnded: not all functions met equally often.
-        BaseException: what one of them raised; the others are ended where they wait.
+        OneEnded: The functions do not all call ``meet()`` the same number of times.
+        BaseException: The exception that one of the functions raised. Functions that wait in
+            ``meet()`` are stopped.
     """
     threads = [_Thread(function, f"{name} {index}") for index, function in enumerate(functions)]
     replies: Sequence[Any] = [None] * len(threads)
@@ -101,10 +108,13 @@ def in_turns(
 
 
 def meet(value: Any) -> Any:
-    """Wait for the others of ``in_turns``; return the answer to ``value``.
+    """Pause this function until the other functions also call ``meet()``; return the answer.
+
+    Args:
+        value: The value to pass to the ``answers`` function of ``in_turns``.
 
     Raises:
-        RuntimeError: nothing runs in turns here.
+        RuntimeError: The caller does not run inside ``in_turns``.
     """
     thread = _current.get()
     if thread is None:
@@ -113,7 +123,7 @@ def meet(value: Any) -> Any:
 
 
 class _Thread:
-    """One function, as a coroutine."""
+    """A thread that runs one function like a coroutine; the caller resumes the function."""
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
         self._function = function
@@ -125,10 +135,16 @@ class _Thread:
     # -- the caller's side --------------------------------------------------------------------
 
     def resume(self, reply: Any) -> Any:
-        """Let the function go on; return what it meets with, or that it ended.
+        """Continue the function until its next ``meet()`` or its end.
+
+        Args:
+            reply: The return value for the function's pending ``meet()`` call.
+
+        Returns:
+            The argument of the next ``meet()`` call, or an ``_Ended`` object.
 
         Raises:
-            BaseException: what it raised.
+            BaseException: The exception that the function raised.
         """
         if self._thread is None:
             surroundings = _Surroundings()
@@ -147,12 +163,13 @@ class _Thread:
         return value
 
     def close(self) -> None:
-        """End the function where it waits, or where it waits next."""
+        """Stop the function at its present or next call of ``meet()``, and join the thread."""
         if self._thread is None:
             return
-        # One that met is told to end; of any other nobody reads the reply.
+        # If the function has ended already, the reply is not read.
         self._replies.put(_Closed())
-        # One whose start was interrupted ends by itself, if it begins at all.
+        # If the start of the thread was interrupted, the thread is not alive and is not joined. If
+        # the thread begins later, it ends at its first meet().
         if self._thread.is_alive():
             self._thread.join()
 
@@ -169,7 +186,7 @@ class _Thread:
         self._told.put(value)
 
     def meet(self, value: Any) -> Any:
-        """Hand over to the caller; return its answer when it is this function's turn again."""
+        """Send ``value`` to the caller, and wait for the reply; return the reply."""
         self._told.put(value)
         reply = self._replies.get()
         if isinstance(reply, _Closed):
@@ -181,7 +198,7 @@ _current: Final[ContextVar[_Thread | None]] = ContextVar("current", default=None
 
 
 class _Surroundings:
-    """What torch keeps for each thread, as the thread has it that makes this."""
+    """The per-thread settings of torch, copied from the thread that creates this object."""
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
@@ -192,14 +209,15 @@ class _Surroundings:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Have the same in this thread."""
+        """Apply the copied settings to the current thread."""
         torch.set_num_threads(self._threads)
         is_cast, dtype = self._autocast
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self._has_gradients))
             if is_cast:
                 stack.enter_context(torch.autocast("cpu", dtype))
-            # Not entered, which they are: a mode may do more than to be found there.
+            # Push the modes without calling __enter__, because the caller has entered them already.
+            # A mode's __enter__ may have further effects.
             for mode in self._function_modes:
                 _push_function_mode(mode)
                 stack.callback(_pop_function_mode)
