@@ -1,5 +1,6 @@
-"""The weights on the device and on the host: which copy is newer, and when it is copied.
+"""A model's weights on the device and on the host, and the copies between device and host.
 
-Here live the device's copy, replica-grouped weights, and the user's module while wrapped.
+The package contains the device's tensors, replica-grouped weights and gradient hooks. The package
+also contains the subclasses for wrapped modules and for their tensors.
 Nothing here updates a weight. May call: enums, logger, errors.
 """

@@ -1,8 +1,10 @@
-"""The device's own copy of a module tree: weights, buffers and constants, and when modules see it.
+"""The class DeviceState, which stores the device's tensors for a module and its submodules.
 
-The user's module objects stay the only ones: while a forward runs, each looks into a second
-``__dict__`` that holds device tensors. So hooks, bound methods and closures see the device, and the
-host's tensors are not touched between a download and the next.
+The device is an emulated IPU. The device's tensors are copies of the tensors of the user's module,
+which are called the host's tensors. While a forward pass runs, the ``__dict__`` of every module
+object is replaced by a second ``__dict__`` that holds device tensors. Hooks, bound methods and
+closures therefore use the device's tensors. The host's tensors keep their values until the device's
+tensors are copied to the host.
 """
 
 from __future__ import annotations
@@ -28,22 +30,28 @@ _TORCH_GROUPS: Final = ("_parameters", "_buffers", "_modules")
 
 
 class DeviceState:
-    """Device tensors of the modules under ``top``.
+    """The device's tensors for the module ``top`` and its submodules.
+
+    A plain attribute of a module is an attribute that is not a parameter, a buffer or a submodule.
 
     Args:
-        top: the module whose forward runs.
-        owner: the user's module that ``top`` is a shallow copy of.
-        precision: dtype on the device of a host dtype.
-        num_replicas: number R of all replicas, of all instances.
-        copied: makes a device tensor of a dtype from one of the host.
+        top: The module whose forward pass runs.
+        owner: The user's module. ``top`` is ``owner`` itself or a shallow copy of ``owner``.
+        precision: A function that returns the dtype on the device for a dtype on the host.
+        num_replicas: The number of replicas of all instances together.
+        copied: A function that makes a device tensor of a dtype from a host tensor. By default, the
+            function copies the values.
 
     Attributes:
-        parameters: device parameters by name; a replica-grouped one has an entry for each group.
-        buffers: device buffers by name; those of the first local replica if each has its own.
-        gradient_hooks: the program's hooks on its parameters; None in inference.
+        parameters: The device's parameters by name. A replica-grouped parameter has one entry for
+            each group, such as ``weight[0]``.
+        buffers: The device's buffers by name. If each replica has its own copy of a buffer, the
+            entry is the copy of the first local replica.
+        gradient_hooks: The program's hooks on the gradients of its parameters; None in inference.
 
     Raises:
-        Error: a buffer that is no plain tensor, or a 0-d parameter that is replica-grouped.
+        Error: A buffer is not a plain tensor, or the number of rows of a replica-grouped parameter
+            differs from the number of groups.
     """
 
     def __init__(
@@ -74,10 +82,14 @@ class DeviceState:
     # -- construction -------------------------------------------------------------------------
 
     def _copy_parameters(self, top: nn.Module) -> None:
-        """Make one device tensor for each different host tensor; tied ones stay tied."""
+        """Make the device's parameters.
+
+        Modules that share a host parameter also share the device parameter.
+        """
         for name, host in top.named_parameters(remove_duplicate=True):
             grouping = grouping_of(host)
-            # Contiguous, as gradients are: torch's fused updates look at neither's strides.
+            # Parameters are contiguous, because gradients are contiguous and torch's fused
+            # optimisers ignore the strides of parameters and gradients.
             data = self._copied(host, self._precision(host.dtype)).contiguous()
             if grouping is None:
                 self.parameters[name] = nn.Parameter(data, requires_grad=host.requires_grad)
@@ -114,7 +126,7 @@ class DeviceState:
                 }
             view["_modules"] = dict(vars(module)["_modules"])
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                view["sparse"] = False  # the device has dense gradients only
+                view["sparse"] = False  # The device supports only dense gradients.
             views.append((module, view))
             self._places += [
                 (view["_parameters"], key, list(self._grouped[id(value)][1]))
@@ -126,7 +138,11 @@ class DeviceState:
         return views
 
     def _constant(self, value: Any) -> Any:
-        """Return a plain attribute as the device sees it: tensors are captured by value."""
+        """Return the device's value of a plain attribute.
+
+        The value for a parameter or buffer is its device tensor. The device gets a copy of any
+        other tensor.
+        """
         if isinstance(value, torch.Tensor):
             device = self._device_of.get(id(value))
             if device is not None:
@@ -139,7 +155,12 @@ class DeviceState:
     # -- replicas -----------------------------------------------------------------------------
 
     def give_replicas_buffers(self, names: frozenset[str], replicas: int) -> None:
-        """Let each of the local ``replicas`` have its own copy of the buffers ``names``."""
+        """Give each local replica its own copies of some buffers.
+
+        Args:
+            names: The names of the buffers.
+            replicas: The number of local replicas.
+        """
         for name in sorted(names):
             buffer = self.buffers[name]
             stack = torch.stack([buffer] * replicas)
@@ -158,7 +179,7 @@ class DeviceState:
 
     @property
     def has_own_tensors(self) -> bool:
-        """Whether replicas differ in buffers or in replica-grouped parameters."""
+        """Whether replicas have different buffers or different replica-grouped parameters."""
         return bool(self._places)
 
     @property
@@ -167,7 +188,12 @@ class DeviceState:
         return bool(self._grouped)
 
     def select(self, local_replica: int, global_replica: int) -> None:
-        """Show the next forward the tensors of one replica."""
+        """Store the tensors of one replica in the modules for the next forward pass.
+
+        Args:
+            local_replica: The index of the replica on this instance.
+            global_replica: The index of the replica among the replicas of all instances.
+        """
         groups = {
             id(rows[0]): grouping.group_of(global_replica, self._num_replicas)
             for grouping, rows in self._grouped.values()
@@ -176,7 +202,12 @@ class DeviceState:
             place[key] = rows[groups.get(id(rows[0]), local_replica)]
 
     def stacked_buffers(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        """Return where every buffer that replicas own stands, and all replicas' values of it."""
+        """Return the buffers that every replica has its own copy of.
+
+        Returns:
+            One tuple for each place in a module that stores a buffer. The tuple holds the
+            dictionary, the key, and a tensor with the values of all local replicas.
+        """
         stacks = {stack.data_ptr(): stack for stack in self._stacks.values()}
         return [
             (place, key, stacks[rows[0].data_ptr()])
@@ -185,7 +216,15 @@ class DeviceState:
         ]
 
     def buffers_of_replicas(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Return all local replicas' values of the buffers ``names``: [local replicas, ...]."""
+        """Return the values that some buffers have on the local replicas.
+
+        Args:
+            names: The names of the buffers.
+
+        Returns:
+            Tensors of shape [local replicas, ...] by buffer name. The first dimension is 1 if the
+            replicas share the buffer.
+        """
         return {
             name: self._stacks[name] if name in self._stacks else self.buffers[name].unsqueeze(0)
             for name in sorted(names)
@@ -194,14 +233,14 @@ class DeviceState:
     # -- constants ----------------------------------------------------------------------------
 
     def snapshot(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return every module's plain attributes as they are, with the values of tensors."""
+        """Return the plain attributes of every module, with copies of the values of tensors."""
         return [
             (view, {key: _frozen(value) for key, value in view.items() if key not in _TORCH_GROUPS})
             for _, view in self._views
         ]
 
     def constants(self) -> list[torch.Tensor]:
-        """Return the tensors among the modules' plain attributes."""
+        """Return the dense tensors that are plain attributes of modules."""
         return [
             value
             for _, view in self._views
@@ -210,10 +249,14 @@ class DeviceState:
         ]
 
     def freeze_constants(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        """Make the attributes that changed since ``before`` constants of the program.
+        """Record the plain attributes that the first forward pass changed.
 
-        The host's modules keep the plain values that the first forward assigned, because Python
-        code in a forward runs once on a device.
+        ``restore_constants()`` sets the recorded attributes to their old values. If the new value
+        of an attribute is not a tensor, the host's module gets the new value. On an IPU, the Python
+        code of a forward pass runs only once, when the model is compiled.
+
+        Args:
+            before: The result of ``snapshot()`` before the first forward pass.
         """
         for (module, view), (_, values) in zip(self._views, before, strict=True):
             plain = {key: value for key, value in view.items() if key not in _TORCH_GROUPS}
@@ -225,7 +268,7 @@ class DeviceState:
                     module.__dict__[key] = plain[key]
 
     def restore_constants(self) -> None:
-        """Give the attributes that a forward changes their values from compile time."""
+        """Set the recorded attributes to their values before the first forward pass."""
         for view, key, value in self._constants:
             if value is _MISSING:
                 view.pop(key, None)
@@ -233,11 +276,15 @@ class DeviceState:
                 view[key] = value[1].clone() if isinstance(value, tuple) else value
 
     def changing_attributes(self) -> list[Any]:
-        """Return what the attributes that a forward changes have now."""
+        """Return the current values of the attributes that a forward pass changes."""
         return [view.get(key, _MISSING) for view, key, _ in self._constants]
 
     def put_attributes(self, values: Sequence[Any]) -> None:
-        """Give the attributes that a forward changes what ``changing_attributes()`` returned."""
+        """Set the attributes that a forward pass changes.
+
+        Args:
+            values: The values that ``changing_attributes()`` returned.
+        """
         for (view, key, _), value in zip(self._constants, values, strict=True):
             if value is _MISSING:
                 view.pop(key, None)
@@ -246,7 +293,7 @@ class DeviceState:
 
     @contextmanager
     def contents_kept(self) -> Iterator[None]:
-        """Undo what the enclosed code puts into lists, dicts and sets that modules hold."""
+        """Undo changes of the enclosed code to lists, dicts and sets that modules store."""
         saved = [
             (value, value.copy())
             for _, view in self._views
@@ -262,10 +309,10 @@ class DeviceState:
                 add(content)
 
     def check_registered(self) -> None:
-        """Check that the forward left parameters and buffers registered.
+        """Check that the forward pass did not replace or delete parameters and buffers.
 
         Raises:
-            Error: one was reassigned or deleted.
+            Error: A parameter or a buffer was reassigned or deleted.
         """
         for host, view in self._views:
             for group in ("_parameters", "_buffers"):
@@ -275,7 +322,11 @@ class DeviceState:
 
     @torch.no_grad()
     def host_copies(self) -> dict[int, torch.Tensor]:
-        """Return the host's tensor for each device parameter (by ``id``) that is a copy of it."""
+        """Return the host tensors that have the same values as the device's parameters.
+
+        Returns:
+            The host tensors by the ``id`` of the device parameter.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             return {
                 id(device): host.detach()
@@ -287,8 +338,8 @@ class DeviceState:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Let the modules see the device's tensors while the enclosed code runs."""
-        # Not by assignment, because torch looks at every attribute that a module is given.
+        """Replace host tensors in the modules by device tensors while the enclosed code runs."""
+        # ``object.__setattr__`` avoids the checks that nn.Module makes of every assigned attribute.
         put = object.__setattr__
         hosts = [(module, module.__dict__) for module, _ in self._views]
         try:
@@ -301,7 +352,11 @@ class DeviceState:
 
     @contextmanager
     def substituted(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Show other tensors in place of the device's (by ``id``) in the enclosed code."""
+        """Replace device tensors in the modules by other tensors while the enclosed code runs.
+
+        Args:
+            tensors: The other tensors by the ``id`` of the device tensor that they replace.
+        """
         saved: list[tuple[dict[str, Any], str, Any]] = []
         for _, view in self._views:
             for place in (view, view["_parameters"], view["_buffers"]):
@@ -317,14 +372,19 @@ class DeviceState:
                 place[key] = value
 
     def device_tensors(self, host: torch.Tensor) -> list[torch.Tensor]:
-        """Return the device's tensors for a tensor of the host: several if replica-grouped."""
+        """Return the device's tensors for one host tensor.
+
+        Returns:
+            One tensor, or one tensor for each group if ``host`` is replica-grouped. The list is
+            empty if the device does not have a copy of ``host``.
+        """
         if id(host) in self._grouped:
             return list(self._grouped[id(host)][1])
         device = self._device_of.get(id(host))
         return [] if device is None else [device]
 
     def hook_gradients(self, hosts: Iterable[torch.Tensor]) -> GradientHooks:
-        """Start calling the program's hooks on the gradients of these parameters."""
+        """Start to call the hooks that the program registered on these host parameters."""
         if self.gradient_hooks is not None:
             self.gradient_hooks.remove()
         self.gradient_hooks = GradientHooks(hosts, self.device_tensors)
@@ -332,15 +392,20 @@ class DeviceState:
 
     @torch.no_grad()
     def upload(self, only: frozenset[str] | None = None) -> None:
-        """Copy the host's parameters and buffers to the device, or only the buffers ``only``."""
+        """Copy the host's parameters and buffers to the device.
+
+        Args:
+            only: The names of the buffers to copy; None to copy all parameters and buffers.
+        """
         wanted = None if only is None else {id(self.buffers[name]) for name in only}
         with torch._C.DisableTorchFunctionSubclass():
             for host, device in self._hosts:
                 if wanted is not None and id(device) not in wanted:
                     continue
                 if isinstance(device, nn.Parameter):
-                    # Not in place: other instances may be reading these very weights. Contiguous,
-                    # as the optimiser's state is: torch's fused updates look at no strides.
+                    # New memory is used, because other instances may be reading the old memory. The
+                    # new tensor is contiguous, because the optimiser's state is contiguous and
+                    # torch's fused optimisers ignore strides.
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
                     )
@@ -356,7 +421,11 @@ class DeviceState:
 
     @torch.no_grad()
     def download(self, only: frozenset[int] | None = None) -> None:
-        """Copy the device's parameters and buffers to the host, or only those with these ids."""
+        """Copy the device's parameters and buffers to the host.
+
+        Args:
+            only: The ``id`` of each device tensor to copy; None to copy all.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             for host, device in self._hosts:
                 if only is None or id(device) in only:
@@ -383,7 +452,7 @@ def _substitute(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _equal(host: torch.Tensor, device: torch.Tensor) -> bool:
-    """Tell whether the host's tensor becomes the device's, to the bit."""
+    """Tell whether ``host``, converted to the dtype of ``device``, has the same bits."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(device.itemsize)
     if bits is None or host.shape != device.shape:
         return False
@@ -395,7 +464,7 @@ def _is_plain(buffer: torch.Tensor) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a tensor as (itself, its value, its version); anything else as it is."""
+    """Return (tensor, copy of its value, version) for a tensor, and other values unchanged."""
     if isinstance(value, torch.Tensor):
         return (value, value.detach().clone(), value._version)
     return value

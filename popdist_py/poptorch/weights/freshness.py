@@ -1,6 +1,7 @@
-"""Who has newer weights: the host, a training model's device or an inference model's device.
+"""The class WeightCopy, which records whether the host or a device has the newest weights.
 
-This module keeps the books. ``device_state.py`` copies.
+Several wrapped models may share the tensors of one module on the host. Each model has its own copy
+on its device, so the copies can differ. The module ``device_state.py`` copies the tensors.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ _newer_than_host: weakref.WeakSet[WeightCopy] = weakref.WeakSet()
 
 
 class WeightCopy:
-    """The weights of one model on its device, as a copy of the host's.
+    """A record of whether one model's weights on its device or on the host are newer.
 
     Args:
-        tensors: the host's tensors of the model.
-        download: copies what the device changes to the host. What it only reads stays as the host
-            has it, because another model may train that.
-        download_all: copies all of the device's tensors to the host.
-        check: raises if what the device has is of no use.
+        tensors: The model's parameters and buffers on the host.
+        download: A function that copies to the host the tensors that the device changes. The
+            function does not copy tensors that the device only reads, because another model may
+            train these tensors.
+        download_all: A function that copies all of the device's tensors to the host.
+        check: A function that raises an error if the device's tensors must not be used, for example
+            after an incomplete update.
 
     Attributes:
-        needs_upload: whether the host got newer weights from another model.
+        needs_upload: Whether the host has newer weights, which came from another model.
     """
 
     def __init__(
@@ -53,26 +56,33 @@ class WeightCopy:
         return self in _newer_than_host
 
     def mark_device_newer(self) -> None:
-        """Note that the device has newer values of what it changes than the host."""
+        """Record that the device has newer values of the tensors that ``download`` copies."""
         _newer_than_host.add(self)
 
     def mark_all_newer(self) -> None:
-        """Note that the device has newer values of everything than the host."""
+        """Record that all of the device's tensors are newer than the host's tensors."""
         self._all_newer = True
         _newer_than_host.add(self)
 
     def change_download(self, download: Callable[[], None]) -> None:
-        """Take another ``download``: from now on, the device changes something else."""
+        """Replace ``download``, because later calls of the model change other tensors.
+
+        Before the replacement, the old function copies newer weights to the host.
+        """
         self.pull_if_newer()
         self._download = download
 
     def mark_equal(self) -> None:
-        """Note that device and host agree."""
+        """Record that the device and the host have the same weights."""
         _newer_than_host.discard(self)
         self._all_newer = self.needs_upload = False
 
     def pull_if_newer(self) -> bool:
-        """Copy what the device has newer to the host; return whether there was anything."""
+        """Copy newer weights from the device to the host, if the device has newer weights.
+
+        Returns:
+            Whether weights were copied.
+        """
         if not self.device_is_newer:
             return False
         logger.debug("Implicit copyWeightsToHost()")
@@ -80,12 +90,17 @@ class WeightCopy:
         return True
 
     def pull(self) -> None:
-        """Copy all of the device's tensors to the host, and tell the models that share them."""
+        """Copy all of the device's tensors to the host.
+
+        Other models that share a tensor with this model get ``needs_upload = True``.
+        """
         self._pull(self._download_all)
 
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
-        # First, so that what the download itself reads does not start another one.
+        # The download may read the host's tensors, and a read starts the download of newer weights.
+        # This object is removed from the set first, so that the read does not start a second
+        # download.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()
@@ -94,16 +109,16 @@ class WeightCopy:
                 other.needs_upload = True
 
     def pull_newer_of_others(self) -> None:
-        """Bring the host up to date with every other model that shares tensors with this one."""
+        """Copy newer weights to the host from other models that share tensors with this model."""
         _pull_newer(self._host_ids, besides=self)
 
     def shares(self, host_ids: frozenset[int]) -> bool:
-        """Tell whether one of the host's tensors with these ids is one of this model's."""
+        """Tell whether this model has one of the host tensors with these ids."""
         return not self._host_ids.isdisjoint(host_ids)
 
 
 def pull_newer(tensors: Iterable[torch.Tensor]) -> None:
-    """Bring these tensors of the host up to date with every device that has newer values."""
+    """Copy newer weights to the host from all devices that share these host tensors."""
     _pull_newer(_ids(tensors), besides=None)
 
 

@@ -1,9 +1,10 @@
-"""Hooks on gradients: the program's hooks, called with the gradients on the device.
+"""Calls of the program's gradient hooks with the gradients that the device computes.
 
-A program registers them with ``register_hook`` and ``register_post_accumulate_grad_hook`` on the
+A program registers hooks with ``register_hook`` and ``register_post_accumulate_grad_hook`` on the
 parameters of its module, which are on the host. A hook gets the gradient of one replica's
-micro-batch, as ``loss.backward()`` would make it: without loss scaling, and before it is added to
-other gradients. So the result does not depend on how the replicas are split over instances.
+micro-batch, as in ``loss.backward()`` of plain torch. The gradient is not scaled by the loss scale
+and not yet added to other gradients. Therefore the result does not depend on the number of
+instances that the replicas run on.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ __all__ = ["GradientHooks", "has_hooks"]
 
 
 def has_hooks(host: Any) -> bool:
-    """Tell whether a program registered a hook on the gradient of a parameter."""
-    with torch._C.DisableTorchFunctionSubclass():  # avoids fetching weights
+    """Tell whether the program registered a gradient hook on a host parameter."""
+    # With torch functions enabled, this read would fetch newer weights from the device.
+    with torch._C.DisableTorchFunctionSubclass():
         return bool(host._backward_hooks or host._post_accumulate_grad_hooks)
 
 
 class GradientHooks:
-    """Calls the hooks of host parameters for their parameters on the device.
+    """An object that calls the hooks of host parameters with the gradients on the device.
 
     Args:
-        hosts: the module's parameters.
-        device_of: returns the device parameters of a host parameter.
+        hosts: The module's parameters on the host.
+        device_of: A function that returns the device parameters of a host parameter.
 
     Attributes:
-        scale: the factor on the gradients of the current backward pass, such as the loss scale.
-        reach: whether any parameter has hooks.
+        scale: The factor on the gradients of the current backward pass, such as the loss scale.
+        reach: Whether at least one trained parameter has hooks.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class GradientHooks:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a parameter got its first hook after this object was made; read at each call."""
+        """Whether a parameter got its first hook after this object was made."""
         with torch._C.DisableTorchFunctionSubclass():
             for host in self._others:
                 if host._backward_hooks or host._post_accumulate_grad_hooks:
@@ -60,16 +62,16 @@ class GradientHooks:
         return False
 
     def remove(self) -> None:
-        """Stop calling hooks."""
+        """Stop calling the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def _changed(
         self, host: Any, device: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """Return the gradient of a parameter as its hooks have changed it.
+        """Call the hooks of a host parameter, and return the gradient that results from the hooks.
 
-        The hooks are read at each call, so a removed hook is not called.
+        The method reads the list of hooks at each call, so removed hooks are not called.
         """
         with torch._C.DisableTorchFunctionSubclass():
             before = list((host._backward_hooks or {}).values())
@@ -86,9 +88,10 @@ class GradientHooks:
 def _after(
     device: torch.Tensor, gradient: torch.Tensor, hooks: Sequence[Callable[[Any], None]]
 ) -> torch.Tensor:
-    """Return a gradient after post-accumulate hooks, which may change the parameter's ``grad``.
+    """Call post-accumulate hooks, and return the gradient that results from the hooks.
 
-    While the hooks run, ``grad`` holds this gradient alone, without the sum so far.
+    The hooks may change the ``grad`` attribute of the device parameter. While the hooks run,
+    ``grad`` holds only this gradient, without the sum of earlier gradients.
     """
     sum_so_far = device.grad
     device.grad = gradient.clone()

@@ -1,6 +1,7 @@
-"""Which buffers of a model are the running statistics of its norm layers.
+"""The names of the buffers that hold running statistics of batch norm and instance norm layers.
 
-Nothing here reads or changes a value. What a replica owns is the compiler's decision.
+The function of this module does not read or change the values of buffers. The compiler decides
+whether each replica gets its own copy of a buffer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def norm_statistics(top: nn.Module) -> frozenset[str]:
-    """Return the names of the buffers that batch and instance norms under ``top`` update."""
+    """Return the names of the buffers that batch norms and instance norms of ``top`` update."""
     found = {
         id(module._buffers.get(name))
         for module in top.modules()

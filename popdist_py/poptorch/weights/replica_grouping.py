@@ -1,6 +1,7 @@
-"""Replica-grouped weights: parameters whose value differs between groups of replicas.
+"""Replica-grouped weights, which are parameters whose values differ between groups of replicas.
 
-The host's tensor has a leading dimension, one row for each group; a forward sees a row.
+The host's tensor has one row for each group, along an additional first dimension. In a forward
+pass, a replica uses the row of its group as the parameter.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How the replicas share one parameter.
+    """The groups of replicas for one parameter. All replicas of a group share one value.
 
     Attributes:
-        host: the user's parameter, [number of groups, ...].
-        kind: how groups are formed.
-        size: replicas in one group.
-        retrieval: whether the host reads one value for each group or for each replica.
+        host: The user's parameter of shape [number of groups, ...].
+        kind: The rule that assigns replicas to groups.
+        size: The number of replicas in one group.
+        retrieval: Whether the host gets one value for each group or one value for each replica.
     """
 
     host: torch.Tensor
@@ -43,7 +44,7 @@ class Grouping:
     retrieval: VariableRetrievalMode
 
     def num_groups(self, replicas: int) -> int:
-        """Return the number of groups of ``replicas``."""
+        """Return the number of groups that ``replicas`` replicas form."""
         if self.kind == CommGroupType.All:
             return 1
         if self.kind == CommGroupType.NoGrouping:
@@ -51,7 +52,12 @@ class Grouping:
         return replicas // self.size
 
     def group_of(self, replica: int, replicas: int) -> int:
-        """Return the group of a replica."""
+        """Return the index of the group that a replica belongs to.
+
+        Args:
+            replica: The index of the replica.
+            replicas: The number of all replicas.
+        """
         if self.kind == CommGroupType.All:
             return 0
         if self.kind == CommGroupType.NoGrouping:
@@ -63,8 +69,13 @@ class Grouping:
     def check(self, name: str, host: torch.Tensor, replicas: int) -> None:
         """Check the shape of the host's tensor.
 
+        Args:
+            name: The name of the parameter in the error message.
+            host: The host's tensor.
+            replicas: The number of all replicas.
+
         Raises:
-            Error: it is 0-d, or has another number of rows than there are groups.
+            Error: The tensor is 0-d, or its number of rows differs from the number of groups.
         """
         if host.dim() == 0:
             raise Error(f"{name}: Scalars cannot be passed as per-replica weight values")
@@ -76,14 +87,24 @@ class Grouping:
             )
 
     def write_host(self, rows: Sequence[torch.Tensor], replicas: int) -> None:
-        """Give the host the rows: one for each group, or one for each replica."""
+        """Replace the host's tensor by the values on the device.
+
+        Args:
+            rows: The values on the device, one tensor for each group.
+            replicas: The number of all replicas. The host's tensor gets one row for each replica if
+                ``retrieval`` is AllReplicas, and one row for each group otherwise.
+        """
         chosen: Sequence[torch.Tensor] = rows
         if self.retrieval == VariableRetrievalMode.AllReplicas:
             chosen = [rows[self.group_of(replica, replicas)] for replica in range(replicas)]
         self.host.data = torch.stack([row.detach() for row in chosen]).to(self.host.dtype)
 
     def read_host(self, num_groups: int, replicas: int) -> list[torch.Tensor]:
-        """Return the host's row of each group."""
+        """Return the row of the host's tensor for each group.
+
+        If the host's tensor has one row for each replica, the first replica's row of each group is
+        returned.
+        """
         if self.host.shape[0] == num_groups:
             return list(self.host.detach())
         first = {self.group_of(replica, replicas): replica for replica in reversed(range(replicas))}
@@ -94,13 +115,13 @@ _groupings: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def grouping_of(parameter: torch.Tensor) -> Grouping | None:
-    """Return how the replicas share ``parameter``; None if all have the same."""
+    """Return the grouping of ``parameter``; None if all replicas share one value."""
     grouping: Grouping | None = _groupings.get(parameter)
     return grouping
 
 
 class GroupableParameter(nn.Parameter):
-    """A parameter reached through a wrapper, which can be told how replicas share it."""
+    """A parameter of a wrapped model, with PopTorch's method to group replicas."""
 
     def replicaGrouping(
         self,
@@ -108,15 +129,18 @@ class GroupableParameter(nn.Parameter):
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give groups of replicas their own values; call it before compiling.
+        """Give each group of replicas its own value of this parameter.
+
+        The program must call this method before the model is compiled.
 
         Args:
             comm_group_type: All, Consecutive, Orthogonal or NoGrouping.
-            shards: number of replicas in one group.
-            variable_retrieval_mode: what the host reads.
+            shards: The number of replicas in one group.
+            variable_retrieval_mode: Whether the host gets one value for each group or one value for
+                each replica.
 
         Raises:
-            Error: the parameter is 0-d.
+            Error: The parameter is 0-d.
         """
         if self.dim() == 0:
             raise Error("Scalars cannot be passed as per-replica weight values")
@@ -126,7 +150,7 @@ class GroupableParameter(nn.Parameter):
 
 
 def make_groupable(value: nn.Module | nn.Parameter) -> None:
-    """Let the parameters of ``value`` be grouped."""
+    """Add the method ``replicaGrouping`` to a parameter, or to all parameters of a module."""
     parameters = value.parameters() if isinstance(value, nn.Module) else [value]
     for parameter in parameters:
         if type(parameter) is nn.Parameter:
@@ -134,7 +158,10 @@ def make_groupable(value: nn.Module | nn.Parameter) -> None:
 
 
 def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors by name with those of a parameter's groups stacked: a[0], a[1] -> a."""
+    """Return tensors by name, with the tensors of a parameter's groups stacked.
+
+    For example, the tensors ``a[0]`` and ``a[1]`` become one tensor ``a``.
+    """
     rows: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
         rows.setdefault(_stem(name), []).append(tensor)
@@ -147,7 +174,14 @@ def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def split_groups(
     tensors: Mapping[str, torch.Tensor], parameters: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Undo :func:`join_groups` for tensors, ``prefix___name``, of these device parameters."""
+    """Return tensors by name, with one additional tensor for each group of a parameter.
+
+    This function reverses :func:`join_groups`. The stacked tensors stay in the result.
+
+    Args:
+        tensors: The tensors by names of the form ``prefix___parameter``.
+        parameters: The names of the device's parameters, such as ``weight[0]``.
+    """
     split = dict(tensors)
     for parameter in parameters:
         stem = _stem(parameter)
@@ -161,5 +195,5 @@ def split_groups(
 
 
 def _stem(name: str) -> str:
-    """Return a name without the group's number."""
+    """Return the name of a device parameter without the index of the group in brackets."""
     return name.rpartition("[")[0] if name.endswith("]") else name

@@ -1,7 +1,9 @@
-"""The user's module while it is wrapped: reading it fetches what the device has learnt.
+"""Subclasses for wrapped modules, which fetch newer weights from the device before a read.
 
-The module and its tensors get a subclass of their class that fetches before a read; copies and
-pickles are plain again. Which tensors live where on the device is ``device_state.py``'s.
+While a module is wrapped for training, the module and its tensors get subclasses of their classes.
+Every read of a tensor's values first copies newer weights from the device to the host. Copies and
+pickles of the module have the original classes. The module ``device_state.py`` contains the
+device's tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = ["is_wrapped", "shallow_copy", "watch"]
 
 Fetch = Callable[[], bool]
 
-# Reading these says nothing of a tensor's values.
+# These functions do not read a tensor's values, so newer weights need not be fetched.
 _METADATA: Final = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "ndim")
@@ -33,9 +35,18 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 def watch(module: nn.Module, fetch: Fetch, destroy: Callable[[], None]) -> Callable[[], None]:
-    """Call ``fetch`` before every read of ``module``'s tensors; return how to end that.
+    """Call ``fetch`` before every read of ``module``'s tensors.
 
-    Modules that are wrapped apart may share tensors: reading one of these calls all that watch it.
+    Several wrapped modules may share a tensor. A read of the tensor then calls the ``fetch``
+    functions of all these modules.
+
+    Args:
+        module: The module to watch.
+        fetch: A function that copies newer weights from the device to the host.
+        destroy: The function that the new method ``module.destroy()`` calls.
+
+    Returns:
+        A function that ends the calls of ``fetch`` and restores the class of ``module``.
     """
     tensors = [*module.parameters(), *module.buffers()]
     kind = type(module)
@@ -54,7 +65,12 @@ def watch(module: nn.Module, fetch: Fetch, destroy: Callable[[], None]) -> Calla
 def _change_fetches(
     tensors: Iterable[Any], change: Callable[[tuple[Fetch, ...]], tuple[Fetch, ...]]
 ) -> None:
-    """Give every tensor the class that calls what ``change`` makes of the present functions."""
+    """Change the functions that are called before a read of each tensor.
+
+    Args:
+        tensors: The tensors, whose classes are replaced.
+        change: A function that returns the new ``fetch`` functions for the present functions.
+    """
     classes: dict[Any, type] = {}
     for tensor in tensors:
         kind = type(tensor)
@@ -65,7 +81,7 @@ def _change_fetches(
 
 
 def _watched_tensor(plain: type, fetches: tuple[Fetch, ...]) -> type:
-    """Return a subclass of a tensor class that fetches before every operation."""
+    """Return a subclass of a tensor class that calls ``fetches`` before every operation."""
     is_parameter = issubclass(plain, nn.Parameter)
     return type(
         "PoptorchParameter" if is_parameter else "PoptorchBuffer",
@@ -75,7 +91,7 @@ def _watched_tensor(plain: type, fetches: tuple[Fetch, ...]) -> type:
 
 
 class _WatchedTensor:
-    """What a watched parameter or buffer does differently from a plain one."""
+    """The methods of watched parameters and buffers that differ from those of plain tensors."""
 
     _fetches: tuple[Fetch, ...] = ()
     is_watched_buffer = False
@@ -91,7 +107,7 @@ class _WatchedTensor:
             return func(*args, **(kwargs or {}))
 
     def _fresh(self) -> torch.Tensor:
-        """Return a plain parameter or buffer that shares this one's memory."""
+        """Return a plain parameter or buffer that shares the memory of this tensor."""
         for fetch in self._fetches:
             fetch()
         with torch._C.DisableTorchFunctionSubclass():
@@ -117,7 +133,10 @@ def _new_object(kind: type, *arguments: Any) -> Any:
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
-    """Return a module with the same attributes; a parametrised one refuses copy.copy()."""
+    """Return a new module object with the same attributes.
+
+    The function also supports parametrised modules, which ``copy.copy()`` does not support.
+    """
     if not is_parametrized(module):
         return copy.copy(module)
     twin: nn.Module = object.__new__(type(module))
@@ -126,19 +145,23 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def plain_class(module: nn.Module) -> type:
-    """Return the class that the user gave a module, also while it is watched."""
+    """Return the class of a module before :func:`watch` replaced the class."""
     kind = type(module)
     return kind.__mro__[1] if "_poptorch_fetch" in vars(kind) else kind
 
 
 def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> Any:
-    """Return a subclass of a module class whose copies and pickles are of the class itself."""
+    """Return a subclass of a module class for :func:`watch`.
+
+    Copies and pickles of the subclass's objects have the class ``kind``.
+    """
 
     def reduce(self: Any, protocol: int) -> Any:
         fetch()
         function, arguments, *rest = super(watched, self).__reduce_ex__(protocol)
         plain = tuple(kind if argument is watched else argument for argument in arguments)
-        # pickle checks that copyreg's own function makes an object of the class in its arguments.
+        # pickle accepts ``copyreg.__newobj__`` only if its argument is the class of the pickled
+        # object. The argument is ``kind``, but the class is ``watched``.
         return (_new_object if function.__name__ == "__newobj__" else function, plain, *rest)
 
     watched: Any = type(
