@@ -1,8 +1,9 @@
-"""What a model would need on the device: its forward as a graph, and the device model's answers.
+"""The memory and the time that a model would need on an IPU.
 
-Here PopTorch's models and options become the values of ``popdist_py.ipu``, and its answers become
-reports, errors and counters.
-Nothing here computes what an operation needs in memory or cycles, or changes what a model computes.
+This package turns the forward pass of a PopTorch model into a graph of operations. It passes the
+graph and the PopTorch options to ``popdist_py.ipu``, which models the device. The results of that
+package become reports, errors, counters and rows of the timeline.
+No module here computes the memory or the cycles of an operation, or changes a model's results.
 May call: ipu, placement, tracing, calls, options, weights, update, execution, enums, logger,
 errors, and the library's environment, popart, run_files, timeline.
 """

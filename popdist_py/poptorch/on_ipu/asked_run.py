@@ -1,6 +1,7 @@
-"""The words of ``python -m popdist_py.ipu`` as a run of the device model.
+"""The conversion of options of ``python -m popdist_py.ipu`` to the input of the device model.
 
-Nothing here reads a command line or builds a model: words come in with the graph they are about.
+The module ``command`` parses the command line and passes the options to this module, together with
+the graph of the user's model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["OPTIMIZERS", "PRECISIONS", "STRATEGIES", "Asked", "Sort", "asked_run
 
 Sort: TypeAlias = Literal["weights", "accumulators", "optimizer", "activations"]
 
-# Types of data, and of weights.
+# The types of the data and of the weights for each value of --precision.
 PRECISIONS: Final[Mapping[str, tuple[Type, Type]]] = MappingProxyType(
     {
         "16.16": ("float16", "float16"),
@@ -30,7 +31,7 @@ PRECISIONS: Final[Mapping[str, tuple[Type, Type]]] = MappingProxyType(
         "32.32": ("float32", "float32"),
     }
 )
-# Orders of the moments that each keeps for every element of a weight.
+# The orders of the moments that each optimiser stores for every element of a weight.
 OPTIMIZERS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
         "sgd": (),
@@ -53,7 +54,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "parallel-phased": "parallel phased",
     }
 )
-# The IPU of each phase: the first has them all, or two take turns.
+# Functions from the number of a phase to its IPU. In serial phased execution, all phases run on
+# IPU 0. In parallel phased execution, two IPUs alternate.
 _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {"serial-phased": lambda _: 0, "parallel-phased": lambda phase: phase % 2}
 )
@@ -61,9 +63,10 @@ _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What the command line says about a run; each option has its default there.
+    """The values of the command line's options that describe a run.
 
-    None where the default depends on the others.
+    The command line sets the defaults. The value None means that the default depends on other
+    options.
     """
 
     inference: bool
@@ -91,10 +94,10 @@ class Asked:
 
 
 def asked_run(captured: Captured, asked: Asked) -> Run:
-    """Return the run that is asked about.
+    """Return the input of the device model for a captured graph and the command line's options.
 
     Raises:
-        ValueError: a module is unknown, or settings contradict one another.
+        ValueError: A module does not occur in the graph, or settings contradict each other.
     """
     graph = captured.graph
     if asked.precision is not None:
@@ -128,10 +131,13 @@ def asked_run(captured: Captured, asked: Asked) -> Run:
 
 
 def _micro_batches(asked: Asked, stages: int) -> tuple[int, int]:
-    """Return accumulation and device iterations: as many as asked for, or as a pipeline needs.
+    """Return the number of accumulated micro-batches and the number of device iterations.
+
+    If an option does not set the number of micro-batches, it is the smallest that a pipeline needs.
 
     Raises:
-        ValueError: a pipeline needs more than was asked for.
+        ValueError: An option sets fewer micro-batches than a pipeline needs, or an accumulation
+            above 1 is set for inference.
     """
     pipelined = STRATEGIES[asked.strategy] in ("grouped", "interleaved")
     least = least_accumulation(stages, is_training=not asked.inference) if pipelined else 1
@@ -170,7 +176,7 @@ def _placement(graph: Graph, asked: Asked) -> Placement:
 
 
 def _with_checkpoints(graph: Graph, modules: Sequence[str]) -> Graph:
-    """Return a graph that keeps what each of the modules makes last."""
+    """Return a graph whose recomputation checkpoints include the last operation of each module."""
     last: dict[str, str] = {}
     for module in modules:
         _first_of(graph, module)
@@ -190,10 +196,10 @@ def _is_of(operation: str, module: str) -> bool:
 
 
 def _first_of(graph: Graph, module: str) -> str:
-    """Return the first operation of a module.
+    """Return the name of the first operation of a module.
 
     Raises:
-        ValueError: there is none; names that are much like it are in the message.
+        ValueError: The forward pass does not run the module. The message lists similar names.
     """
     for operation in graph.operations:
         if _is_of(operation.name, module):

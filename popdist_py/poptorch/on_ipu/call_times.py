@@ -1,8 +1,7 @@
-"""When each micro-batch of a call comes and goes on the device that is named.
+"""The times of the micro-batches and the activities of the IPUs during a modelled call.
 
-The cycles of the device's model laid out along its schedule, as fine as that is: what happens in
-one cycle of a pipeline begins together.
-Nothing here decides how long an operation takes or in which order anything happens, or measures.
+The module ``ipu.schedule`` gives the order of the work, and ``ipu.cycles`` gives its length. This
+module combines the two into times. All work of one pipeline cycle begins at the same time.
 """
 
 from __future__ import annotations
@@ -23,11 +22,14 @@ __all__ = ["Passage", "Piece", "Timeline", "Window", "modelled_times", "timeline
 
 
 def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes] | None:
-    """Return what tells the times of each call of a run; None where the host's count.
+    """Return a function that computes the modelled times of a call.
+
+    The function returns None without a named device or a captured model. Then the times are
+    measured with the host's clock.
 
     Args:
-        run: what the model of the device is asked about; None if it cannot be.
-        options: of the run: its times are modelled where they name a device.
+        run: The input of the device model, or None if the model was not captured.
+        options: The options of the PopTorch model. The times are modelled if they name a device.
     """
     if options.Emulator.device_named is None:
         return None
@@ -55,13 +57,14 @@ def _times(run: Run, *, speaks: bool) -> CallTimes:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One micro-batch, in seconds from the beginning of the call.
+    """The times of one micro-batch, in seconds after the beginning of the call.
 
     Attributes:
-        input: its transfer from the host begins.
-        input_complete: it is on the device.
-        output: its forward is done.
-        output_complete: its results would be on the host.
+        input: The start of the transfer of the inputs from the host.
+        input_complete: The time when all inputs are on the device.
+        output: The end of the forward pass.
+        output_complete: The time when the results would be on the host, if the host receives the
+            results of this micro-batch.
     """
 
     input: float
@@ -72,11 +75,11 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One call.
+    """The times of one call.
 
     Attributes:
-        passages: of each micro-batch of a replica, in order.
-        cycles: of the call.
+        passages: The times of each micro-batch of a replica, in order.
+        cycles: The cycles of the whole call.
     """
 
     passages: tuple[Passage, ...]
@@ -84,9 +87,9 @@ class Timeline:
 
 
 def timeline(run: Run) -> Timeline:
-    """Return when each micro-batch of a call comes and goes.
+    """Return the times of each micro-batch of a call.
 
-    A cycle of the schedule takes the part of an update's window that its slowest IPU needs.
+    The length of a pipeline cycle is in proportion to the work of its slowest IPU.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report, made, _, begins = _laid_out(run)
@@ -102,10 +105,12 @@ def timeline(run: Run) -> Timeline:
         for number, arrival in arrivals.items():
             entered = window * report.window + begins[made.cycles[arrival.step - 1] - 1]
             start = window * report.window + begins[made.cycles[results[number].step - 1] - 1]
-            # I/O tiles load a micro-batch while the other tiles compute the previous one.
+            # With overlapped I/O, I/O tiles load a micro-batch while the other tiles compute the
+            # previous micro-batch.
             begin, before = before if settings.overlaps_io else entered, entered
             arrived = begin + receive
-            # On one stage the same forward receives and gives results.
+            # If the model has one stage, the same forward pass receives the inputs and computes the
+            # results, so it cannot end before the inputs have arrived.
             done = max(arrived, start) + last.offload + last.forward
             times = (begin, arrived, done, done + send)
             passages.append(Passage(*(time / ipu.clock for time in times)))
@@ -114,16 +119,19 @@ def timeline(run: Run) -> Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one IPU does at a time.
+    """One activity of one IPU.
 
     Attributes:
-        ipu: which one.
-        name: "transfer" of inputs from the host, "forward", "recompute", "backward", "load" from
-            Streaming Memory, "reduce" over the replicas, "update".
-        begin: cycles from the beginning of the window.
-        end: the same.
-        micro_batch: of which, counted from 1 in the window; None where none is meant.
-        stage: of which stage or phase; None where none is meant.
+        ipu: The number of the IPU.
+        name: The kind of activity, which is "transfer" (inputs from the host), "forward",
+            "recompute", "backward", "load" (from Streaming Memory), "reduce" (over the replicas) or
+            "update".
+        begin: The start, in cycles after the beginning of the window.
+        end: The end, in cycles after the beginning of the window.
+        micro_batch: The number of the micro-batch, counted from 1 in the window. None stands for
+            activities that do not belong to a micro-batch.
+        stage: The number of the stage or phase. None stands for activities that do not belong to a
+            stage.
     """
 
     ipu: int
@@ -136,12 +144,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the IPUs do from one update to the next; in inference, during a call.
+    """The activities of the IPUs from one weight update to the next.
+
+    In inference, the window is the whole call.
 
     Attributes:
-        pieces: for each IPU in the order of time, and apart.
-        cycles: of the window.
-        count: windows of a call; what the host takes beside them is left out.
+        pieces: The activities, sorted by IPU and then by time. Activities of one IPU do not
+            overlap.
+        cycles: The length of the window in cycles.
+        count: The number of windows of a call. The call also includes time of the host, which is
+            not part of any window.
     """
 
     pieces: tuple[Piece, ...]
@@ -150,10 +162,10 @@ class Window:
 
 
 def window(run: Run) -> Window:
-    """Return what every IPU of a replica does, cycle by cycle of the device.
+    """Return the activities of every IPU of a replica, with their times in device cycles.
 
-    In a cycle of the schedule an IPU does one thing after the other, and then waits for the IPU
-    that has most to do.
+    In each pipeline cycle, an IPU runs its activities one after the other. Then it waits for the
+    slowest IPU of the cycle.
     """
     report, made, scale, begins = _laid_out(run)
     placement, settings = run.placement, run.settings
@@ -167,7 +179,7 @@ def window(run: Run) -> Window:
             for name, work in cell_parts(cell, ipu, report.stages, placement, settings):
                 if not work:
                     continue
-                # Not later, by rounding, than what follows.
+                # Rounding errors must not move the end past the end of the pipeline cycle.
                 end = min(now + scale * work, begins[cycle], report.window)
                 pieces.append(Piece(ipu, name, now, end, cell.micro_batch, cell.stage))
                 now = end
@@ -176,10 +188,11 @@ def window(run: Run) -> Window:
 
 
 def _laid_out(run: Run) -> tuple[CycleReport, Schedule, float, list[float]]:
-    """Return a window's cycle report, its schedule, and the scale and begins of its cycles.
+    """Return a window's cycle report, its schedule, a scale, and the starts of its pipeline cycles.
 
-    The scale stretches the cycles of the schedule to the length of the window, which also has the
-    copies and synchronisations between IPUs.
+    The window also contains copies and synchronisations between IPUs, which the pipeline cycles of
+    the schedule do not contain. The scale stretches the pipeline cycles so that together they are
+    as long as the window.
     """
     settings = run.settings
     report = cycles(run.graph, run.placement, settings, run.ipu, run.model)
@@ -190,7 +203,7 @@ def _laid_out(run: Run) -> tuple[CycleReport, Schedule, float, list[float]]:
 
 
 def _ends(rows: Sequence[Sequence[Cell]], last: int) -> tuple[dict[int, Cell], dict[int, Cell]]:
-    """Return, by micro-batch, the cells in which it enters the first stage and the last one."""
+    """Return the forward cells of the first stage and of the last stage, by micro-batch."""
     forwards = [cell for row in rows for cell in row if cell.action == "forward"]
     forwards.sort(key=lambda cell: cell.step)
     first, end = (

@@ -1,6 +1,8 @@
-"""Capturing: the graph of a model's forward, from a run that compiles or from one without memory.
+"""Functions that capture a model's forward pass as a graph of operations.
 
-Nothing here knows single operations: ``dataflow`` reads them, ``tidying`` makes the graph.
+They use either the forward pass that compiles the model or a forward pass on tensors without
+values, which need no memory. The module ``dataflow`` interprets the operations, and ``tidying``
+makes the graph.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ __all__ = ["capture", "captured_of_observed", "captured_or_none", "watched_model
 
 
 def captured_of_observed(observed: Observed) -> Captured:
-    """Return a forward that was observed as a graph, and where its operations stand."""
+    """Return the graph of an observed forward pass, and the placement of its operations."""
     return captured_of(forward_of(observed))
 
 
 def watched_model(
     model: nn.Module, call: Call, options: Options, *, training: bool
 ) -> WatchedModel:
-    """Return a model with the rules that its options set for its first forward."""
+    """Return a model, a call and the rules that the options set for tracing its forward pass."""
     return WatchedModel(
         model=model,
         call=call,
@@ -54,7 +56,7 @@ def watched_model(
 
 
 def captured_or_none(observer: Observer) -> Captured | None:
-    """Return the graph of the forward that compiles a model; None if none can be made."""
+    """Return the graph of the forward pass that compiles a model, or None after an error."""
     try:
         captured = captured_of_observed(observer.observed())
     except Exception:
@@ -76,18 +78,20 @@ def capture(
     *,
     training: bool,
 ) -> Captured:
-    """Return the graph of a model without compiling it, and without memory for its tensors.
+    """Return the graph of a model without compiling it and without memory for its tensors.
 
     Args:
-        model: the user's module; nothing of it changes.
-        options: those of its wrapper.
-        args: positional arguments of a whole call; of tensors only shapes and dtypes count.
-        kwargs: keyword arguments.
-        training: whether it trains: ``args`` and forward are then those of a training model.
+        model: The user's module, which is not changed.
+        options: The options of the PopTorch model.
+        args: The positional arguments of a whole call. Only the shapes and types of tensors are
+            used.
+        kwargs: The keyword arguments of the call.
+        training: Whether the graph is that of a training model. Then the arguments must be those
+            of a training call, and the forward pass must compute a loss.
 
     Raises:
-        Error: the forward reads values, or something else that only running it can tell.
-        AssertionError: arguments or blocks do not fit.
+        Error: The forward pass fails on tensors without values, or PopTorch does not support it.
+        AssertionError: The arguments do not match the options, or a block cannot be placed.
     """
     batching = options.batching(training=training)
     batching.check()
@@ -96,7 +100,8 @@ def capture(
     transfer = Transfer(double_precision=options.Emulator.double_precision)
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
     random = torch.get_rng_state()
-    # Whatever a program computes with while the modules hold tensors without data has none either.
+    # The mode UnknownValues must be active as long as the modules contain tensors without values.
+    # All operations of the program then run without values.
     with (
         torch.inference_mode(False),
         UnknownValues() as mode,
@@ -118,7 +123,7 @@ def capture(
 
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
-    """Keep torch from logging errors that become ours, such as shapes that do not fit."""
+    """Disable a logger of torch, because this module raises the logged errors as its own errors."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -130,7 +135,10 @@ def _without_tracebacks() -> Iterator[None]:
 def _micro_batch(
     call: Call, sizes: Sequence[int], transfer: Transfer, mode: UnknownValues
 ) -> Callable[[bool], list[torch.Tensor]]:
-    """Return what makes the tensors of a micro-batch, with narrow integers widened or not."""
+    """Return a function that makes the input tensors of a micro-batch, without values.
+
+    The argument of the function tells whether integers are converted to 64 bits.
+    """
 
     def make(widen_integers: bool) -> list[torch.Tensor]:
         return [
@@ -147,7 +155,7 @@ def _micro_batch(
 
 
 class _FakeRun:
-    """The first forward of a model whose tensors have no data."""
+    """The first forward pass of a model, on tensors without values."""
 
     def __init__(
         self, model: nn.Module, options: Options, call: Call, state: DeviceState, *, training: bool
@@ -159,10 +167,13 @@ class _FakeRun:
         self._training = training
 
     def captured(self, inputs: Callable[[bool], list[torch.Tensor]]) -> Captured:
-        """Return the graph; if torch refuses the indices, that with 64-bit integers.
+        """Return the graph of the forward pass.
+
+        The forward pass first runs with the integer types of the inputs. If it fails, it runs again
+        with 64-bit integers, because some operations of torch require them as indices.
 
         Raises:
-            Error: the forward cannot run so.
+            Error: The forward pass fails on tensors without values.
         """
         try:
             with suppress(RuntimeError, IndexError):

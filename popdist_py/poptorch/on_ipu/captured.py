@@ -1,6 +1,7 @@
-"""One forward as the model of the device sees it: what capturing makes and all else reads.
+"""The class Captured, which is the forward pass of a model as a graph for the device model.
 
-Nothing here refers to tensors: it can be stored with an executable.
+The module ``capture`` makes these objects. They do not refer to tensors, so they can be stored with
+an executable.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from popdist_py.ipu.graph import Graph, Placement
 
 __all__ = ["LEAST_PROPORTION", "Captured"]
 
-# PopTorch takes a share of 0 of the memory; an operation still has to be done in some number of
-# parts.
+# PopTorch accepts 0 as the available memory proportion. The model of the device needs a positive
+# share, because it computes from it into how many parts an operation is split.
 LEAST_PROPORTION: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One forward of one micro-batch.
+    """The forward pass of one micro-batch.
 
     Attributes:
-        graph: its operations, with their sizes, and the weights they read.
-        placement: the stage (or phase) of each operation, and the IPU of each stage.
+        graph: The operations with their sizes, and the weights that the operations read.
+        placement: The stage or phase of each operation, and the IPU of each stage.
     """
 
     graph: Graph

@@ -1,6 +1,7 @@
-"""``python -m popdist_py.ipu``: whether a model fits and what it takes, without training it.
+"""The command ``python -m popdist_py.ipu``, which predicts the memory and time of a model.
 
-Options and exit codes live here. Nothing here builds a model or computes: that is asked for.
+The command does not train the model. This module defines its options and exit codes. The module
+``factories`` makes the user's model, and ``popdist_py.ipu`` computes the answers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from popdist_py.poptorch.options.options import Options
 __all__ = ["COMMAND", "main"]
 
 _NAME: Final = "python -m popdist_py.ipu"
-_FITS, _TOO_LARGE, _CANNOT_TELL = 0, 1, 2  # the last is also click's own for a bad option
+# The exit codes of the command. click also uses exit code 2 for a wrong option.
+_FITS, _TOO_LARGE, _CANNOT_TELL = 0, 1, 2
 
 _HELP: Final = """\
 Says whether a model fits into IPUs, what of it needs the memory, and what a call takes. Nothing is
@@ -70,7 +72,7 @@ class _CannotTell(click.ClickException):
     exit_code = _CANNOT_TELL
 
 
-# click names the type of the value only from 8.4 on.
+# ParamType has a type parameter only in click 8.4 and later.
 class _InputType(click.ParamType):  # type: ignore[type-arg]
     name = "SHAPE[:TYPE]"
 
@@ -96,7 +98,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]
 
 
 class _ListType(click.ParamType):  # type: ignore[type-arg]
-    """Words between commas, each of a type of click's."""
+    """A list of values separated by commas, which all have the same type."""
 
     def __init__(self, of: click.ParamType[Any], name: str) -> None:
         self.of = of
@@ -221,7 +223,7 @@ def _command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Answer the question of a command line, and exit."""
+    """Print the answer to a command line, and exit."""
     if (ipus is not None) != (find == "splits"):
         raise click.UsageError("--find splits and --ipus N are given together")
     if options["inference"] and loss is not None:
@@ -246,7 +248,8 @@ def _captured(example: Example, loss: str | None, *, training: bool) -> Captured
             return capture(called.module, Options(), called.args, called.kwargs, training=training)
         except Error as error:
             raise FactoryError(error.message) from error
-        except AssertionError as error:  # PopTorch's own for arguments and blocks that do not fit
+        # PopTorch raises AssertionError for wrong arguments and for blocks that cannot be placed.
+        except AssertionError as error:
             raise FactoryError(str(error)) from error
 
 
@@ -275,7 +278,7 @@ def _tell_pages(run: Run, *, as_json: bool) -> int:
 
 
 def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:
-    """Print reports, in colours on a terminal."""
+    """Print reports, with colours if the output is a terminal."""
     console = Console()
     for number, report in enumerate(reports):
         if number:
@@ -296,7 +299,10 @@ COMMAND: Final = click.Command(
 
 
 def main() -> None:
-    """Run the command and exit; click prints what is wrong with a command line."""
+    """Run the command and exit.
+
+    If the command line has an error, click prints the error.
+    """
     COMMAND.main(prog_name=_NAME)
 
 

@@ -1,7 +1,7 @@
-"""What the run's folder tells of a compiled model: its memory, schedule and time by the device.
+"""The file in the run's folder that describes the memory, schedule and time of a model.
 
-Plain JSON, so that pages are drawn without this library. Nothing here computes any of it, or
-decides what a model may need.
+The model of the device computes these values. This module writes them as plain JSON, so that
+programs without this library can show them.
 """
 
 from __future__ import annotations
@@ -19,39 +19,44 @@ from popdist_py.run_files import device_file
 
 __all__ = ["keep_device_document", "model_document"]
 
-# Of a schedule, which repeats itself; more cells than these are no picture.
+# The largest numbers of steps and cells of a schedule in the description. A schedule repeats
+# itself, and a picture with more cells would not be readable.
 _MOST_STEPS: Final = 96
 _MOST_CELLS: Final = 1024
 
 
 def keep_device_document(run: Run | None, options: Options, name: str) -> None:
-    """Leave in the run's folder what the model of the device says; instance 0 does.
+    """Write the description of a compiled model to the run's folder.
+
+    Only instance 0 writes the description. An error while writing is logged and not raised.
 
     Args:
-        run: what was compiled; None if the model of the device cannot be asked.
-        options: of the run.
-        name: of the user's module.
+        run: The input of the device model. Without this input, the function does nothing.
+        options: The options of the PopTorch model.
+        name: The name of the user's module.
     """
     if run is None or options.Distributed.processId != 0 or not device_file.is_wanted():
         return
     try:
         is_named = options.Emulator.device_named is not None
         device_file.keep_model(model_document(run, name, is_named=is_named))
-    except Exception:  # the program has no need of it
+    except Exception:  # The program can continue without the description.
         logger.debug("The run's folder has nothing of the model on the device", exc_info=True)
 
 
 def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
-    """Return what the device's model says of a run, as what JSON knows.
+    """Return the results of the device model for a run, as a dictionary for JSON.
 
-    Bytes, cycles, seconds and shares between 0 and 1. Of a call's schedule there are the first
-    steps: ``rows`` has for each IPU its cells, each ``[action, micro-batch, stage]``; ``cycles``
-    has for each step the cycle of the pipeline that it is part of.
+    The values are bytes, cycles, seconds, and shares between 0 and 1. The entry ``schedule``
+    contains the first steps of a call. Its ``rows`` contain one list of cells for each IPU, and
+    each cell is ``[action, micro-batch, stage]``. Its ``cycles`` contain the pipeline cycle of each
+    step.
 
     Args:
-        run: what the device's model is asked about.
-        name: of the user's module.
-        is_named: whether the program, or the launcher, named the device; else it is assumed.
+        run: The input of the device model.
+        name: The name of the user's module.
+        is_named: Whether the program, the launcher or the environment names the device. If not, the
+            device is an assumption.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report = memory(run.graph, placement, settings, ipu, run.estimates)

@@ -1,7 +1,7 @@
-"""The emulated IPUs as rows of the timeline: a schedule laid into the measured time of a call.
+"""Rows of the timeline that show the activities of the emulated IPUs during a call.
 
-What is drawn are the proportions that the model of the device gives; when a call began and ended
-was measured on the host. Nothing here measures, or computes what takes how long.
+The host measures the start and the end of a call. The model of the device gives the share of this
+time that each activity takes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,29 @@ from popdist_py.timeline import spans
 
 __all__ = ["MOST_PIECES", "IpuRows", "ShownPiece", "call_pieces"]
 
-# Of a call; a schedule with more is drawn by stages, and by IPUs if these are too many as well.
+# The largest number of spans of one call. If a schedule has more activities, one span shows all
+# micro-batches of an IPU between two updates. If those spans are still too many, one span is
+# drawn for each IPU.
 MOST_PIECES: Final = 200
-# The first calls are drawn, and later every eighth: of the steps that a full file keeps longest.
+# The timeline shows the first calls, and later the calls whose training step is a multiple of 8. A
+# timeline file that is full keeps these steps longer than other steps.
 _FIRST_CALLS: Final = 8
 _EVERY: Final = 8
-# What separates one update from the next.
+# The activities that end a window between two updates.
 _OF_UPDATE: Final = ("reduce", "update")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPiece:
-    """One span of a call: its row, name and arguments, and its ends as shares of the call."""
+    """One span of a call.
+
+    Attributes:
+        row: The name of the row in the timeline.
+        name: The name of the span.
+        begin: The start of the span, as a share of the call's duration.
+        end: The end of the span, as a share of the call's duration.
+        arguments: A JSON text with the micro-batch and the stage, or an empty text.
+    """
 
     row: str
     name: str
@@ -42,10 +53,10 @@ class ShownPiece:
 
 
 class IpuRows:
-    """Draws the calls of one compiled model.
+    """Writes the calls of one compiled model to the timeline.
 
     Args:
-        run: what the model of the device is asked about, when the first call is drawn.
+        run: The input of the device model, which computes the activities at the first call.
     """
 
     def __init__(self, run: Run) -> None:
@@ -55,16 +66,22 @@ class IpuRows:
 
     @classmethod
     def of(cls, run: Run | None, options: Options) -> IpuRows | None:
-        """Return what draws the calls of a run; None where no device is named."""
+        """Return an object that writes a run's calls to the timeline.
+
+        The function returns None without a named device or a captured model.
+        """
         return None if run is None or options.Emulator.device_named is None else cls(run)
 
     def draw(self, begin: int, end: int, step: int | None) -> None:
-        """Draw a call, if a timeline is recorded and the call is one of those that are drawn.
+        """Write a call to the timeline, if a timeline is recorded.
+
+        Only the first calls are written, and later the calls whose training step is a multiple of
+        8.
 
         Args:
-            begin: nanoseconds of the monotonic clock.
-            end: the same.
-            step: how many training steps are done with it; None for a call that trains nothing.
+            begin: The start of the call, in nanoseconds of the monotonic clock.
+            end: The end of the call, in nanoseconds of the monotonic clock.
+            step: The number of training steps after this call, or None for inference.
         """
         if not spans.is_recording():
             return
@@ -81,16 +98,18 @@ class IpuRows:
     def _laid_out(self) -> tuple[ShownPiece, ...]:
         try:
             return call_pieces(window(self._run))
-        except Exception:  # no program ends because of what cannot be drawn
+        except Exception:  # The program can continue without these rows.
             logger.debug("The timeline has no rows of the IPUs", exc_info=True)
             return ()
 
 
 def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
-    """Return what is drawn of a call: at most MOST_PIECES, or one for each IPU.
+    """Return the spans of a call.
+
+    The result contains at most MOST_PIECES spans, or one span for each IPU.
 
     Args:
-        of: what the IPUs do in a window, of which the call may have several.
+        of: The activities of the IPUs in one window. The call repeats this window.
     """
     total = of.count * of.cycles
     for pieces in (of.pieces, _by_stages(of.pieces)):
@@ -111,7 +130,7 @@ def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
 
 
 def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return pieces that are all micro-batches of an IPU together, and its updates."""
+    """Return the updates, and one piece for all micro-batches of an IPU between two updates."""
     found: list[Piece] = []
     for is_update, some in groupby(pieces, key=lambda piece: piece.name in _OF_UPDATE):
         members = list(some)
@@ -120,7 +139,7 @@ def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return one piece for each IPU, named by the stages that it has."""
+    """Return one piece for each IPU, with the stages of the IPU as its name."""
     found = []
     for ipu, some in groupby(pieces, key=lambda piece: piece.ipu):
         own = list(some)

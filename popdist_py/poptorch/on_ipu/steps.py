@@ -1,6 +1,7 @@
-"""A forward between torch and the device: steps that each make one value and change none.
+"""The intermediate representation between torch's operations and the graph for the device.
 
-Nothing here knows torch: it is what reading the observations makes, and tidying changes.
+A forward pass is a list of steps. Each step computes one new value and does not change other
+values. The module ``dataflow`` makes the steps, and the module ``tidying`` turns them into a graph.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ __all__ = ["Forward", "Step", "Value"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a step makes or the host sends.
+    """A result of a step, or an input that the host sends.
 
     Attributes:
-        elements: those of all samples of the micro-batch.
-        type: of its elements.
-        is_batched: whether they belong to samples.
+        elements: The number of elements of all samples of the micro-batch together.
+        type: The type of the elements.
+        is_batched: Whether each element belongs to one sample of the micro-batch.
     """
 
     elements: int
@@ -30,20 +31,22 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One operation.
+    """One operation of a forward pass.
 
     Attributes:
-        operator: torch's name of it.
-        module: path of the submodule.
-        kind: what it is to the device.
-        inputs: numbers of the values that it reads.
-        output: number of the value that it makes.
-        weights: names of those that it reads.
-        saves: what its backward reads: one of ``operation_rules.Saves``.
-        product: sizes, of products only.
-        place: phase and IPU.
-        is_checkpoint: whether its value is to be kept.
-        memory_proportion: its own available memory proportion, if it has one.
+        operator: The name of the operation in torch.
+        module: The path of the submodule that calls the operation.
+        kind: The kind of the operation on the device.
+        inputs: The numbers of the values that the operation reads.
+        output: The number of the value that the operation computes.
+        weights: The names of the weights that the operation reads.
+        saves: The values that the backward pass of the operation reads, as one of the words of
+            ``operation_rules.Saves``.
+        product: The sizes of the factors, only for matrix products and convolutions.
+        place: The phase and the IPU that run the operation.
+        is_checkpoint: Whether the output is kept as a recomputation checkpoint.
+        memory_proportion: The share of the IPU's memory that the program allows this operation to
+            use for temporary data, or None if the program does not set a share.
     """
 
     operator: str
@@ -61,15 +64,15 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forward:
-    """One forward of one micro-batch.
+    """The forward pass of one micro-batch.
 
     Attributes:
-        inputs: name and number of each value that the host sends.
-        values: all values by number.
-        weights: parameters, buffers and constants by name.
-        steps: in order.
-        outputs: numbers of the values that the host gets.
-        batch: samples of the micro-batch.
+        inputs: The name and the number of each value that the host sends.
+        values: All values by number.
+        weights: The parameters, buffers and constants by name.
+        steps: The operations in the order of their execution.
+        outputs: The numbers of the values that the host receives.
+        batch: The number of samples of the micro-batch.
     """
 
     inputs: tuple[tuple[str, int], ...]

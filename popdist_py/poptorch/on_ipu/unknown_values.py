@@ -1,8 +1,9 @@
-"""A dispatch mode for forwards without data: tensors have sizes, and small constants have values.
+"""A dispatch mode of torch that runs a forward pass on tensors without values.
 
-A forward may read constants: torchvision's ``Normalize`` checks whether a deviation is 0, and
-random transforms read the numbers that they draw. Inputs and weights have no values: an operation
-that reads one raises an error. This module does not know models or captured graphs.
+The tensors have shapes and types. Only small constants have values, because a forward pass may read
+them. For example, torchvision's ``Normalize`` checks whether a deviation is 0, and random
+transforms read the numbers that they draw. Inputs and weights do not have values, so an operation
+that reads the value of an input or a weight raises an error.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["UnknownValues"]
 
-# Means, kernels and drawn numbers have fewer elements. The result of an operation on two tensors of
-# this size has at most about a million.
+# The largest number of elements of a tensor with values. The means, kernels and random numbers that
+# a forward pass reads have fewer elements. An operation on two tensors of this size has a result of
+# about a million elements at most.
 _MOST_ELEMENTS: Final = 1024
 
 
 class UnknownValues(FakeTensorMode):
-    """Runs operations without data, except those whose tensors are small and all have data."""
+    """A dispatch mode that computes only the shapes and types of an operation's results.
+
+    If all tensors of an operation are small and have values, the operation also computes values.
+    """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        # Memory allocated inside the mode. Operations may write only to this memory.
+        # The memory that operations allocated inside the mode. Operations may write values only to
+        # this memory.
         self._own: set[StorageWeakRef] = set()
-        # Memory whose values became unknown because an operation without data wrote to it.
+        # The memory whose values became unknown, because an operation without values wrote to it.
         self._lost: set[StorageWeakRef] = set()
-        # False inside an operation without data, whose inner operations have no data either.
+        # This flag is False during an operation without values. It makes the operations inside that
+        # operation also run without values.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -44,9 +51,9 @@ class UnknownValues(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that torch adds no wrapper for torch.compile around each operation.
+        """Return False, so that torch does not wrap each operation for torch.compile.
 
-        The wrapper takes longer than an operation without data.
+        The wrapper takes longer than an operation without values.
         """
         return False
 
@@ -57,7 +64,7 @@ class UnknownValues(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, with data if all its tensors have data."""
+        """Run an operation, and compute its values if all its tensors are small and have values."""
         named = dict(kwargs or {})
         if not self._keeps_data:
             return super().__torch_dispatch__(func, types, args, named)
@@ -69,7 +76,8 @@ class UnknownValues(FakeTensorMode):
         if is_known and all(_memory(each) in self._own for each in written):
             return self._with_data(func, args, named)
         if written:
-            # Fake copies are changed, so that the program's own tensors stay as they are.
+            # The operation changes copies without values, so that the program's tensors keep their
+            # values.
             self._lost.update(_memory(each) for each in written if not _is_fake(each))
             args, named = tree_map_only(torch.Tensor, self._as_fake, (args, named))
         result = self._without_data(func, types, args, named)
@@ -99,7 +107,7 @@ class UnknownValues(FakeTensorMode):
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operation changes."""
+    """Return the tensors that an operation changes in place."""
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
         return []
     given = dict(enumerate(args)) | dict(kwargs)

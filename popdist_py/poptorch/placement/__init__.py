@@ -1,5 +1,6 @@
-"""Which IPU and which stage every part of a model belongs to.
+"""The assignment of the parts of a model to IPUs and pipeline stages.
 
-Here are the marks on a model and the execution strategies.
-Nothing here runs a model. May call: tracing, enums, errors.
+This package contains the annotations that a program adds to a model, and the execution strategies.
+No module here runs a model.
+May call: tracing, enums, errors.
 """

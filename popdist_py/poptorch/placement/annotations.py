@@ -1,7 +1,7 @@
-"""The marks a model carries: blocks (which IPU runs what), names and attributes of operations.
+"""Annotations that a program adds to a model, for example blocks of operations.
 
-They tell the recorder of the forward that is being traced, if there is one; everywhere else, and
-for the numbers, they do nothing.
+A block is a group of operations that run on the same IPU. Annotations take effect only while a
+forward pass is traced. They never change the results of a model.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class _Context:
 
 
 class Block(_Context):
-    """The operations inside belong to one block; when it ends, no block is active.
+    """A context manager that puts the operations inside it into one block.
+
+    After the ``with`` statement, no block is active.
 
     Args:
-        user_id: the block's id; blocks with the same id are one block. None takes the next of
-            "0", "1", ...
-        ipu_id: index of the IPU within a replica; None leaves it to the strategy.
+        user_id: The id of the block. Blocks with the same id are one block. By default, the block
+            gets the next id of the series "0", "1", and so on.
+        ipu_id: The index of the IPU within a replica. By default, the execution strategy chooses
+            the IPU.
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -75,30 +78,37 @@ class Block(_Context):
 
     @staticmethod
     def useAutoId() -> None:
-        """Count blocks without an id from "0" again; call it at the start of forward."""
+        """Restart the automatic block ids at "0".
+
+        Call this function at the start of the model's ``forward``.
+        """
         blocks = current_blocks()
         if blocks is not None:
             blocks.restart_auto_ids()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begin a block that goes on until the next one begins."""
+        """Begin a block that ends where the next block begins."""
         blocks = current_blocks()
         if blocks is not None:
             blocks.begin_block(user_id, ipu_id)
 
 
 class _BlockHook:
-    """A forward pre-hook that begins a block; an object, so that modules can be pickled."""
+    """A forward pre-hook that begins a block.
+
+    The hook is an object and not a closure, so that modules with the hook can be pickled.
+    """
 
     def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
         self._user_id = user_id
         self._ipu_id = ipu_id
 
     def register(self, module: torch.nn.Module) -> None:
-        """Become a hook of ``module``."""
-        # A module that is loaded brings the handle along. Without it the new process would give
-        # the hook's number to the next hook of the module, which would replace this one.
+        """Register this object as a forward pre-hook of ``module``."""
+        # The handle is stored so that it is pickled with the hook. When torch loads the handle, it
+        # reserves the number of the hook in the new process. Without the handle, the next hook of
+        # the module could get the same number and replace this hook.
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
@@ -125,16 +135,20 @@ class _BlockCallable:
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
-    """Begin a block when ``layer_to_call`` is called; everything after belongs to it.
+    """Return ``layer_to_call``, changed so that each call of it begins a block.
+
+    The block contains all later operations until the next block begins.
 
     Args:
-        layer_to_call: a module, which gets a hook and is returned itself, or another callable,
-            which is wrapped.
-        user_id: the block's id; None takes the next of "0", "1", ...
-        ipu_id: index of the IPU within a replica; None leaves it to the strategy.
+        layer_to_call: A module or another callable. The function adds a hook to a module and
+            returns the same module. It returns a wrapper of any other callable.
+        user_id: The id of the block. By default, the block gets the next id of the series "0",
+            "1", and so on.
+        ipu_id: The index of the IPU within a replica. By default, the execution strategy chooses
+            the IPU.
 
     Raises:
-        Error: the module begins a block already, or the layer cannot be called.
+        Error: The module already begins a block, or the layer is not callable.
     """
     if not isinstance(layer_to_call, torch.nn.Module):
         if callable(layer_to_call):
@@ -149,7 +163,8 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
             "assign it to another one"
         )
     _BlockHook(user_id, ipu_id).register(layer_to_call)
-    # Read when a model is printed; past Module.__setattr__, which knows only tensors and modules.
+    # A program can read the block of a module from these two attributes. They are stored in
+    # ``__dict__`` because the type of Module.__setattr__ accepts only tensors and modules.
     layer_to_call.__dict__.update(_user_id=user_id, _ipu_id=ipu_id)
     return layer_to_call
 
@@ -157,7 +172,10 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
 def BlockFunction(
     user_id: str | None = None, ipu_id: int | None = None
 ) -> Callable[[_Layer], _Layer]:
-    """Put all operations of the decorated function into one block, as :class:`Block` does."""
+    """Return a decorator that puts all operations of a function into one block.
+
+    The arguments are the same as those of :class:`Block`.
+    """
 
     def decorate(function: _Layer) -> _Layer:
         @functools.wraps(function)
@@ -171,10 +189,10 @@ def BlockFunction(
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Undo :func:`BeginBlock` for the module and all modules inside it.
+    """Undo :func:`BeginBlock` for a module and all modules inside it.
 
     Raises:
-        AssertionError: not a module.
+        AssertionError: The argument is not a module.
     """
     assert isinstance(module, torch.nn.Module), (
         f"removeBlocks needs a torch.nn.Module, got {type(module).__name__}"
@@ -191,15 +209,15 @@ def _block_hooks(module: torch.nn.Module) -> list[int]:
 
 
 def is_block(hook: object) -> bool:
-    """Tell whether a forward pre-hook is one of :func:`BeginBlock`."""
+    """Tell whether :func:`BeginBlock` registered a forward pre-hook."""
     return isinstance(hook, _BlockHook)
 
 
 class NameScope(_Context):
-    """Prefixes the names of the operations inside.
+    """A context manager that adds a prefix to the names of the operations inside it.
 
     Raises:
-        AssertionError: the name is not a string.
+        AssertionError: The name is not a string.
     """
 
     def __init__(self, name: str) -> None:
@@ -218,10 +236,12 @@ class NameScope(_Context):
 
 
 class Attribute(_Context):
-    """Sets attributes of the operations inside; without effect on the numbers.
+    """A context manager that accepts attributes for the operations inside it.
+
+    The emulation stores the attributes and does not use them.
 
     Args:
-        **attributes: by name, as dictionaries: ``__outline={"layer": "embedding"}``.
+        **attributes: A dictionary for each name, for example ``__outline={"layer": "embedding"}``.
     """
 
     def __init__(self, **attributes: dict[str, Any]) -> None:

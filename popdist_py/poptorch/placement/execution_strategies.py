@@ -1,7 +1,7 @@
-"""Execution strategies: to which stage and IPU each block of a model goes.
+"""Execution strategies, which assign each block of a model to a stage and an IPU.
 
-A strategy is data (stages, phases) and one pure decision, ``_placer``, that maps block ids to
-places. ``recorder.py`` records the blocks.
+A strategy contains stages or phases. Its method ``_placer`` returns a function from block ids to
+places. The module ``tracing.block_recorder`` calls this function for each block of a forward pass.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Stage:
     """Blocks that run one after the other on one IPU.
 
     Args:
-        *block_ids: ids of the blocks.
+        *block_ids: The ids of the blocks.
 
     Raises:
-        AssertionError: an id is not a string.
+        AssertionError: An id is not a string.
     """
 
     def __init__(self, *block_ids: str) -> None:
@@ -45,11 +45,11 @@ class Stage:
 
     @property
     def blocks(self) -> list[str]:
-        """Ids of the stage's blocks."""
+        """The ids of the stage's blocks."""
         return self._blocks
 
     def ipu(self, ipu_id: int) -> Stage:
-        """Run this stage on the given IPU, whatever its blocks say."""
+        """Run this stage on the given IPU, even if its blocks name other IPUs."""
         self._ipu_id = ipu_id
         return self
 
@@ -59,7 +59,7 @@ class Stage:
 
 
 class _IExecutionStrategy:
-    """Any execution strategy."""
+    """The base class of the execution strategies."""
 
     is_pipelined = False
 
@@ -67,15 +67,22 @@ class _IExecutionStrategy:
         raise NotImplementedError(f"{type(self).__name__} cannot place blocks")
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all that was set: equal for strategies that place blocks alike."""
+        """Return all settings of this strategy, as a tuple that can be compared.
+
+        Two strategies with the same settings return equal tuples.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not describe itself")
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block; AssertionError if no stage has it."""
+        """Return the stage of a block.
+
+        Raises:
+            AssertionError: No stage contains the block.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def _parts(self) -> Sequence[Any]:
-        """Return the stages or phases that make an equal strategy, for its repr()."""
+        """Return the stages or phases of the strategy, which its ``repr()`` shows as arguments."""
         return ()
 
     def __repr__(self) -> str:
@@ -83,7 +90,7 @@ class _IExecutionStrategy:
 
 
 def _stage_of(spec: Any) -> Stage:
-    """Return the stage that a Stage, an id or a list of ids stands for."""
+    """Return a ``Stage`` for a ``Stage``, a block id or a list of block ids."""
     if isinstance(spec, Stage):
         return spec
     if isinstance(spec, str):
@@ -95,7 +102,11 @@ def _stage_of(spec: Any) -> Stage:
 
 
 def _index_stages(stages: Iterable[tuple[Stage, Any]]) -> dict[str, tuple[Stage, Any]]:
-    """Return stage and position by block id; AssertionError for a block in two stages."""
+    """Return a dictionary from each block id to the stage of the block and the stage's position.
+
+    Raises:
+        AssertionError: Two stages contain the same block.
+    """
     by_block: dict[str, tuple[Stage, Any]] = {}
     for stage, position in stages:
         for block in stage.blocks:
@@ -116,21 +127,22 @@ def _described(by_block: dict[str, tuple[Stage, Any]]) -> list[tuple[Any, ...]]:
 
 
 def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
-    """Return the IPU: the stage's own, else the block's, else the default."""
+    """Return the IPU of the stage if it has one, otherwise the block's IPU, or the default."""
     if stage._ipu_id is not None:
         return stage._ipu_id
     return default if ipu_id is None else ipu_id
 
 
 class ShardedExecution(_IExecutionStrategy):
-    """Stages run one after the other, each on its IPU.
+    """A strategy that runs stages one after the other, each on its own IPU.
 
     Args:
-        *args: one :class:`AutoStage`, or the stages in order, each given as a Stage, a block id or
-            a list of block ids. Without arguments AutoStage.SameAsIpu.
+        *args: Either one :class:`AutoStage` or the stages in order. Each stage is a ``Stage``, a
+            block id or a list of block ids. The default is ``AutoStage.SameAsIpu``.
 
     Raises:
-        AssertionError: a block in two stages; an AutoStage beside other arguments.
+        AssertionError: Two stages contain the same block, or an AutoStage is combined with other
+            arguments.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -143,7 +155,11 @@ class ShardedExecution(_IExecutionStrategy):
         self._stages = _index_stages((stage, index) for index, stage in enumerate(stages))
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block; AssertionError if no stage has it."""
+        """Return the stage of a block.
+
+        Raises:
+            AssertionError: No stage contains the block.
+        """
         return _find_stage(self._stages, block_id)[0]
 
     def _description(self) -> tuple[Any, ...]:
@@ -167,29 +183,30 @@ class ShardedExecution(_IExecutionStrategy):
 
 
 class PipelinedExecution(ShardedExecution):
-    """Stages run at the same time, each on its IPU and on another micro-batch.
+    """A pipeline, whose stages run at the same time on different IPUs and micro-batches.
 
-    Takes the arguments of :class:`ShardedExecution`.
+    The constructor takes the arguments of :class:`ShardedExecution`.
     """
 
     is_pipelined = True
-    # The default of the class, because objects that older versions saved lack the attribute.
+    # The default is a class attribute, because objects saved by older versions of this library do
+    # not have the instance attribute.
     _schedule: PipelineSchedule = "grouped"
 
     def setSchedule(self, schedule: PipelineSchedule) -> PipelinedExecution:
-        """Set the order of forwards and backwards in the model of the device.
+        """Set the order of forward and backward passes in the model of the device.
 
-        The schedule changes memory and time, but no result. PopTorch has no such option; it is
-        modelled on TensorFlow's PipelineSchedule.
+        The schedule changes the modelled memory and time, but not the results. PopTorch does not
+        have this option. It follows ``PipelineSchedule`` in TensorFlow for the IPU.
 
         Args:
-            schedule: ``grouped`` is PopTorch's pipeline and the default: in each cycle every IPU
-                does a forward and a backward. With ``interleaved`` they take turns, so that a stage
-                keeps activations of about half as many micro-batches, and each turn lasts as long
-                as the slowest forward or backward in it.
+            schedule: The default, ``grouped``, is PopTorch's pipeline. Every IPU runs a forward
+                and a backward pass in each cycle. With ``interleaved``, forward and backward cycles
+                alternate. Each cycle lasts as long as its slowest forward or backward pass. A stage
+                then keeps the activations of about half as many micro-batches.
 
         Raises:
-            ValueError: the schedule is unknown.
+            ValueError: The schedule is unknown.
         """
         if schedule not in get_args(PipelineSchedule):
             raise ValueError(f"setSchedule({schedule!r}): expected 'grouped' or 'interleaved'")
@@ -216,7 +233,7 @@ def _same_as_ipu() -> PlaceBlock:
 
 def _auto_increment() -> PlaceBlock:
     stages: dict[Any, BlockPlace] = {}
-    numbers = count(1)  # PopTorch counts these from 1
+    numbers = count(1)  # PopTorch counts automatic stages from 1.
 
     def place(user_id: Any, ipu_id: int | None) -> BlockPlace:
         if user_id not in stages:
@@ -231,10 +248,10 @@ class Phase:
     """Stages that run at the same time.
 
     Args:
-        *arg: Stages, or ids of blocks that make one stage.
+        *arg: Either stages, or the ids of blocks that together form one stage.
 
     Raises:
-        AssertionError: Stages and ids mixed, or neither.
+        AssertionError: The arguments are missing, or they mix stages and ids.
     """
 
     def __init__(self, *arg: Stage | str) -> None:
@@ -260,10 +277,10 @@ class Phase:
         return self._stages[index]
 
     def ipus(self, *ipus: int) -> Phase:
-        """Run the stages on these IPUs, one for each.
+        """Set the IPU of each stage.
 
         Raises:
-            AssertionError: another number of IPUs than of stages.
+            AssertionError: The number of IPUs differs from the number of stages.
         """
         assert len(ipus) == len(self._stages), (
             f"the phase has {len(self._stages)} stages: expected as many IPUs, got {len(ipus)}"
@@ -285,13 +302,17 @@ def _phase_of(spec: Any) -> Phase:
 
 
 class _PhasedExecution(_IExecutionStrategy):
-    """Phases run one after the other; tensors wait off the chip in between.
+    """A strategy that runs phases one after the other.
+
+    Between two phases, tensors are stored in memory outside the IPU (Streaming Memory).
 
     Args:
-        *phases: each a Phase, a list of Stages, a list of block ids or one of them.
+        *phases: The phases in order. Each argument is a ``Phase``, a ``Stage``, a block id, a list
+            of stages or a list of block ids.
 
     Raises:
-        AssertionError: no phases, an AutoStage, or a block in two stages.
+        AssertionError: The phases are missing, an argument is an AutoStage, or two stages contain
+            the same block.
     """
 
     def __init__(self, *phases: Any) -> None:
@@ -308,7 +329,11 @@ class _PhasedExecution(_IExecutionStrategy):
         self._separate_backward_phase = False
 
     def phase(self, phase: int) -> Phase:
-        """Return the phase with this number, counted from 0; AssertionError for others."""
+        """Return a phase by its number, counted from 0.
+
+        Raises:
+            AssertionError: The strategy does not have a phase with this number.
+        """
         assert isinstance(phase, int), f"phases are numbered by integers, got {phase!r}"
         assert 0 <= phase < len(self._phases), (
             f"phase {phase} does not exist: phases are numbered from 0 to {len(self._phases) - 1}"
@@ -316,11 +341,18 @@ class _PhasedExecution(_IExecutionStrategy):
         return self._phases[phase]
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block; AssertionError if no stage has it."""
+        """Return the stage of a block.
+
+        Raises:
+            AssertionError: No stage contains the block.
+        """
         return _find_stage(self._stages, block_id)[0]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
-        """Run the backward pass in phases of its own, also for the last forward phase."""
+        """Run the backward pass in separate phases, also for the last forward phase.
+
+        The emulation stores this setting and does not use it.
+        """
         self._separate_backward_phase = use
         return self
 
@@ -344,15 +376,21 @@ class _PhasedExecution(_IExecutionStrategy):
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """Phases that use the same IPUs one after the other; see the base class."""
+    """A phased execution whose phases all use the same IPUs, one phase after the other.
+
+    The constructor takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a block id, a
+    list of stages or a list of block ids.
+    """
 
     _liveness = Liveness.AlwaysLive
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
-        """Set when tensors are sent off the chip.
+        """Set whether tensors stay in the IPU's memory between phases.
+
+        The emulation stores this setting and does not use it.
 
         Raises:
-            AssertionError: not a :class:`Liveness`.
+            AssertionError: The argument is not a :class:`Liveness`.
         """
         assert isinstance(liveness, Liveness), (
             f"expected a poptorch.Liveness, got {type(liveness).__name__}"
@@ -369,12 +407,20 @@ class SerialPhasedExecution(_PhasedExecution):
 
 
 class ParallelPhasedExecution(_PhasedExecution):
-    """Phases that take turns: even ones on even IPUs, odd ones on odd IPUs."""
+    """A phased execution whose phases alternate between two sets of IPUs.
+
+    Even phases run on the IPUs with even numbers, and odd phases on the IPUs with odd numbers. The
+    constructor takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a block id, a
+    list of stages or a list of block ids.
+    """
 
     _off_chip_after_forward = False
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
-        """Send tensors off the chip after the forward pass."""
+        """Move tensors out of the IPU's memory after the forward pass.
+
+        The emulation stores this setting and does not use it.
+        """
         self._off_chip_after_forward = off_chip
         return self
 
