@@ -1,7 +1,6 @@
-"""What goes into a call of a wrapped model and comes out of it.
+"""Modules that handle the arguments and results of a call of a wrapped model.
 
-Here live nested values, default arguments, custom types, the sizes of batches, and host-device
-transfer.
-Nothing here knows options, models or replicas. May call: enums, logger, errors,
-and the library's popart.
+The modules handle nested values, default arguments, custom types, the sizes of batches, and the
+transfer between host and device. No module of this package depends on options or models.
+May call: enums, logger, errors, and the library's popart.
 """

@@ -1,8 +1,12 @@
-"""The batching contract: how a call's samples become micro-batches, and outputs a result.
+"""Functions that cut the inputs of a call into micro-batches, and that join the outputs.
 
-Samples per call = micro-batch x device iterations x (R / G) x gradient accumulation; the order is
-row-major over [device iteration][accumulation step][replica group][micro-batch]. The only place
-that cuts inputs: into combined micro-batches, which all replicas get at once, and these by replica.
+There are R replicas, and each group of G replicas gets the same inputs. Samples per call =
+micro-batch x device iterations x (R / G) x gradient accumulation. The order of samples is row-major
+over [device iteration][accumulation step][replica group][micro-batch].
+
+All inputs are cut in this module. An input is first cut into combined micro-batches. A combined
+micro-batch contains the micro-batches of all replica groups for one step. Each combined micro-batch
+is then cut into the micro-batches of the replicas.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from popdist_py.poptorch.errors import Error
 
 __all__ = ["Batching", "Collector", "Values", "check_groups"]
 
-# One output of all replicas: a tensor for each, or one tensor [replicas, ...].
+# One output of all replicas, either as one tensor per replica or as one tensor [replicas, ...].
 Values = Sequence[torch.Tensor] | torch.Tensor
 
 
@@ -25,8 +29,8 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
     """Check that the replicas can be divided into groups that share their inputs.
 
     Raises:
-        ValueError: the type is neither Consecutive nor Orthogonal, or the group size is larger
-            than the number of replicas or does not divide it.
+        ValueError: The type is neither Consecutive nor Orthogonal, or the group size does not
+            divide the number of replicas.
     """
     known = (enums.CommGroupType.Consecutive, enums.CommGroupType.Orthogonal)
     if group_type not in known:
@@ -44,10 +48,20 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """The batching factors of one model (DI, GA, R, G), and the outputs that are returned.
+    """The batching factors of one model, and the rule that selects the returned outputs.
+
+    Attributes:
+        device_iterations: The number DI of device iterations in a call.
+        gradient_accumulation: The number GA of micro-batches whose gradients are added before each
+            update of the weights.
+        replicas: The number R of replicas.
+        group_size: The number G of replicas that get the same inputs.
+        group_type: The rule that assigns replicas to groups (Consecutive or Orthogonal).
+        output_mode: The rule that selects the outputs that a call returns.
+        output_period: The period of the output mode EveryN.
 
     Raises:
-        ValueError: the replicas cannot be divided into these groups.
+        ValueError: The replicas cannot be divided into groups of this size and type.
     """
 
     device_iterations: int
@@ -59,29 +73,30 @@ class Batching:
     output_period: int
 
     def __post_init__(self) -> None:
-        # Checked again, as options saved by an earlier version were not checked when they were set.
+        # A program may load options that an earlier version saved. Earlier versions did not check
+        # the groups when a program set them.
         check_groups(self.replicas, self.group_size, self.group_type)
 
     @property
     def num_groups(self) -> int:
-        """Number of replica groups R / G that read different inputs."""
+        """The number R / G of replica groups, which get different inputs."""
         return self.replicas // self.group_size
 
     @property
     def num_steps(self) -> int:
-        """Micro-batches that one replica runs in one call: DI x GA."""
+        """The number DI x GA of micro-batches that one replica runs in one call."""
         return self.device_iterations * self.gradient_accumulation
 
     @property
     def num_slices(self) -> int:
-        """Slices that every input is cut into: DI x (R / G) x GA."""
+        """The number DI x (R / G) x GA of slices into which each input is cut."""
         return self.num_steps * self.num_groups
 
     def check(self) -> None:
         """Check that the output mode fits the number of device iterations.
 
         Raises:
-            Error: the period of EveryN does not divide the device iterations.
+            Error: The period of EveryN does not divide the number of device iterations.
         """
         if self.output_mode == enums.OutputMode.EveryN and (
             self.device_iterations % self.output_period
@@ -92,10 +107,10 @@ class Batching:
             )
 
     def micro_batch(self, shape: Sequence[int]) -> int:
-        """Return the micro-batch of an input of this shape; a 0-d one counts as one row.
+        """Return the micro-batch size of an input of this shape; a 0-d input counts as one row.
 
         Raises:
-            AssertionError: the first dimension is not divisible by the factors.
+            AssertionError: The first dimension is not divisible by ``num_slices``.
         """
         size = shape[0] if len(shape) else 1
         assert size % self.num_slices == 0, (
@@ -112,9 +127,9 @@ class Batching:
     def combined_micro_batches(
         self, inputs: Sequence[torch.Tensor]
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """Cut the inputs of a call into what all replicas get at once, for each of DI x GA steps.
+        """Return the combined micro-batches of the inputs of a call, for each of DI x GA steps.
 
-        A combined micro-batch of an input is [replica groups x micro-batch, ...].
+        A combined micro-batch of an input has the shape [replica groups x micro-batch, ...].
         """
         steps = self.num_steps
         if steps == 1:
@@ -123,7 +138,7 @@ class Batching:
         return [[part[step] for part in parts] for step in range(steps)]
 
     def per_replica(self, combined: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Cut a combined micro-batch into what each replica gets: R views [micro-batch, ...]."""
+        """Return the micro-batch of each replica, as R views [micro-batch, ...] of ``combined``."""
         groups = self.num_groups
         if groups == 1:
             return [combined] * self.replicas
@@ -131,14 +146,14 @@ class Batching:
         return [parts[self._group_of(replica)] for replica in range(self.replicas)]
 
     def inputs_of_replicas(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return what each replica gets of the combined micro-batches of all inputs."""
+        """Return the micro-batches of each replica, cut from one combined micro-batch per input."""
         if self.group_size == self.replicas:
             return [list(inputs)] * self.replicas
         parts = [self.per_replica(combined) for combined in inputs]
         return [[part[replica] for part in parts] for replica in range(self.replicas)]
 
     def stacked(self, combined: torch.Tensor) -> torch.Tensor:
-        """Return a combined micro-batch as one tensor [R, micro-batch, ...]."""
+        """Return a combined micro-batch as one tensor of the shape [R, micro-batch, ...]."""
         groups = self.num_groups
         parts = combined.view(groups, combined.shape[0] // groups, *combined.shape[1:])
         if self.group_size == 1:
@@ -147,17 +162,17 @@ class Batching:
         sizes = (self.group_size, groups) if is_orthogonal else (groups, self.group_size)
         shared = parts.unsqueeze(0 if is_orthogonal else 1)
         expanded = shared.expand(*sizes, *parts.shape[1:])
-        # A captured graph views its inputs, which it can only if they lie in memory as they are.
+        # A captured graph calls view() on its inputs, which requires contiguous tensors.
         return expanded.reshape(self.replicas, *parts.shape[1:]).contiguous()
 
     def _group_of(self, replica: int) -> int:
-        """Return the input group of a replica."""
+        """Return the index of the replica group that contains a replica."""
         if self.group_type == enums.CommGroupType.Orthogonal:
             return replica % self.num_groups
         return replica // self.group_size
 
     def wanted(self, step: int) -> bool:
-        """Tell whether the outputs of micro-batch ``step`` (0 to DI x GA - 1) are returned."""
+        """Tell whether a call returns the outputs of micro-batch ``step`` (0 to DI x GA - 1)."""
         if self.output_mode == enums.OutputMode.Final:
             return step == self.num_steps - 1
         if self.output_mode == enums.OutputMode.EveryN:
@@ -166,7 +181,7 @@ class Batching:
 
     @property
     def num_returned(self) -> int:
-        """Micro-batches in a result: the multiplier of an output's first dimension."""
+        """The number of micro-batches whose outputs form a result."""
         if self.output_mode == enums.OutputMode.All:
             return self.replicas * self.num_steps
         if self.output_mode == enums.OutputMode.EveryN:
@@ -175,14 +190,14 @@ class Batching:
 
 
 class Collector:
-    """Gathers one output tensor over the micro-batches of a call."""
+    """Collects one output of the forward over the micro-batches of a call."""
 
     def __init__(self, batching: Batching) -> None:
         self._sum = batching.output_mode == enums.OutputMode.Sum
         self._parts: list[torch.Tensor] = []
 
     def add(self, step: int, values: Values) -> None:
-        """Take what the replicas returned for micro-batch ``step``."""
+        """Add the outputs of all replicas for micro-batch ``step``."""
         part = joined(values)
         if self._sum and step > 0:
             self._parts[0] = self._parts[0] + part
@@ -190,12 +205,18 @@ class Collector:
             self._parts.append(part)
 
     def result(self) -> torch.Tensor:
-        """Return everything along dimension 0; a 0-d output stays 0-d only if it is alone."""
+        """Return the collected outputs, concatenated along dimension 0.
+
+        If the only output is a 0-d tensor, the result is 0-d.
+        """
         return joined(self._parts)
 
 
 def joined(values: Values) -> torch.Tensor:
-    """Return the tensors of several replicas along dimension 0, where 0-d ones count as one."""
+    """Return the tensors of several replicas, concatenated along dimension 0.
+
+    Each 0-d tensor becomes one element. The tensor of a single replica keeps its shape.
+    """
     if isinstance(values, torch.Tensor):
         return values if values.dim() == 1 else values.flatten(0, 1)
     if len(values) == 1:

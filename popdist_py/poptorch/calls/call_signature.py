@@ -1,6 +1,7 @@
-"""The arguments that a model was compiled for: every later call is compared with them.
+"""The class CallSignature, which describes the arguments that a model was compiled for.
 
-This module compares. ``nested_values.py`` takes values apart and puts them together.
+This module compares the arguments of later calls with a CallSignature. The module ``nested_values``
+flattens and rebuilds the arguments.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class CallSignature:
     """Structure, shapes and dtypes of the arguments that a model was compiled for.
 
     Attributes:
-        template: a call whose tensors have no data.
-        names: the forward's names of the positional arguments.
-        defaults: what a call gives for parameters that it leaves out.
+        template: The flattened arguments, with tensors that have no data.
+        names: The forward's names of the positional arguments.
+        defaults: The default values for the parameters that a call leaves out.
     """
 
     template: Call
@@ -45,17 +46,18 @@ class CallSignature:
         kwargs: Mapping[str, Any],
         num_slices: int,
     ) -> tuple[CallSignature, Call]:
-        """Return the signature of a first call, and the call itself.
+        """Return the signature of a first call, and the flattened arguments of this call.
 
         Args:
-            forward: what is called.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            num_slices: slices that every input is cut into.
+            forward: The function that is called.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            num_slices: The number of slices into which each input is cut.
 
         Raises:
-            AssertionError: too many arguments, an unknown keyword, or a parameter given twice.
-            Error: a parameter without default is missing.
+            AssertionError: There are too many arguments, a keyword is unknown, or a parameter is
+                given twice.
+            Error: A parameter without a default is missing.
         """
         names = _check_call(forward, args, kwargs)
         defaults = Defaults.of(_signature(forward), args, kwargs, num_slices)
@@ -66,14 +68,15 @@ class CallSignature:
     def matched(
         self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Call:
-        """Return a later call, with dictionaries in the order of the first one's.
+        """Return the flattened arguments of a later call.
 
-        What a custom type holds besides tensors is a constant: the first call's stays, whether
-        the forward runs in Python or as a captured graph.
+        Dictionaries get the order of keys that they have in the first call. In a value of a custom
+        type, only the tensors come from the later call. All other contents of the value come from
+        the first call, even if the forward runs in Python.
 
         Raises:
-            AssertionError: the arguments do not fit ``forward``.
-            Error: they differ from those the model was compiled for.
+            AssertionError: The arguments do not match the parameters of ``forward``.
+            Error: The arguments differ from the arguments that the model was compiled for.
         """
         all_args, all_kwargs = self.defaults.completed(args, kwargs)
         call = Call.of(all_args, all_kwargs)
@@ -87,11 +90,12 @@ class CallSignature:
 def _check_call(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """Check a call against the signature of ``forward``; return the positional names.
+    """Check that a call matches ``forward``, and return the names of the positional arguments.
 
     Raises:
-        AssertionError: too many arguments, an unknown keyword, or a parameter given twice.
-        Error: a parameter without default is missing.
+        AssertionError: There are too many arguments, a keyword is unknown, or a parameter is given
+            twice.
+        Error: A parameter without a default is missing.
     """
     parameters = list(_signature(forward).parameters.values())
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -118,7 +122,10 @@ def _check_call(
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of ``forward``; of a function in C, which tells none, that of any."""
+    """Return the signature of ``forward``.
+
+    If a function in C does not provide its signature, the result accepts all arguments.
+    """
     try:
         return inspect.signature(forward)
     except ValueError:
@@ -126,10 +133,10 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
 
 
 def _check_same(compiled: Call, call: Call, names: Sequence[str]) -> None:
-    """Compare the arguments of a call with those the model was compiled for.
+    """Compare the arguments of a call with the arguments that the model was compiled for.
 
     Raises:
-        Error: count, names, types, lengths, constants, dtypes or shapes differ.
+        Error: The numbers, names, types, lengths, constants, dtypes or shapes differ.
     """
     expected, got = len(compiled.positional), len(call.positional)
     if expected != got:
@@ -210,7 +217,8 @@ def _check_constant(name: str, before: Any, now: Any) -> None:
         return
     try:
         same = before == now
-        same = bool(same.all() if hasattr(same, "all") else same)  # arrays compare by element
+        # The comparison of two arrays returns an array with one result per element.
+        same = bool(same.all() if hasattr(same, "all") else same)
     except (RuntimeError, ValueError, TypeError):
         same = False
     if not same:

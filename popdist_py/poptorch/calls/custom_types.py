@@ -1,6 +1,7 @@
-"""Arguments of a type of the user's own: how to take the tensors out and put them back in.
+"""Registry of parsers for argument types that a program defines.
 
-The registry only; wrappers and the data accessor look types up here.
+A parser takes the tensors out of an argument, and rebuilds the argument from other tensors. The
+model wrappers and the data loader call ``parser_of`` to find the parser of a value.
 """
 
 from __future__ import annotations
@@ -23,14 +24,20 @@ __all__ = [
 
 
 class ICustomArgParser:
-    """How to take a type apart into tensors and build it again; override both methods."""
+    """Base class of parsers, which split a value into tensors and rebuild it from tensors.
+
+    A subclass must override both methods.
+    """
 
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
         """Yield every tensor of ``struct``, always in the same order."""
         raise NotImplementedError(f"{type(self).__name__} must define yieldTensors")
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Build a structure like ``original_structure`` from tensors in the order yielded."""
+        """Build a structure like ``original_structure`` from other tensors.
+
+        The iterator returns the tensors in the same order as ``yieldTensors``.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define reconstruct")
 
 
@@ -38,10 +45,14 @@ _parsers: dict[type, ICustomArgParser] = {}
 
 
 def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> None:
-    """Use ``parser`` for arguments of class ``typename`` and its subclasses; None removes it.
+    """Register ``parser`` for arguments of the class ``typename`` and of its subclasses.
+
+    Args:
+        typename: The class of the arguments.
+        parser: The parser. None removes the parser that is registered for the class.
 
     Raises:
-        Error: the parser does not derive from ICustomArgParser.
+        Error: The class of the parser does not derive from ICustomArgParser.
     """
     if parser is None:
         _parsers.pop(typename, None)
@@ -55,7 +66,10 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> 
 
 
 def parser_of(value: object) -> ICustomArgParser | None:
-    """Return the parser of the nearest registered class of ``value``, or None."""
+    """Return the parser for ``value``; None if no class of ``value`` has a parser.
+
+    Classes are tried in the method resolution order of the type of ``value``.
+    """
     if not _parsers:
         return None
     return next((_parsers[kind] for kind in type(value).__mro__ if kind in _parsers), None)
@@ -67,15 +81,16 @@ def registered() -> dict[type, ICustomArgParser]:
 
 
 def restore(parsers: dict[type, ICustomArgParser]) -> None:
-    """Add the parsers of another process to this one's."""
+    """Register the parsers that ``registered`` returned in another process."""
     _parsers.update(parsers)
 
 
 class CarriesParsers:
-    """What works with custom types in a process that is started for it: brings the parsers along.
+    """Base class of objects that carry the registered parsers with them when they are pickled.
 
-    A worker process that is forked has them already; of any other, the program may have registered
-    them where the new process does not look.
+    Subclasses handle custom types in worker processes. A forked worker process has the parsers
+    already. A spawned worker process may lack the parsers, because it does not run all of the
+    program's code.
     """
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What a call gives for the parameters of a forward that it leaves out.
+"""Default values of a forward's parameters, used for the parameters that a call leaves out.
 
-A default that is a tensor is an input like any other: one call may give it and the next may not.
-Nothing here compares calls.
+A default that is a tensor usually becomes an input. One call may pass an argument for a
+parameter with such a default, and the next call may leave the argument out. The module
+``call_signature`` compares the arguments of calls.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ __all__ = ["Defaults"]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The defaults that take part in a call.
+    """The default values that complete the arguments of a call.
 
     Attributes:
-        values: tensors and None, by the name of the parameter.
-        names: the parameters that are passed by keyword however a call gives them: from the first
-            one with a tensor as default on.
-        first: position of the first of these.
+        values: The default values that are tensors or None, by the name of the parameter.
+        names: The names of the first parameter that has a tensor as default, and of the following
+            positional parameters. The forward gets the arguments for ``names`` by keyword, even if
+            the caller passes them by position.
+        first: The position of the first parameter in ``names``.
     """
 
     values: Mapping[str, Any]
@@ -39,13 +41,14 @@ class Defaults:
         kwargs: Mapping[str, Any],
         num_slices: int,
     ) -> Defaults:
-        """Return the defaults of a first call with these arguments.
+        """Return the defaults for a model whose first call has the given arguments.
 
         Args:
-            signature: of the forward.
-            args: the positional arguments.
-            kwargs: the keyword arguments.
-            num_slices: slices that every input is cut into; a forward sees a default whole.
+            signature: The signature of the forward.
+            args: The positional arguments of the first call.
+            kwargs: The keyword arguments of the first call.
+            num_slices: The number of slices into which each input is cut. Defaults are repeated
+                along dimension 0, so that each slice contains the whole default.
         """
         parameters = list(signature.parameters.values())
         names, first = _by_keyword(parameters, len(args))
@@ -68,11 +71,12 @@ class Defaults:
     def completed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments of a call with the defaults of those that it leaves out."""
+        """Return the arguments of a call, completed by defaults for the omitted parameters."""
         if self.first < len(args) <= self.first + len(self.names):
             by_position = dict(zip(self.names, args[self.first :], strict=False))
             if by_position.keys() & kwargs.keys():
-                return args, kwargs  # given twice: no call fits these
+                # A parameter is given twice. ``call_signature`` raises an error about such calls.
+                return args, kwargs
             args, kwargs = args[: self.first], {**by_position, **kwargs}
         return args, {**self.values, **kwargs} if self.values else kwargs
 
@@ -81,21 +85,26 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tuple[str, ...], int]:
-    """Return the names of ``Defaults.names``, and the position of the first, for so many args."""
+    """Return ``Defaults.names`` and ``Defaults.first`` for ``count`` positional arguments."""
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
     for first, parameter in enumerate(parameters):
         if parameter.kind == plain and isinstance(parameter.default, torch.Tensor):
             names = tuple(p.name for p in parameters[first:] if p.kind == plain)
-            # Variadic arguments leave no choice but to give those before them by position too.
+            # A call with variadic arguments must pass all parameters before them by position.
             return (names, first) if count <= first + len(names) else ((), 0)
     return (), 0
 
 
 def _as_input(default: torch.Tensor, given: Any, num_slices: int) -> torch.Tensor | None:
-    """Return what a call gives instead of ``given``; None if the default stays a constant.
+    """Return the input tensor for a default; None if the default stays a constant.
 
-    One that the first call leaves out stays one where it cannot be an input: it is complex, has no
-    elements, or no dimension along which inputs are cut.
+    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs. As defaults, they
+    stay constants if the first call leaves out the parameter.
+
+    Args:
+        default: The default value of the parameter.
+        given: The argument that the first call passes for the parameter; None if it passes none.
+        num_slices: The number of slices into which each input is cut.
     """
     default = default.detach()
     cannot_be_cut = default.dim() == 0 or default.numel() == 0

@@ -1,10 +1,13 @@
-"""Nested arguments and results: flattening and rebuilding.
+"""Functions that flatten nested arguments and results, and rebuild them.
 
-Registered custom types, tuples, named tuples, lists, dicts; tensors are the leaves, anything else
-is a constant. This is the one walk through nested values. It is not torch's pytree, which knows
-exact types only: it takes a subclass of a list or dictionary for a leaf, and so would not see the
-tensors inside; and it lists every type for the whole process, where ours has a parser for a class
-and its subclasses.
+A nested value consists of tuples, named tuples, lists, dictionaries and registered custom types.
+Its leaves are tensors. Every other value inside is a constant. All code that traverses nested
+values calls this module.
+
+Torch's pytree is not used here, because it recognises exact types only. For pytree, a subclass of
+list or dict is a leaf, and pytree does not find the tensors inside. Each of these subclasses would
+have to be registered with pytree, for the whole process. In this package, a parser for a class also
+handles the subclasses.
 """
 
 from __future__ import annotations
@@ -31,10 +34,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The shape of one nested value: kind, names of the children, the children, or a constant.
+    """The structure of one nested value, without its tensors.
 
-    A custom type has the number of its tensors as its only key, and as its constant the parser and
-    the value.
+    Attributes:
+        kind: The type of the value, or one of the markers ``_Constant`` and ``_Custom``.
+        keys: The keys of a dictionary. For a custom type, the only key is the number of tensors.
+        children: The structures of the items of a tuple, list or dictionary.
+        constant: The value of a constant. For a custom type, ``constant`` is a tuple of the parser
+            and the value.
     """
 
     kind: type
@@ -43,7 +50,7 @@ class Tree:
     constant: Any = None
 
     def rebuild(self, leaves: Iterator[Any]) -> Any:
-        """Return the value with its tensors taken from ``leaves``, in order."""
+        """Return the value with new tensors, which are taken in order from ``leaves``."""
         if self.kind is torch.Tensor:
             return next(leaves)
         if self.kind is _Constant:
@@ -60,13 +67,13 @@ class Tree:
 
     @property
     def num_tensors(self) -> int:
-        """Number of tensors of the value."""
+        """The number of tensors in the value."""
         if self.kind is _Custom:
             return int(self.keys[0])
         return int(self.kind is torch.Tensor) + sum(c.num_tensors for c in self.children)
 
     def constants(self) -> Iterator[Any]:
-        """Yield the values without tensors, those inside custom types excepted."""
+        """Yield the constants in the value, except the constants inside custom types."""
         if self.kind is _Constant:
             yield self.constant
         for child in self.children:
@@ -74,11 +81,11 @@ class Tree:
 
 
 class _Constant:
-    """Marks a tree that holds a value without tensors."""
+    """The ``kind`` of a tree for a constant."""
 
 
 class _Custom:
-    """Marks a tree that holds a value of a registered custom type."""
+    """The ``kind`` of a tree for a value of a registered custom type."""
 
 
 _LEAF = Tree(torch.Tensor)
@@ -89,7 +96,9 @@ def _sequence(kind: Any, values: list[Any]) -> Any:
     try:
         return kind(values)
     except TypeError:
-        return values  # of a class that cannot be made from its items, as torch's loader does
+        # The values remain a list if their class cannot be constructed from a list of items.
+        # Torch's data loader does the same.
+        return values
 
 
 def _mapping(kind: type, values: dict[Any, Any]) -> Any:
@@ -100,7 +109,7 @@ def _mapping(kind: type, values: dict[Any, Any]) -> Any:
 
 
 def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
-    """Append the tensors of ``value`` to ``leaves`` and return its shape."""
+    """Append the tensors of ``value`` to ``leaves``, and return the structure of ``value``."""
     parser = _custom_parser(value)
     if parser is not None:
         tensors = _taken_apart(parser, value)
@@ -111,7 +120,8 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
     if isinstance(value, dict):
         children = tuple([flatten(item, leaves) for item in value.values()])
         return Tree(type(value), tuple(value), children)
-    # Last, because torch asks in Python whether something is a tensor.
+    # For a tuple, list or dictionary, isinstance() with torch.Tensor is slower than the checks
+    # above.
     if isinstance(value, torch.Tensor):
         leaves.append(value)
         return _LEAF
@@ -141,14 +151,18 @@ def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> A
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of ``value``, in order: those that :func:`flatten` appends."""
+    """Return the tensors of ``value``, in the same order as :func:`flatten`."""
     leaves: list[torch.Tensor] = []
     _collect(value, leaves)
     return leaves
 
 
 def _collect(value: Any, leaves: list[torch.Tensor]) -> None:
-    """Do what :func:`flatten` does, in half the time: this is called for every operation."""
+    """Append the tensors of ``value`` to ``leaves``.
+
+    This function is called for every operation of a forward. It takes half as long as
+    :func:`flatten`, because it does not return the structure.
+    """
     parser = _custom_parser(value)
     if parser is not None:
         leaves.extend(parser.yieldTensors(value))
@@ -163,12 +177,14 @@ def _collect(value: Any, leaves: list[torch.Tensor]) -> None:
 
 
 def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
-    """Return ``value`` with ``function`` of the tensors in the same place of all values.
+    """Return ``value`` with each tensor replaced by a result of ``function``.
 
     Args:
-        function: takes as many tensors as there are values.
-        value: gives the structure and the constants of the result.
-        others: values of the same structure; their dictionaries may be in another order.
+        function: A function that gets a tensor of ``value``, and the tensor at the same position in
+            each of ``others``.
+        value: A nested value. The result has the structure and the constants of ``value``.
+        others: Values with the same structure as ``value``. Their dictionaries may have another
+            order of keys.
     """
     leaves: list[torch.Tensor] = []
     tree = flatten(value, leaves)
@@ -177,10 +193,13 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 
 def check_outputs(outputs: Tree) -> None:
-    """Check that no tensor hides in what a forward returns: it would keep its first value for ever.
+    """Check that a forward's result does not contain tensors inside unregistered classes.
+
+    An object of an unregistered class is a constant. The result of every call would contain the
+    object of the first forward, with old values in its tensors.
 
     Raises:
-        Error: an object of a class that is not registered holds tensors.
+        Error: An object of a class that is not registered contains tensors.
     """
     for child in outputs.children:
         check_outputs(child)
@@ -197,14 +216,20 @@ def check_outputs(outputs: Tree) -> None:
 
 
 def _custom_parser(value: Any) -> Any:
-    """Return the parser registered for the type of ``value``, if any; a tensor needs none."""
+    """Return the parser for ``value``; None for tensors and for types without a parser."""
     parser = parser_of(value)
     return None if parser is None or isinstance(value, torch.Tensor) else parser
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call: trees of the positional and the keyword arguments, and tensors."""
+    """The flattened arguments of one call.
+
+    Attributes:
+        positional: The structure of each positional argument.
+        keywords: The name and the structure of each keyword argument, sorted by name.
+        leaves: The tensors of all arguments.
+    """
 
     positional: tuple[Tree, ...]
     keywords: tuple[tuple[str, Tree], ...]
@@ -212,17 +237,20 @@ class Call:
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Flatten the arguments of a call."""
+        """Return the flattened arguments of a call."""
         leaves: list[torch.Tensor] = []
         positional = tuple(flatten(value, leaves) for value in args)
-        # Sorted, so that two calls that differ in the order of keywords compare equal.
+        # The names are sorted, so that calls are equal even if their keywords have another order.
         keywords = tuple((name, flatten(kwargs[name], leaves)) for name in sorted(kwargs))
         return cls(positional, keywords, leaves)
 
     def like(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Flatten the arguments of a call, with dictionaries in the order of this one's."""
+        """Return the flattened arguments of another call.
+
+        Dictionaries get the order of keys that they have in this call.
+        """
         if not kwargs and len(args) == len(self.positional):
-            # The usual call, as fast as can be.
+            # Most calls have only tensors as positional arguments, so this path must be fast.
             plain = all(tree is _LEAF for tree in self.positional)
             if plain and all(isinstance(value, torch.Tensor) for value in args):
                 return Call(self.positional, (), list(args))
@@ -234,7 +262,7 @@ class Call:
         )
 
     def arguments(self, leaves: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and keyword arguments with other tensors in the same places."""
+        """Return the positional and the keyword arguments, rebuilt with the tensors ``leaves``."""
         tensors = iter(leaves)
         return (
             [tree.rebuild(tensors) for tree in self.positional],
@@ -243,11 +271,15 @@ class Call:
 
     @property
     def num_samples(self) -> int:
-        """The first dimension of the first tensor that has dimensions; 0 without such a tensor."""
+        """The size of dimension 0 of the first tensor that is not 0-d; 0 if all tensors are 0-d."""
         return next((leaf.shape[0] for leaf in self.leaves if leaf.dim()), 0)
 
     def fits(self, other: Call) -> bool:
-        """Tell quickly whether ``other`` has the same structure, shapes and dtypes."""
+        """Tell whether ``other`` has the same structure, shapes and dtypes.
+
+        This check is fast, but it may return False for calls that are equal. For example, it
+        returns False if the keys of a dictionary have another order.
+        """
         return (
             len(self.leaves) == len(other.leaves)
             and all(
@@ -259,23 +291,23 @@ class Call:
         )
 
     def without_data(self) -> Call:
-        """Return the same call with tensors that have shape and dtype only."""
+        """Return the same call with meta tensors, which have a shape and a dtype but no data."""
         meta = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in self.leaves]
         return Call(self.positional, self.keywords, meta)
 
     def example(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return arguments of this kind, with ones in all tensors."""
+        """Return arguments with the structure of this call, and with tensors of ones."""
         return self.arguments([torch.ones(t.shape, dtype=t.dtype) for t in self.leaves])
 
     @property
     def has_dictionary(self) -> bool:
-        """Whether an argument is or holds a dictionary."""
+        """Whether an argument is a dictionary or contains a dictionary."""
         trees = [*self.positional, *(tree for _, tree in self.keywords)]
         return any(_has_dictionary(tree) for tree in trees)
 
 
 def _in_order(tree: Tree | None, value: Any) -> Any:
-    """Return ``value`` with the keys of its dictionaries in the order they have in ``tree``."""
+    """Return ``value`` with the keys of its dictionaries in the same order as in ``tree``."""
     if tree is None or type(value) is not tree.kind or not isinstance(value, tuple | list | dict):
         return value
     if len(value) != len(tree.children):
@@ -295,7 +327,7 @@ def _same_trees(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     try:
         return before == now
     except (RuntimeError, ValueError, TypeError):
-        # Constants that cannot be compared as a whole, such as arrays.
+        # Some constants, such as arrays, cannot be compared as a whole.
         return False
 
 

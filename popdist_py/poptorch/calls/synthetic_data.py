@@ -1,6 +1,7 @@
-"""Inputs that the device makes itself: what a call costs without any data from the host.
+"""Synthetic inputs, which replace the inputs from the host when a program measures a call's time.
 
-Only shapes and dtypes of the host's tensors are read here. Which mode is on is said by the options.
+A call with synthetic inputs does not transfer data from the host. This module reads only the shapes
+and dtypes of the host's tensors. The model's options select the kind of synthetic data.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _SEED = 0
 
 
 class SyntheticTransfer(Transfer):
-    """What happens to a tensor between host and device if none of them travels.
+    """A Transfer that makes synthetic inputs on the device instead of copying the host's inputs.
 
-    The inputs of a call are made once and used for every later one. Whole numbers are zeros in
-    every mode, so that they are indices and labels of any model.
+    Later calls use the synthetic inputs of the first call again. Integer inputs are zeros in every
+    mode, because 0 is a valid index and a valid label for every model.
 
     Args:
-        mode: what the floating-point elements are.
-        double_precision: keep float64 instead of computing in float32.
+        mode: The kind of values that floating-point inputs get: zeros or random numbers.
+        double_precision: Whether the device keeps float64 instead of computing in float32.
     """
 
     def __init__(self, mode: SyntheticDataMode, *, double_precision: bool) -> None:
@@ -36,14 +37,17 @@ class SyntheticTransfer(Transfer):
     def inputs(
         self, tensors: Sequence[torch.Tensor], *, widen_integers: bool
     ) -> Sequence[torch.Tensor]:
-        """Return tensors like the inputs of a call: those of the last call if they fit."""
+        """Return synthetic inputs for a call.
+
+        The inputs of the last call are returned again if their shapes and dtypes match this call.
+        """
         wanted = [(t.shape, self._device_dtype(t, widen_integers=widen_integers)) for t in tensors]
         if wanted != [(made.shape, made.dtype) for made in self._made]:
             self._made = list(super().inputs(tensors, widen_integers=widen_integers))
         return self._made
 
     def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
-        """Return a tensor of the device's own with the shape of an input."""
+        """Return a synthetic tensor with the shape of an input."""
         dtype = self._device_dtype(tensor, widen_integers=widen_integers)
         made = torch.zeros(tensor.shape, dtype=dtype)
         generator = torch.Generator().manual_seed(_SEED)
@@ -56,5 +60,8 @@ class SyntheticTransfer(Transfer):
     def write_back(
         self, changed: Iterable[int], host: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
     ) -> None:
-        """Forget inputs that the forward changed: the next call has them as they were."""
+        """Delete the synthetic inputs, because the forward changed some of them in place.
+
+        The next call makes new synthetic inputs with the original values.
+        """
         self._made = []

@@ -1,9 +1,10 @@
-"""Tensors on their way between host and device: dtypes, layout, warnings.
+"""The class Transfer, which converts tensors that are copied between host and device.
 
-Decides nothing about a model: what the compiler found out is handed in.
+The conversion concerns the dtype and the memory layout. The caller passes the compiler's decisions
+about a model as arguments.
 
-Sources of the rules: PopTorch's supported types; 64-bit integers travel as 32-bit ones, doubles and
-bfloat16 as floats.
+The rules follow PopTorch's list of supported types. PopTorch transfers 64-bit integers as 32-bit
+integers, and float64 and bfloat16 as float32.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _NARROW: Final = (torch.int32, torch.int16, torch.int8)
 
 
 class Transfer:
-    """What happens to a tensor between host and device.
+    """Converts inputs for the device and results for the host.
 
     Args:
-        double_precision: keep float64 instead of computing in float32.
+        double_precision: Whether the device keeps float64 instead of computing in float32.
     """
 
     def __init__(self, *, double_precision: bool) -> None:
@@ -45,16 +46,16 @@ class Transfer:
         self._warned: set[str] = set()
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the device's dtype for state of a host dtype."""
+        """Return the device's dtype for a parameter or buffer that has ``dtype`` on the host."""
         if dtype == torch.float64:
             return dtype if self._double else torch.float32
         return torch.float32 if dtype == torch.bfloat16 else dtype
 
     def check(self, tensor: torch.Tensor) -> None:
-        """Check an input.
+        """Check that the device supports an input.
 
         Raises:
-            Error: a dtype that the device lacks, or a tensor without elements.
+            Error: The device does not support the dtype, or the tensor has no elements.
         """
         if tensor.dtype not in _SUPPORTED:
             raise Error(
@@ -67,16 +68,18 @@ class Transfer:
     def inputs(
         self, tensors: Sequence[torch.Tensor], *, widen_integers: bool
     ) -> Sequence[torch.Tensor]:
-        """Return the inputs of a call as the device gets them."""
+        """Return the inputs of a call, converted for the device (see ``to_device``)."""
         return [self.to_device(tensor, widen_integers=widen_integers) for tensor in tensors]
 
     def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
-        """Return the input as the device gets it; the same tensor if nothing has to change.
+        """Return an input, converted for the device.
+
+        A tensor that does not have to be converted is returned unchanged.
 
         Args:
-            tensor: the input.
-            widen_integers: whether narrow integers are widened, because torch takes indices and
-                labels in 64 bits.
+            tensor: The input.
+            widen_integers: Whether integers of 8, 16 and 32 bits are converted to 64 bits. Torch
+                requires indices and labels of 64 bits.
         """
         if tensor.requires_grad:
             self.warn_once(
@@ -85,7 +88,8 @@ class Transfer:
             )
             tensor = tensor.detach()
         if tensor.is_inference():
-            tensor = tensor.clone()  # else autograd refuses it
+            # Autograd rejects tensors that were made in inference mode.
+            tensor = tensor.clone()
         if not tensor.is_contiguous():
             self.warn_once(
                 "At least one input tensor is not contiguous: it is copied on every call"
@@ -95,13 +99,16 @@ class Transfer:
         return tensor if tensor.dtype is wanted else tensor.to(wanted)
 
     def _device_dtype(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.dtype:
-        """Return the device's dtype for an input."""
+        """Return the dtype that an input has on the device."""
         if widen_integers and tensor.dtype in _NARROW:
             return torch.int64
         return self.dtype(tensor.dtype)
 
     def to_host(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return results as the host gets them: contiguous, each in memory of its own."""
+        """Return results, converted for the host.
+
+        Each returned tensor is contiguous and does not share memory with the other results.
+        """
         results_on_host: list[torch.Tensor] = []
         taken: set[int] = set()
         for result in results:
@@ -116,13 +123,19 @@ class Transfer:
     def write_back(
         self, changed: Iterable[int], host: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
     ) -> None:
-        """Copy the inputs that the forward changed in place into the caller's tensors."""
+        """Copy the inputs that the forward changed in place from the device to the host.
+
+        Args:
+            changed: The indices of the changed inputs.
+            host: The tensors that the caller passed.
+            device: The tensors that the forward got.
+        """
         for index in changed:
             if host[index].data_ptr() != device[index].data_ptr():
                 host[index].detach().copy_(device[index])
 
     def warn_once(self, text: str) -> None:
-        """Log a warning, unless this wrapper has given it before."""
+        """Log a warning, unless this object has logged the same text before."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning(text)
@@ -135,11 +148,12 @@ def _explicit_backward(*_args: Any, **_kwargs: Any) -> NoReturn:
     )
 
 
-# Results that a program saves can be loaded by torch's default, which trusts few functions.
+# A saved result contains the function _explicit_backward as an attribute. By default, torch.load()
+# rejects functions that are not registered as safe.
 torch.serialization.add_safe_globals([_explicit_backward])
 
 
 def forbid_backward(tensor: torch.Tensor) -> torch.Tensor:
-    """Let ``tensor.backward()`` explain itself."""
+    """Make ``tensor.backward()`` raise an Error with an explanation, and return ``tensor``."""
     tensor.backward = _explicit_backward  # type: ignore[method-assign]
     return tensor
