@@ -1,9 +1,9 @@
-"""Options: what a program says about how its model runs; ``poptorch.options`` is this face of it.
+"""The package ``poptorch.options``, the settings that control how a program's models run.
 
-Here are the options, their groups, and reading them from text.
-Nothing here knows models or data sets: whoever needs a value is given it. May call: placement,
-tracing, calls, enums, old_spellings, logger, errors, and the library's ipu, context, environment,
-popart and popdist_functions.
+The package contains the class Options and its groups, and functions that read options from text.
+Nothing here depends on models or data sets. Models and data sets read the values that they need.
+May call: placement, tracing, calls, enums, old_spellings, logger, errors, and the library's ipu,
+context, environment, popart and popdist_functions.
 """
 
 from popdist_py.poptorch.options.options import (

@@ -1,7 +1,8 @@
-"""Which IPU's memory and time a program has, and what happens if the memory is too small.
+"""The choice of the emulated IPU, and of the action for models too large for its memory.
 
-The rules between program, launcher and environment, as values. The module does not call the model
-of the device, and gets ``os.environ`` and ``sys.modules`` as arguments.
+The program, the launcher and environment variables can each name an IPU. This module decides which
+name counts. The module does not compute memory or time. Callers pass ``os.environ`` and
+``sys.modules`` as arguments.
 """
 
 from __future__ import annotations
@@ -27,30 +28,33 @@ __all__ = [
 
 MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 
-# The IPU whose memory is checked if no device is named, and the device of programs of the SDK.
+# The IPU whose memory is checked if no IPU is named. Programs that import the SDK's package names
+# have this IPU by default.
 ASSUMED_IPU: Final = MK2
-# By the numbers of ``Options.useOfflineIpuTarget``.
+# The IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
 OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
 
-# PopTorch's own variables: whether the software model of a device is used, and which.
+# PopTorch's environment variables that switch on the software model of an IPU, and choose its
+# version.
 _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in OFFLINE_TARGETS.items()}
 
-# The SDK's names for PopTorch, and our folder with packages of these names.
+# The SDK's names for PopTorch, and the folder of this library that contains packages of these
+# names.
 _SDK_NAMES: Final = ("poptorch", "popdist.poptorch")
 _SDK_FOLDER: Final = Path(__file__).parents[2] / "sdk_names"
 
 
 def ipu_of(call: str, given: object) -> IPU:
-    """Return the IPU that a name or a value stands for.
+    """Return the IPU with a given name, or the given :class:`IPU` itself.
 
     Args:
-        call: how it was given, for the message.
-        given: the name of an IPU, or an :class:`IPU`.
+        call: The text of the caller's setter call, for the error message.
+        given: The name of an IPU, or an :class:`IPU`.
 
     Raises:
-        ValueError: neither.
+        ValueError: ``given`` is neither an :class:`IPU` nor the name of an IPU.
     """
     if isinstance(given, IPU):
         return given
@@ -60,10 +64,14 @@ def ipu_of(call: str, given: object) -> IPU:
 
 
 def mode_of(call: str, given: object) -> MemoryMode:
-    """Return what is done about a model that does not fit.
+    """Check that a value is a memory mode, and return it.
+
+    Args:
+        call: The text of the caller's setter call or variable, for the error message.
+        given: The value to check.
 
     Raises:
-        ValueError: not one of the modes.
+        ValueError: ``given`` is not one of the memory modes.
     """
     if given not in get_args(MemoryMode):
         raise ValueError(f"{call}: expected {_one_of(get_args(MemoryMode))}")
@@ -71,10 +79,10 @@ def mode_of(call: str, given: object) -> MemoryMode:
 
 
 def has_sdk_names(modules: Mapping[str, ModuleType]) -> bool:
-    """Tell whether a program has imported this PopTorch by one of the SDK's names.
+    """Tell whether a program has imported this library under one of the SDK's names.
 
     Args:
-        modules: the modules of the program, as in ``sys.modules``.
+        modules: The modules that the program has imported, as in ``sys.modules``.
     """
     files = (getattr(modules.get(name), "__file__", None) for name in _SDK_NAMES)
     return any(file is not None and _SDK_FOLDER in Path(file).parents for file in files)
@@ -82,15 +90,15 @@ def has_sdk_names(modules: Mapping[str, ModuleType]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnvironment:
-    """What variables say of the device; a program's own words win over them.
+    """The settings of the device in environment variables; a program's own settings override them.
 
     Attributes:
-        ipu: of ``POPDIST_IPU``, which the launcher's ``--ipu-model`` sets.
-        uses_model: whether ``POPTORCH_IPU_MODEL`` is set.
-        model: which one that is: ``POPTORCH_IPU_MODEL_VERSION``, Mk2 if it is not set.
-        memory: of ``POPDIST_IPU_MEMORY``.
-        is_sdk_program: whether ``poprun`` or ``python -m popdist_py`` started the program and it
-            imports the SDK's names, so that it runs as on hardware.
+        ipu: The IPU that ``POPDIST_IPU`` names. The launcher's ``--ipu-model`` sets this variable.
+        uses_model: Whether ``POPTORCH_IPU_MODEL`` switches on the software model of an IPU.
+        model: The IPU of that software model, from ``POPTORCH_IPU_MODEL_VERSION``; by default Mk2.
+        memory: The memory mode in ``POPDIST_IPU_MEMORY``.
+        is_sdk_program: Whether ``poprun`` or ``python -m popdist_py`` started the program, and the
+            program imports the SDK's package names. These programs run as on hardware.
     """
 
     ipu: IPU | None = None
@@ -101,14 +109,14 @@ class DeviceEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> DeviceEnvironment:
-        """Read the variables; an empty one counts as unset.
+        """Read the environment variables. An empty variable counts as not set.
 
         Args:
-            environ: the variables.
-            modules: the modules of the program, as in ``sys.modules``.
+            environ: The environment variables, as in ``os.environ``.
+            modules: The modules that the program has imported, as in ``sys.modules``.
 
         Raises:
-            ValueError: a value that is not known.
+            ValueError: A variable has an unknown value.
         """
         ipu, memory = environ.get(IPU_MODEL), environ.get(IPU_MEMORY)
         version = environ.get(_MODEL_VERSION) or "ipu2"
@@ -125,10 +133,12 @@ class DeviceEnvironment:
         )
 
     def named(self, *, uses_model: bool | None) -> IPU | None:
-        """Return the IPU that is named where the program does not name one by itself.
+        """Return the IPU for a program that does not call ``Options.Emulator.device``.
+
+        None means that no IPU is named.
 
         Args:
-            uses_model: what ``Options.useIpuModel`` says; None if it was not called.
+            uses_model: The argument of ``Options.useIpuModel``, or None if it was not called.
         """
         if self.ipu is not None:
             return self.ipu

@@ -1,7 +1,7 @@
-"""Names of Poplar's engine options, with and without an effect here.
+"""Names of Poplar's engine options, with and without an effect on emulated IPUs.
 
-Programs set them by ``Options._Popart.setEngineOptions`` and the variable POPLAR_ENGINE_OPTIONS.
-The names are those of the class Engine in the Poplar API reference.
+Programs set engine options with ``Options._Popart.setEngineOptions`` or in the environment variable
+POPLAR_ENGINE_OPTIONS. The names are those of the class Engine in the Poplar API reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from popdist_py.poptorch.options import from_text
 
 __all__ = ["ACTING", "IDLE", "REPORTS", "is_on", "trap"]
 
-# Each of these options requests a part of the profile. All write a timeline here.
+# On hardware, each of these options requests a part of the profile. In this library, each option
+# requests the timeline of the process.
 REPORTS: Final = frozenset(
     {
         "autoReport.all",
@@ -31,7 +32,8 @@ ACTING: Final = frozenset(
         *REPORTS,
         *_TRAPS,
         "autoReport.directory",
-        # The report of a model that does not fit is written here with and without this option.
+        # This library writes the memory report of a model that does not fit, with or without this
+        # option.
         "debug.allowOutOfMemory",
     }
 )
@@ -95,7 +97,7 @@ IDLE: Final = frozenset(
 
 
 def is_on(value: Any) -> bool:
-    """Tell whether the value of an option means yes."""
+    """Tell whether the value of an engine option is ``true`` or ``1``."""
     return str(value).lower() in ("true", "1")
 
 

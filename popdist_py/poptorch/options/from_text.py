@@ -1,6 +1,6 @@
-"""Options from text: files of setter calls, JSON, and the engine options of the environment.
+"""Functions that set options from text in files, in JSON objects and in the environment.
 
-Text in, setter calls out; it knows no option by name.
+Each function turns text into setter calls. The module contains no names of options.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ __all__ = ["apply_json", "apply_lines", "engine_environment", "engine_options"]
 def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
     """Run every line of the file ``path`` as a call on ``options``.
 
-    Blank lines and lines that start with ``#`` are skipped. Arguments may use ``names``, such as
-    the package ``poptorch``.
+    Blank lines and lines that start with ``#`` are skipped.
+
+    Args:
+        options: The object whose methods the lines call.
+        path: The file.
+        names: The names that the arguments of the calls may use, such as the package ``poptorch``.
 
     Raises:
-        ConfigFileError: a line is no valid Python.
+        ConfigFileError: A line is not valid Python.
     """
     lines = [line.strip() for line in path.read_text().splitlines()]
     calls = [line for line in lines if line and not line.startswith("#")]
@@ -42,7 +46,13 @@ def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Call the setters that the JSON object ``text`` names, with its values as arguments."""
+    """Call setters of ``options`` that a JSON object names.
+
+    Args:
+        options: The object whose methods are called.
+        text: A JSON object. Each key is the dotted name of a setter, and each value is the argument
+            of the setter, or the list of its arguments.
+    """
     for accessor, value in json.loads(text).items():
         target = options
         for name in accessor.split("."):
@@ -52,7 +62,7 @@ def apply_json(options: Any, text: str) -> None:
 
 
 def _argument(value: Any) -> Any:
-    """Turn "Enum.Member" into the member; leave anything else as it is."""
+    """Return the enumeration member for text such as "Enum.Member", or else ``value`` itself."""
     if not isinstance(value, str) or value.count(".") != 1:
         return value
     name, member = value.split(".")
@@ -64,7 +74,7 @@ def engine_environment() -> dict[str, Any]:
     """Return the engine options that ``POPLAR_ENGINE_OPTIONS`` sets.
 
     Raises:
-        Error: it is no JSON object.
+        Error: The variable is not a JSON object.
     """
     text = os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"
     try:
@@ -77,7 +87,7 @@ def engine_environment() -> dict[str, Any]:
 
 
 def engine_options(wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return ``wanted`` with what ``POPLAR_ENGINE_OPTIONS`` sets, which takes precedence."""
+    """Return ``wanted``, updated with the engine options from ``POPLAR_ENGINE_OPTIONS``."""
     overriding = engine_environment()
     merged = dict(wanted)
     for name, value in overriding.items():

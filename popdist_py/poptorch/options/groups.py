@@ -1,6 +1,6 @@
 """The groups of Options: Training, Precision, TensorLocations, Jit, Distributed, _Popart, Emulator.
 
-Every default of a group stands here, once. Options themselves live in ``options.py``.
+This module contains the defaults and setters of the groups. The class Options is in ``options.py``.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ __all__ = [
 ]
 
 Execution = Literal["auto", "loop", "fused"]
-# Where executables are cached, which changes none of them.
+# The session options of the executable cache, which do not change executables.
 _CACHING: Final = ("enableEngineCaching", "cachePath")
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
-# The settings of gradientCompression("powersgd"), with torch's defaults for its powerSGD_hook.
+# The settings of gradientCompression("powersgd"). The defaults are those of torch's powerSGD_hook.
 _POWER_SGD: Final = {"rank": 1, "start_step": 1000, "warm_start": True}
 _Location = TypeVar("_Location", bound="TensorLocationSettings")
 
 
 class _PopartOptions(OptionStore):
-    """Session options of PopART, by name; they have no numeric effect unless said otherwise."""
+    """The session options of PopART. Most session options do not change results."""
 
     def __init__(self) -> None:
         super().__init__(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The session options that were set, and those with a default."""
+        """The session options that a program has set or that have a default."""
         return cast(dict[str, Any], self._values)
 
     def set(self, key: str, value: Any) -> _PopartOptions:  # type: ignore[override]
-        """Set one session option; names are checked when a model is compiled.
+        """Set one session option. The name is checked when a model is compiled.
 
-        The arguments are PopTorch's: names have dots in them.
+        As in PopTorch, the arguments are a name and a value, because names may contain dots.
         """
         self.checkIsFrozen()
         self._change(key, value)
@@ -68,23 +68,23 @@ class _PopartOptions(OptionStore):
         self._values[name] = value
 
     def update(self, key: str, entries: Mapping[str, Any]) -> None:
-        """Add ``entries`` to the session option ``key``, which holds a dictionary."""
+        """Add ``entries`` to the session option ``key``, whose value is a dictionary."""
         self.set(key, {**self.options.get(key, {}), **entries})
 
     def check(self) -> None:
-        """Check all session options that were set.
+        """Check all session options that a program has set.
 
         Raises:
-            Error: an unknown name, or a value that is not a dictionary where one is expected.
+            Error: A name is unknown, or a value that must be a dictionary is not a dictionary.
         """
         session.check(self.options)
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> _PopartOptions:
-        """Set the options of the engine."""
+        """Set the options of Poplar's class Engine."""
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> _PopartOptions:
-        """Switch graph patterns; no numeric effect."""
+        """Switch graph patterns of the compiler on or off, which does not change results."""
         assert isinstance(level, int), f"level is {level!r}: expected a whole number"
         self.set("patterns_level", level)
         for name, enabled in patterns.items():
@@ -92,13 +92,18 @@ class _PopartOptions(OptionStore):
         return self
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all values but where executables are cached, on which no executable depends."""
+        """Return all session options except those of the executable cache."""
         described = {key: value for key, value in self.options.items() if key not in _CACHING}
         return (type(self).__name__, sorted(described.items()))
 
 
 class _SessionGroup(OptionStore):
-    """A group some of whose setters store session options, which belong to Options."""
+    """A group of options with setters that also set session options of PopART.
+
+    Args:
+        popart: The session options of the same Options object.
+        **defaults: The group's own options and their defaults.
+    """
 
     def __init__(self, popart: _PopartOptions, **defaults: Any) -> None:
         super().__init__(**defaults)
@@ -109,7 +114,7 @@ class _SessionGroup(OptionStore):
 
 
 class _JitOptions(OptionStore):
-    """Deprecated: how the model is traced."""
+    """Deprecated options for tracing models."""
 
     _place = "Options.Jit"
 
@@ -117,7 +122,7 @@ class _JitOptions(OptionStore):
         super().__init__(trace_model=False)
 
     def traceModel(self, trace_model: bool) -> _JitOptions:
-        """Accept False; there is one way of tracing.
+        """Do nothing except log that this option is deprecated.
 
         Raises:
             ValueError: ``trace_model`` is True.
@@ -129,7 +134,7 @@ class _JitOptions(OptionStore):
 
 
 class _TrainingOptions(_SessionGroup):
-    """Options of training models only."""
+    """Options that affect only training models."""
 
     _place = "Options.Training"
 
@@ -145,17 +150,23 @@ class _TrainingOptions(_SessionGroup):
         check_count("gradientAccumulation", self.gradient_accumulation)
 
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
-        """Set the micro-batches (GA) whose gradients make one weight update."""
+        """Set the number of micro-batches (GA) whose gradients make one weight update."""
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 
     def accumulationAndReplicationReductionType(
         self, reduction_type: enums.ReductionType
     ) -> _TrainingOptions:
-        """Set whether gradients are divided by GA times the total replicas (Mean) or not (Sum).
+        """Choose whether a weight update uses the mean or the sum of the gradients.
+
+        The gradients are those of all micro-batches and of the replicas of all instances.
+
+        Args:
+            reduction_type: Mean divides the sum of the gradients by GA times the number of
+                replicas. Sum does not divide it.
 
         Raises:
-            ValueError: any other type.
+            ValueError: ``reduction_type`` is neither Sum nor Mean.
         """
         if reduction_type not in (enums.ReductionType.Sum, enums.ReductionType.Mean):
             raise ValueError(
@@ -168,7 +179,15 @@ class _TrainingOptions(_SessionGroup):
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: enums.MeanReductionStrategy
     ) -> _TrainingOptions:
-        """Set when a mean is divided: Running (a running mean) or Post (once, at the end)."""
+        """Choose how the mean of gradients is computed.
+
+        Args:
+            mean_reduction_strategy: Running keeps a running mean. Post divides the sum once, at the
+                end.
+
+        Raises:
+            ValueError: The argument is not a MeanReductionStrategy.
+        """
         if not isinstance(mean_reduction_strategy, enums.MeanReductionStrategy):
             raise ValueError(
                 f"Invalid mean reduction strategy {mean_reduction_strategy!r}: expected a "
@@ -180,19 +199,22 @@ class _TrainingOptions(_SessionGroup):
         return self
 
     def setAutomaticLossScaling(self, enabled: bool) -> _TrainingOptions:
-        """Let the loss scaling adapt while training; makes ``loss_scaling`` variable."""
+        """Adapt the loss scaling during training, which makes ``loss_scaling`` variable."""
         self.checkIsFrozen()
         self._popart.set("automaticLossScalingSettings.enabled", bool(enabled))
         return self
 
     @property
     def automatic_loss_scaling(self) -> bool:
-        """Whether the loss scaling adapts while training."""
+        """Whether the loss scaling adapts during training."""
         return bool(self._popart.options.get("automaticLossScalingSettings.enabled"))
 
     @property
     def automatic_loss_scaling_settings(self) -> dict[str, Any]:
-        """How the loss scaling adapts: what was set, by the names of AutomaticLossScaling."""
+        """The settings of automatic loss scaling that a program has set.
+
+        The keys are the attributes of the class AutomaticLossScaling.
+        """
         kinds = {
             "bin_edge_location": ("binEdgeLocation", float),
             "threshold_upper_count_proportion": ("thresholdUpperCountProportion", float),
@@ -212,22 +234,23 @@ class _TrainingOptions(_SessionGroup):
         start_step: int | None = None,
         warm_start: bool | None = None,
     ) -> _TrainingOptions:
-        """Choose how gradients travel between hosts; PopTorch has no such option.
+        """Choose how gradients are compressed between hosts; PopTorch does not have this option.
 
-        Within a host they are added up as they are. What a step leaves out is added to the
-        gradients of the next one.
+        Within a host, gradients are summed without compression. If compression loses a part of the
+        gradients in one step, this part is added to the gradients of the next step.
 
         Args:
-            method: ``none`` sends them as they are, the default; ``fp16`` and ``bf16`` in 16 bits;
-                ``powersgd`` sends matrices as two thin factors.
-            rank: of ``powersgd``: columns of the factors, 1 by default.
-            start_step: of ``powersgd``: steps whose gradients travel as they are, 1000 by default.
-            warm_start: of ``powersgd``: whether factors start from those of the step before, which
-                is the default, or from random numbers.
+            method: The compression. ``none`` is the default. ``fp16`` and ``bf16`` send gradients
+                in 16 bits. ``powersgd`` sends each matrix as two factors of low rank.
+            rank: The number of columns of the factors of ``powersgd``; 1 by default.
+            start_step: The number of steps before ``powersgd`` begins to compress gradients; 1000
+                by default.
+            warm_start: Whether ``powersgd`` computes new factors from the factors of the previous
+                step, which is the default. False makes each step start from random numbers.
 
         Raises:
-            ValueError: any other method, a setting that the method does not have, or a value out
-                of range.
+            ValueError: The method is unknown, the method does not have one of the settings, or a
+                value is out of range.
         """
         self.checkIsFrozen()
         if method not in get_args(Compression):
@@ -251,25 +274,30 @@ class _TrainingOptions(_SessionGroup):
 
     @property
     def gradient_compression_settings(self) -> dict[str, Any]:
-        """How gradients travel between hosts: ``method``, and the settings that it has."""
+        """The compression method for gradients between hosts, and the method's settings."""
         return dict(self._values.get("gradient_compression", {"method": "none"}))
 
     def distributedBatchNormReplicaGroupSize(self, n: int) -> _TrainingOptions:
-        """Set of how many replicas (n) batch norms take their statistics together; 1 by default.
+        """Set the number of replicas (n) that share the statistics of batch norms; 1 by default.
 
-        After ``norms.experimental.distributed_batch_norm_replica_group_size`` of TensorFlow's
-        IPUConfig; PopTorch has no such option. The batch norms of the training model normalise over
-        the micro-batches of n replicas with consecutive global indices, forward and backward,
-        whichever instances these are on. Batch norms are torch.nn's, and calls of
-        torch.nn.functional.batch_norm; what a program calls below that, such as torch.batch_norm,
-        stays a replica's own. An inference model never asks other replicas: its batch norms take
-        the running statistics, or, in training mode, those of the replica's own samples.
+        PopTorch does not have this option. It follows the option
+        ``norms.experimental.distributed_batch_norm_replica_group_size`` of TensorFlow's IPUConfig.
+
+        In forward and backward passes of a training model, batch norms normalise over the
+        micro-batches of n replicas with consecutive global indices. These replicas may belong to
+        several instances. The option affects the batch norms of torch.nn and calls of
+        torch.nn.functional.batch_norm. Lower-level functions such as torch.batch_norm use the
+        statistics of one replica.
+
+        Batch norms of an inference model never use the statistics of other replicas. These batch
+        norms use the running statistics or, in training mode, statistics of the replica's samples.
 
         Args:
-            n: divides the number of replicas of all instances.
+            n: The number of replicas in a group, which must divide the number of replicas of all
+                instances.
 
         Raises:
-            ValueError: no whole number, or below 1.
+            ValueError: ``n`` is not a whole number, or is below 1.
         """
         self.checkIsFrozen()
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -283,11 +311,11 @@ class _TrainingOptions(_SessionGroup):
 
     @property
     def norm_group_size(self) -> int:
-        """Of how many replicas batch norms take their statistics together."""
+        """The number of replicas that share the statistics of batch norms."""
         return int(self._values.get("norm_group_size", 1))
 
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
-        """Spread convolutions over tiles; no numeric effect."""
+        """Spread convolutions more evenly over tiles, which does not change results."""
         assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
         self.checkIsFrozen()
         self._popart.update("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
@@ -298,7 +326,7 @@ def _check_power_sgd(name: str, value: object) -> None:
     """Check a setting of gradientCompression("powersgd").
 
     Raises:
-        ValueError: another type, or too small.
+        ValueError: The value has the wrong type or is too small.
     """
     call = f"gradientCompression('powersgd', {name}={value!r})"
     if name == "warm_start":
@@ -311,7 +339,7 @@ def _check_power_sgd(name: str, value: object) -> None:
 
 
 class _PrecisionOptions(_SessionGroup):
-    """Options on number formats."""
+    """Options for number formats and rounding."""
 
     _place = "Options.Precision"
 
@@ -319,7 +347,7 @@ class _PrecisionOptions(_SessionGroup):
         super().__init__(popart, half_float_casting=enums.HalfFloatCastingBehavior.Default)
 
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
-        """Raise Error for divisions by zero, invalid operations and overflows on the device."""
+        """Choose whether divisions by zero, invalid operations and overflows raise Error."""
         assert isinstance(enabled, bool), (
             f"enableFloatingPointExceptions needs a bool, got {type(enabled)}"
         )
@@ -329,11 +357,11 @@ class _PrecisionOptions(_SessionGroup):
 
     @property
     def floating_point_exceptions(self) -> bool:
-        """Whether invalid operations and overflows on the device raise."""
+        """Whether divisions by zero, invalid operations and overflows on the device raise Error."""
         return engine_options.trap(self._popart.options)
 
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
-        """Round half results up or down at random, so that their expectation is exact."""
+        """Round float16 results up or down at random, so that the expected value is exact."""
         assert isinstance(enabled, bool), (
             f"enableStochasticRounding needs a bool, got {type(enabled)}"
         )
@@ -343,16 +371,17 @@ class _PrecisionOptions(_SessionGroup):
 
     @property
     def stochastic_rounding(self) -> bool:
-        """Whether half results are rounded at random."""
+        """Whether float16 results are rounded at random."""
         return bool(self._popart.options.get("enableStochasticRounding"))
 
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
-        """Set the format in which matrix products and convolutions add up.
+        """Set the number format of partial sums in matrix products and convolutions.
 
-        It counts in the memory and time of the device's model; here sums are float32 always.
+        The format affects only the emulated memory and time. Results do not depend on the format,
+        because the emulation always computes these sums in float32.
 
         Raises:
-            ValueError: neither torch.float nor torch.half.
+            ValueError: ``dtype`` is neither torch.float nor torch.half.
         """
         names = {torch.float32: "float", torch.float16: "half"}
         if dtype not in names:
@@ -363,15 +392,20 @@ class _PrecisionOptions(_SessionGroup):
         return self
 
     def halfFloatCasting(self, half_float_casting: Any) -> _PrecisionOptions:
-        """Do nothing: deprecated, half and float mix as in torch."""
+        """Do nothing except log that this option is deprecated.
+
+        Operations on float16 and float32 tensors follow torch's rules.
+        """
         old_spellings.say("Options.Precision", "halfFloatCasting")
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> _PrecisionOptions:
-        """Do nothing: deprecated, running statistics keep their own format.
+        """Do nothing except log that this option is deprecated.
+
+        Running statistics keep the number format that the model gives them.
 
         Raises:
-            ValueError: not a bool.
+            ValueError: ``value`` is not a bool.
         """
         if not isinstance(value, bool):
             raise ValueError(f"runningStatisticsAlwaysFloat({value!r}): expected a bool")
@@ -380,7 +414,10 @@ class _PrecisionOptions(_SessionGroup):
 
 
 class TensorLocationSettings:
-    """Where the tensors of one kind live: it counts in memory and time, and changes no number."""
+    """The location of one kind of tensors, such as weights, in the memory of the device.
+
+    The location affects the emulated memory and time, but not the results.
+    """
 
     def __init__(self, **values: int) -> None:
         self._content: dict[str, int] = dict(values)
@@ -393,14 +430,14 @@ class TensorLocationSettings:
         return self
 
     def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
-        """Keep the tensors on the chip (True), off it (False), or undecided (None)."""
+        """Store the tensors on the chip (True) or off the chip (False); None leaves this open."""
         if use is None:
             self._content.pop("onChip", None)
             return self
         return self._put("onChip", use, bool)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
-        """Shard the tensors over replicas."""
+        """Split each tensor into shards, and store one shard on each replica."""
         return self._put("useReplicatedTensorSharding", use, bool)
 
     def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
@@ -412,15 +449,15 @@ class TensorLocationSettings:
         return self._put("useIOTilesToStore", use, bool)
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
-        """Keep smaller tensors on the chip."""
+        """Store tensors with fewer than ``min_elements`` elements on the chip."""
         return self._put("minElementsForOffChip", min_elements, int)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
-        """Do not shard smaller tensors."""
+        """Do not split tensors with fewer than ``min_elements`` elements into shards."""
         return self._put("minElementsForReplicatedTensorSharding", min_elements, int)
 
     def toDict(self) -> dict[str, int]:
-        """Return what was set."""
+        """Return the settings of the location that a program has set."""
         return dict(self._content)
 
     def __repr__(self) -> str:
@@ -428,7 +465,7 @@ class TensorLocationSettings:
 
 
 class _TensorLocationOptions(OptionStore):
-    """Where activations, weights, optimiser state and accumulators live."""
+    """The locations of activations, weights, optimiser state and gradient accumulators."""
 
     def _locate(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
         assert isinstance(location, TensorLocationSettings), (
@@ -438,23 +475,23 @@ class _TensorLocationOptions(OptionStore):
         return self
 
     def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Place activations."""
+        """Set the location of activations."""
         return self._locate("location_activation", location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Place weights."""
+        """Set the location of weights."""
         return self._locate("location_weight", location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Place the optimiser's state."""
+        """Set the location of the optimiser's state."""
         return self._locate("location_optimizer", location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Place the gradient accumulators."""
+        """Set the location of gradient accumulators."""
         return self._locate("location_accumulator", location)
 
     def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
-        """Set aside an even number of tiles, 32 to 192, for input and output."""
+        """Reserve an even number of tiles, from 32 to 192, for input and output."""
         assert isinstance(num_tiles, int), f"numIOTiles({num_tiles!r}): expected a whole number"
         assert 32 <= num_tiles <= 192, f"numIOTiles({num_tiles}): expected 32 to 192"
         assert num_tiles % 2 == 0, f"numIOTiles({num_tiles}): expected an even number"
@@ -463,11 +500,11 @@ class _TensorLocationOptions(OptionStore):
 
 
 class _DistributedOptions(OptionStore):
-    """Which of several processes this one is.
+    """The index of this process, and the number of processes of the job.
 
     Args:
-        process_id: index of this process, from 0; None takes what Open MPI says.
-        num_processes: number of processes; None likewise.
+        process_id: The index of this process, from 0; by default the rank that Open MPI sets.
+        num_processes: The number of processes; by default the number that Open MPI sets.
     """
 
     _place = "Options.Distributed"
@@ -485,39 +522,44 @@ class _DistributedOptions(OptionStore):
         self._declare(_gcd_mappings={})
 
     def disable(self) -> _DistributedOptions:
-        """Be one process, whatever the environment says."""
+        """Treat this process as the only process, even if Open MPI has started several."""
         return self.configureProcessId(0, 1)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> _DistributedOptions:
-        """Read the number of processes and the index of this one from these variables."""
+        """Read the number of processes and the index of this process from environment variables.
+
+        Args:
+            var_num_processes: The variable that contains the number of processes.
+            var_process_id: The variable that contains the index of this process.
+        """
         return self.configureProcessId(
             int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
         )
 
     def configureProcessId(self, process_id: int, num_processes: int) -> _DistributedOptions:
-        """Be process ``process_id`` (from 0) of ``num_processes``."""
+        """Set the index of this process, from 0, and the number of processes."""
         self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
         return self
 
     @property
     def processId(self) -> int:
-        """Index of this process, from 0."""
+        """The index of this process, from 0."""
         return cast(int, self._values["distributed_process_id"])
 
     @property
     def numProcesses(self) -> int:
-        """Number of processes."""
+        """The number of processes."""
         return cast(int, self._values["num_distributed_processes"])
 
 
 class _EmulatorOptions(OptionStore):
-    """How this emulation computes, and on which device; PopTorch has no such group.
+    """Options for the emulation and the emulated device; PopTorch does not have this group.
 
     Raises:
-        ValueError: a variable names a device, or a mode of memory, that does not exist.
+        ValueError: An environment variable contains an unknown device or memory mode.
     """
 
-    # Of objects that older versions saved, which have none.
+    # The value for objects that an older version saved without this attribute.
     _environment = DeviceEnvironment()
 
     def __init__(self) -> None:
@@ -529,15 +571,16 @@ class _EmulatorOptions(OptionStore):
         self._declare(_environment=DeviceEnvironment.of(os.environ, sys.modules))
 
     def replicaExecution(self, how: Execution) -> _EmulatorOptions:
-        """Choose how local replicas run.
+        """Choose how the replicas of this process run.
 
         Args:
-            how: ``loop`` runs one after the other and defines the result; ``fused`` runs all in
-                one vectorised pass; ``auto`` finds the fastest in the first steps, or takes one
-                by a rule, and by no time, if ``randomSeed`` is set.
+            how: ``loop`` runs the replicas in sequence, and its results are the reference.
+                ``fused`` runs all replicas in one vectorised pass. ``auto`` measures in the first
+                steps which of the two is faster. If ``randomSeed`` is set, ``auto`` chooses by a
+                fixed rule instead of measured times.
 
         Raises:
-            ValueError: any other name.
+            ValueError: ``how`` has another value.
         """
         if how not in ("auto", "loop", "fused"):
             raise ValueError(f"replicaExecution({how!r}): expected 'auto', 'loop' or 'fused'")
@@ -545,82 +588,88 @@ class _EmulatorOptions(OptionStore):
         return self
 
     def doublePrecision(self, enabled: bool = True) -> _EmulatorOptions:
-        """Keep float64 tensors in float64 instead of computing in float32 as an IPU does."""
+        """Compute with float64 tensors in float64, instead of in float32 as an IPU does."""
         self.set(double_precision=enabled)
         return self
 
     def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
-        """Add the replicas' gradients in one fixed order, whatever the split over instances.
+        """Sum the replicas' gradients in one fixed order, for any number of instances.
 
-        The same R replicas then give the same bits for every number of instances and threads: the
-        model computes on one thread. The default is what ``POPDIST_DETERMINISTIC=1`` says.
+        Then the results of R replicas are equal to the bit for any number of instances and threads.
+        The model computes on one thread. ``POPDIST_DETERMINISTIC=1`` makes True the default.
         """
         self.set(deterministic_reduction=enabled)
         return self
 
     def device(self, ipu: Literal["mk1", "mk2", "bow"] | IPU) -> _EmulatorOptions:
-        """Name the IPU: a model has to fit into its memory, and its cycles and latencies count.
+        """Choose the IPU whose memory, cycles and latencies are emulated.
 
-        Defaults, the first that is set: ``--ipu-model`` or ``POPDIST_IPU``; ``useIpuModel`` or
-        ``POPTORCH_IPU_MODEL``; an Mk2 for programs that import ``poptorch`` under ``poprun`` or
-        ``python -m popdist_py``. Else times are the host's, and models too large for an Mk2 warn.
+        If a program does not call this method, ``--ipu-model`` or ``POPDIST_IPU`` choose the IPU.
+        The second default is the IPU of ``useIpuModel`` or ``POPTORCH_IPU_MODEL``. The third
+        default is an Mk2, for programs that import ``poptorch`` and that ``poprun`` or
+        ``python -m popdist_py`` started.
+
+        Without a chosen IPU, times are those of the host, and a model that is too large for an Mk2
+        causes a warning.
 
         Args:
-            ipu: a name, or any :class:`popdist_py.ipu.specification.IPU`.
+            ipu: The name of an IPU, or a :class:`popdist_py.ipu.specification.IPU`.
 
         Raises:
-            ValueError: neither.
+            ValueError: ``ipu`` is neither the name of an IPU nor an IPU object.
         """
         self.createOrSet(device=ipu_of(f"Emulator.device({ipu!r})", ipu))
         return self
 
     def memory(self, mode: MemoryMode) -> _EmulatorOptions:
-        """Choose what happens when a model is compiled that the IPU has no room for.
+        """Choose the action when a compiled model does not fit into the memory of the IPU.
+
+        The environment variable ``POPDIST_IPU_MEMORY`` sets the default. If it is not set, the
+        default is ``enforce`` if an IPU is chosen, and ``warn`` if no IPU is chosen.
 
         Args:
-            mode: ``enforce`` raises, as hardware does, and is the default where a device is named;
-                ``warn`` says so and goes on, and is the default elsewhere; ``off`` does not look.
-                ``POPDIST_IPU_MEMORY`` is another default.
+            mode: ``enforce`` raises an error, as hardware does. ``warn`` logs a warning. ``off``
+                does not check the memory.
 
         Raises:
-            ValueError: any other mode.
+            ValueError: ``mode`` has another value.
         """
         self.createOrSet(memory=mode_of(f"Emulator.memory({mode!r})", mode))
         return self
 
     def _use_model(self, use_model: bool) -> None:
-        """Take the word of ``Options.useIpuModel``, which is not of this group."""
+        """Store the argument of ``Options.useIpuModel``, which calls this method."""
         self.createOrSet(uses_ipu_model=use_model)
 
     @property
     def is_ipu_model(self) -> bool:
-        """Whether the software model of a device is used, for which no device is needed."""
+        """Whether the program uses the software model of an IPU instead of a device."""
         uses_model: bool | None = self._values.get("uses_ipu_model")
         return self._environment.uses_model if uses_model is None else uses_model
 
     @property
     def device_named(self) -> IPU | None:
-        """The IPU that program, launcher or environment name, in this order."""
+        """The IPU that the program, the launcher or an environment variable chooses, or None."""
         own: IPU | None = self._values.get("device")
         return own or self._environment.named(uses_model=self._values.get("uses_ipu_model"))
 
     @property
     def ipu(self) -> IPU:
-        """The IPU whose model is asked: an Mk2 where none is named."""
+        """The IPU whose memory and time are emulated; an Mk2 if no IPU is chosen."""
         return self.device_named or ASSUMED_IPU
 
     @property
     def memory_mode(self) -> MemoryMode:
-        """What happens when a model is compiled that the IPU has no room for."""
+        """The action when a compiled model does not fit into the memory of the IPU."""
         default: MemoryMode = "warn" if self.device_named is None else "enforce"
         mode: MemoryMode = self._values.get("memory") or self._environment.memory or default
         return mode
 
     @property
     def asks_model(self) -> bool:
-        """Whether compiling asks the model of the device: for memory, for times, or for both."""
+        """Whether the memory or the time of an IPU is estimated when a model is compiled."""
         return self.memory_mode != "off" or self.device_named is not None
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all values, with what the environment says of the device."""
+        """Return all values of the group, the chosen IPU and the memory mode."""
         return (*super()._description(), self.device_named, self.memory_mode)

@@ -1,6 +1,7 @@
-"""Search for environment variables of the Poplar SDK and its TensorFlow that have no effect here.
+"""A search for environment variables of the Poplar SDK that do nothing on emulated IPUs.
 
-Programs and scripts for hardware set them. The module only reads variables.
+Programs and scripts for hardware set these variables. Some of the variables belong to the SDK's
+TensorFlow. This module only reads environment variables.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ __all__ = ["idle_variables"]
 _ENGINE: Final = "POPLAR_ENGINE_OPTIONS"
 _NO_LOG: Final = "POPTORCH_LOG_LEVEL sets the level of the log here"
 _NO_TENSORFLOW: Final = "models are written in PyTorch here"
-# The reason for each variable, as a warning gives it. Empty if it changes only hardware.
+# For each variable, the reason why it does nothing, as text for a warning. The text is empty if the
+# variable changes only the speed or memory of hardware.
 _IDLE: Final = {
     "IPUOF_CONFIG_PATH": "IPUOF_VIPU_API_PARTITION_ID names a partition here",
     "POPART_CACHE_DIR": "POPTORCH_CACHE_DIR keeps executables here",
@@ -26,7 +28,7 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# The launcher sets these variables for every instance, to this value unless the user set another.
+# The launcher sets these variables for every instance, unless the user has set them.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {
@@ -41,10 +43,10 @@ _PREFIXES: Final = ("IPUOF_", "TF_POPLAR_")
 
 
 def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each variable or key without effect, and the reason.
+    """Yield each environment variable and engine option without effect, and the reason.
 
     Args:
-        environ: the variables of the process.
+        environ: The environment variables of the process.
 
     Raises:
         Error: POPLAR_ENGINE_OPTIONS is not a JSON object.
@@ -68,7 +70,10 @@ def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def unknown_key(name: str) -> str:
-    """Return the reason for an unknown engine option, with the nearest name; empty for known."""
+    """Return a warning text if the engine option ``name`` is unknown, else an empty text.
+
+    The text suggests the known engine option with the most similar name.
+    """
     known = engine_options.ACTING | engine_options.IDLE
     return "" if name in known else _unknown("key", name, known)
 

@@ -1,7 +1,7 @@
-"""DistributedOptions: what PopDist calls ``popdist.poptorch.Options``.
+"""The class DistributedOptions, which PopDist calls ``popdist.poptorch.Options``.
 
-Replicas, process and device come from the launcher; without one, this is a single instance whose
-replicas are set by hand.
+The launcher decides the number of replicas, the index of the process and the device. In a program
+that runs without the launcher, the program sets the number of replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROCESSES: Final = (
     "the launcher numbers the instances of a job: start with poprun-py --num-instances N, or use "
     "poptorch.Options to number processes by hand"
 )
-# What a program asks for instead, by the setter that it cannot call.
+# For each setter that a program cannot call, the text that tells the user what to do instead.
 _INSTEAD: Final = {
     "replicationFactor": "every instance has R / N replicas: start with poprun-py --num-replicas R "
     "--num-instances N",
@@ -42,18 +42,18 @@ def _refuse(setter: str, given: object = None, decided: object = None) -> NoRetu
 
 
 class _LauncherDistributedOptions(_DistributedOptions):
-    """Process index and count of the instance; the program cannot change them."""
+    """The index of this process and the number of processes, which a program cannot change."""
 
     def disable(self) -> _DistributedOptions:
-        """Raise RuntimeError: the launcher decides."""
+        """Raise RuntimeError, because the launcher numbers the processes."""
         _refuse("Distributed.disable")
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> _DistributedOptions:
-        """Raise RuntimeError: the launcher decides."""
+        """Raise RuntimeError, because the launcher numbers the processes."""
         _refuse("Distributed.setEnvVarNames")
 
     def configureProcessId(self, process_id: int, num_processes: int) -> _DistributedOptions:
-        """Raise RuntimeError: the launcher decides."""
+        """Raise RuntimeError, because the launcher numbers the processes."""
         _refuse("Distributed.configureProcessId")
 
     def _change(self, name: str, value: Any) -> None:
@@ -64,19 +64,20 @@ class _LauncherDistributedOptions(_DistributedOptions):
 
 
 class DistributedOptions(Options):
-    """Options of one instance of a job; everything not taken from the launcher is as usual.
+    """The options of one instance of a job, with values that the launcher sets.
 
-    What the launcher decides cannot be changed: neither by a setter nor by the name of its value.
-    Without a launcher, this is the one instance of a job whose replicas are set by hand.
+    A program cannot change a value that the launcher has set, neither with a setter nor by
+    assignment. All other options work as in ``poptorch.Options``. In a program that runs without
+    the launcher, the program sets the number of replicas.
 
     Args:
-        ipus_per_replica: IPUs of one replica; None takes the launcher's number.
+        ipus_per_replica: The number of IPUs of one replica; by default the launcher's number.
 
     Raises:
-        ValueError: a number of IPUs per replica that is not the launcher's.
+        ValueError: The launcher gave each replica another number of IPUs.
     """
 
-    # The values that the launcher decides, and their setters.
+    # The names of the values that the launcher sets, and the names of their setters.
     _DECIDED: ClassVar = {"replication_factor": "replicationFactor", "ipu_id": "useIpuId"}
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
@@ -104,33 +105,37 @@ class DistributedOptions(Options):
         return _LauncherDistributedOptions(instance.instance_index, instance.num_instances)
 
     def _change(self, name: str, value: Any) -> None:
-        # Not yet declared: the constructor takes the launcher's values.
+        # While the constructor copies the launcher's values, ``_launched`` does not exist yet, so
+        # the constructor may change all values.
         if self.__dict__.get("_launched") and name in self._DECIDED and value != self(name):
             _refuse(self._DECIDED[name], value, self(name))
         super()._change(name, value)
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """Set the local replicas of a program that runs alone.
+        """Set the number of replicas of this instance, in a program without the launcher.
 
         Raises:
-            RuntimeError: the launcher decided on another number.
+            RuntimeError: The launcher gave this instance another number of replicas.
         """
         return super().replicationFactor(replication_factor)
 
     def useIpuId(self, ipu_id: int) -> Options:
-        """Raise RuntimeError: the launcher decides."""
+        """Raise RuntimeError, because the launcher chooses the IPUs of each instance."""
         _refuse("useIpuId")
 
     @property
     def shares_devices(self) -> bool:
-        """True: the launcher hands the devices out, so no instance waits for another's."""
+        """True, because the launcher gives each instance its own devices."""
         return True
 
     def check_ipus(self, needed: int) -> None:
-        """Check that a model's replica needs no more IPUs than the launcher gave it.
+        """Check that the launcher gave each replica enough IPUs for a model.
+
+        Args:
+            needed: The number of IPUs that one replica of the model needs.
 
         Raises:
-            Error: it does.
+            Error: The launcher gave each replica fewer IPUs.
         """
         if self._launched and needed > self._ipus_per_replica:
             raise Error(
@@ -139,7 +144,7 @@ class DistributedOptions(Options):
             )
 
     def toDict(self) -> dict[str, Any]:
-        """Return all values, with those of the device, frozen or not."""
+        """Return the values of all groups and ``ipus_per_replica`` as one flat dictionary."""
         return {**super().toDict(), "ipus_per_replica": self._ipus_per_replica}
 
 

@@ -1,6 +1,7 @@
-"""Options: what a program says about how its model runs. Groups live in ``groups.py``.
+"""The class Options, whose values control how a program's models run.
 
-Every default of an option stands here, once, and one setter for each option: hence the length.
+The module is long, because it contains the default value and the setter of each option. The groups
+of options are in ``groups.py``.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ _UNLIMITED: Final = 2**64 - 1
 
 
 class Options(OptionStore):
-    """Everything that a model or a data loader needs to know about how to run.
+    """The settings that control how models and data loaders run.
 
-    Setters return the object, so that they can be chained. Using the object in a data loader or a
-    model freezes it. ``Options(ipus_per_replica=n)`` makes :class:`DistributedOptions`, because
-    ``popdist.poptorch.Options`` and ``poptorch.Options`` are one class here.
+    Setters return the object, so calls of setters can be chained. A data loader or a model freezes
+    the options that it uses. ``Options(ipus_per_replica=n)`` makes :class:`DistributedOptions`,
+    because the names ``popdist.poptorch.Options`` and ``poptorch.Options`` refer to one class.
     """
 
     Training: _TrainingOptions
@@ -70,17 +71,18 @@ class Options(OptionStore):
 
     _place = "Options"
 
-    # What ``ipus_per_replica`` makes: a subclass, which enters itself here.
+    # The subclass that ``Options(ipus_per_replica=n)`` makes. The module of the subclass sets this.
     _for_launcher: ClassVar[type[Options]]
-    # What a file of setter calls may name beside the setters: ``poptorch`` enters itself here.
+    # The names that files of setter calls may use, besides the setters. The package ``poptorch``
+    # adds its own name to this dictionary.
     _names_in_files: ClassVar[dict[str, Any]] = {}
 
     def __new__(cls, *_: Any, **arguments: Any) -> Options:
-        """Make the object; with PopDist's argument, one of the subclass for the launcher's jobs.
+        """Make the object. With the argument ``ipus_per_replica``, make a DistributedOptions.
 
-        PopDist and PopTorch each have a class ``Options``, and programs of both write
-        ``Options(...)``. Here the two packages are one, so the name is one, and the argument that
-        only PopDist's has tells which is meant. What comes back is still an ``Options``.
+        PopDist and PopTorch each have a class ``Options``. In this library both names refer to one
+        class. Only PopDist's class has the argument ``ipus_per_replica``, so this argument shows
+        that the program wants PopDist's class. A DistributedOptions is also an ``Options``.
         """
         named_by_popdist = cls is Options and "ipus_per_replica" in arguments
         return super().__new__(Options._for_launcher if named_by_popdist else cls)
@@ -123,7 +125,7 @@ class Options(OptionStore):
         return _DistributedOptions()
 
     def _apply_environment(self) -> None:
-        """Take the settings that the environment gives to every new object."""
+        """Apply the options that environment variables set for every new object."""
         defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
         if defaults:
             self.from_json(defaults)
@@ -140,15 +142,15 @@ class Options(OptionStore):
         check_groups(self.replication_factor, self.input_group_size, self.input_cgt)
 
     def deviceIterations(self, device_iterations: int) -> Options:
-        """Set how many iterations (DI) the device loops over in one call."""
+        """Set the number of iterations (DI) that the device runs in one call of the model."""
         self.set(device_iterations=device_iterations)
         return self
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """Set the number R of copies of the model that this process runs.
+        """Set the number of replicas (R), the copies of the model that this process runs.
 
         Raises:
-            ValueError: the groups of inputReplicaGrouping() do not divide it.
+            ValueError: The group size of inputReplicaGrouping() does not divide the number.
         """
         self.set(replication_factor=replication_factor)
         return self
@@ -158,10 +160,11 @@ class Options(OptionStore):
     ) -> Options:
         """Let groups of ``input_group_size`` replicas share the same input.
 
-        Set the replication factor first.
+        Call ``replicationFactor()`` first.
 
         Raises:
-            ValueError: type All, a group larger than R, or a size that does not divide R.
+            ValueError: ``input_cgt`` is All, or ``input_group_size`` does not divide the number of
+                replicas.
         """
         if input_cgt == enums.CommGroupType.NoGrouping:
             input_group_size, input_cgt = 1, enums.CommGroupType.Consecutive
@@ -169,9 +172,12 @@ class Options(OptionStore):
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
-        """Say whether buffers are equal on all replicas; False gives each replica its own.
+        """Declare that buffers are equal on all replicas, or give each replica its own buffers.
 
-        The statistics of batch and instance norms are each replica's own in any case.
+        With either setting, each replica has its own statistics of batch norms and instance norms.
+
+        Args:
+            broadcast_buffers: True if buffers are equal on all replicas, False for own buffers.
         """
         self.set(broadcast_buffers=broadcast_buffers)
         return self
@@ -180,22 +186,23 @@ class Options(OptionStore):
     def outputMode(
         self, output_mode: enums.OutputMode, output_return_period: int | None = None
     ) -> Options:
-        """Choose which micro-batches' outputs a call returns.
+        """Choose the micro-batches whose outputs a call of the model returns.
 
         Args:
-            output_mode: All, Final, Sum, EveryN, or Default (All for inference, else Final).
-            output_return_period: N of EveryN; ignored for other modes.
+            output_mode: All, Final, Sum, EveryN or Default. Default means All for inference and
+                Final for training.
+            output_return_period: The number N of the mode EveryN. Other modes ignore this argument.
         """
         mode, period = _output_mode(output_mode, output_return_period)
         self.set(output_mode=mode, output_return_period=period)
         return self
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether no output mode was chosen."""
+        """Tell whether the output mode is still the default."""
         return bool(self.output_mode == enums.OutputMode.Default)
 
     def resolved_output_mode(self, training: bool) -> enums.OutputMode:
-        """Return the output mode; one that was not chosen depends on ``training``."""
+        """Return the output mode, or the default mode of training or inference models."""
         if not self.defaultOutputMode():
             return enums.OutputMode(self.output_mode)
         return enums.OutputMode.Final if training else enums.OutputMode.All
@@ -208,9 +215,14 @@ class Options(OptionStore):
         output_mode: enums.OutputMode | None = None,
         output_return_period: int = 1,
     ) -> None:
-        """Return the tensor ``long_name`` of the model under ``short_name`` after each call.
+        """Make a tensor inside the model readable after each call.
 
-        Without ``output_mode`` it follows the mode of the model's outputs.
+        Args:
+            short_name: The name that the program uses to read the tensor.
+            long_name: The name of the tensor in the model.
+            output_mode: The micro-batches whose tensors are returned; by default, the tensors of
+                the same micro-batches as the model's outputs.
+            output_return_period: The number N of the output mode EveryN.
         """
         self.checkIsFrozen()
         if output_mode is None:
@@ -221,7 +233,7 @@ class Options(OptionStore):
         self._values["anchored_tensors"][short_name] = entry
 
     def batching(self, training: bool) -> Batching:
-        """Return the factors of a model; the default output mode depends on ``training``."""
+        """Return the batching factors and the output mode of a training or inference model."""
         return Batching(
             device_iterations=self.device_iterations,
             gradient_accumulation=self.Training.gradient_accumulation,
@@ -235,14 +247,14 @@ class Options(OptionStore):
     # -- execution ----------------------------------------------------------------------------
 
     def randomSeed(self, random_seed: int) -> Options:
-        """Seed the random streams of the device, and torch's own."""
+        """Set the seed of the device's random number generators and of torch's generator."""
         assert isinstance(random_seed, int), f"randomSeed({random_seed!r}): expected an integer"
         self.createOrSet(random_seed=random_seed)
         torch.manual_seed(random_seed)
         return self
 
     def setExecutionStrategy(self, strategy: Any) -> Options:
-        """Choose how blocks become stages on IPUs."""
+        """Choose the strategy that divides the blocks of a model into stages on IPUs."""
         if isinstance(strategy, enums.AutoStage):
             strategy = execution_strategies.PipelinedExecution(strategy)
         assert isinstance(strategy, execution_strategies._IExecutionStrategy), (
@@ -256,10 +268,10 @@ class Options(OptionStore):
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Options:
-        """Set the share of memory that operators may use, per IPU: ``{"IPU0": 0.5}``.
+        """Set the share of each IPU's memory that operators may use, such as ``{"IPU0": 0.5}``.
 
         Raises:
-            AssertionError: a key that names no IPU, or a share that is not from 0 to 1.
+            AssertionError: A key is not the name of an IPU, or a share is not between 0 and 1.
         """
         assert isinstance(available_memory_proportion, Mapping), (
             f"Expected a dictionary such as {{'IPU0': 0.5}}, got {available_memory_proportion!r}"
@@ -274,20 +286,21 @@ class Options(OptionStore):
         return self
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
-        """Round the number of IPUs up to a power of two instead of raising."""
+        """Round the number of IPUs up to a power of two instead of raising an error."""
         self.set(auto_round_num_ipus=auto_round_num_ipus)
         return self
 
     def enableStableNorm(self, enabled: bool) -> Options:
-        """Use the numerically stable form of group norms, as torch always does."""
+        """Request the numerically stable form of group norms, which torch uses in any case."""
         self._Popart.set("enableStableNorm", enabled)
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Options:
-        """Make inputs on the device instead of sending them, and send no results.
+        """Generate inputs on the device instead of sending them, and do not send results.
 
-        Inputs are random and normally distributed, whole numbers zeros; results have their shapes
-        and are zeros. ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs.
+        Floating-point inputs are random numbers with a normal distribution. Integer inputs are
+        zeros. Results have the usual shapes but contain zeros.
+        ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs.
         """
         mode = SyntheticDataMode.RandomNormal if enabled else SyntheticDataMode.Off
         self._Popart.set("syntheticDataMode", int(mode))
@@ -295,15 +308,15 @@ class Options(OptionStore):
 
     @property
     def synthetic_data(self) -> bool:
-        """Whether inputs are made on the device."""
+        """Whether the device generates the inputs of models."""
         return bool(self._Popart.options.get("syntheticDataMode"))
 
     @property
     def synthetic_mode(self) -> SyntheticDataMode:
-        """How inputs are made on the device.
+        """The kind of inputs that the device generates.
 
         Raises:
-            Error: in none of the ways that there are.
+            Error: The session option ``syntheticDataMode`` has an unknown value.
         """
         mode = self._Popart.options.get("syntheticDataMode", SyntheticDataMode.Off)
         try:
@@ -315,22 +328,23 @@ class Options(OptionStore):
             ) from None
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
-        """Name the buffers that copyNamedBuffersToDevice() sends."""
+        """Set the names of the buffers that copyNamedBuffersToDevice() copies to the device."""
         self._Popart.set("updatableNamedBuffers", list(buffers))
         return self
 
     @property
     def updatable_buffers(self) -> tuple[str, ...]:
-        """The buffers that copyNamedBuffersToDevice() sends."""
+        """The names of the buffers that copyNamedBuffersToDevice() copies to the device."""
         return tuple(self._Popart.options.get("updatableNamedBuffers", ()))
 
     # -- device -------------------------------------------------------------------------------
 
     def useIpuModel(self, use_model: bool) -> Options:
-        """Have the memory and the time of the device's model: ``Emulator.device`` says which.
+        """Emulate the memory and the time of an IPU, by default of an Mk2.
 
-        What computes is an emulation in any case. Without a device named this is an Mk2;
-        ``POPTORCH_IPU_MODEL_VERSION=ipu1``, ``ipu2`` or ``ipu21`` is another default.
+        ``Emulator.device`` chooses another IPU. The environment variable
+        ``POPTORCH_IPU_MODEL_VERSION`` (``ipu1``, ``ipu2`` or ``ipu21``) changes the default. This
+        option does not change results, because computations are always emulated.
         """
         _check_type("useIpuModel", use_model, bool)
         self.createOrSet(use_model=use_model)
@@ -338,13 +352,13 @@ class Options(OptionStore):
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
-        """Attach to the device of this id."""
+        """Attach models to the device with this id."""
         _check_type("useIpuId", ipu_id, int)
         self.createOrSet(ipu_id=ipu_id)
         return self
 
     def useOfflineIpuTarget(self, ipu_target_version: int = 2) -> Options:
-        """Compile without a device, for version 1 (Mk1), 2 (Mk2) or 21 (Bow) of the IPU."""
+        """Compile without a device, for IPU version 1 (Mk1), 2 (Mk2) or 21 (Bow)."""
         if ipu_target_version not in OFFLINE_TARGETS:
             raise ValueError(
                 f"useOfflineIpuTarget({ipu_target_version}): expected one of "
@@ -356,7 +370,7 @@ class Options(OptionStore):
         return self
 
     def connectionType(self, connection_type: enums.ConnectionType) -> Options:
-        """Choose when the model attaches to its device."""
+        """Choose when a model attaches to its device."""
         assert isinstance(connection_type, enums.ConnectionType), (
             f"Invalid type {type(connection_type)}: expected a ConnectionType"
         )
@@ -364,7 +378,7 @@ class Options(OptionStore):
         return self
 
     def syncPattern(self, sync_pattern: enums.SyncPattern) -> Options:
-        """Choose how IPUs synchronise; no numeric effect."""
+        """Choose how IPUs synchronise. This option does not change results."""
         assert isinstance(sync_pattern, enums.SyncPattern), (
             f"Invalid type {type(sync_pattern)}: expected a SyncPattern"
         )
@@ -374,36 +388,41 @@ class Options(OptionStore):
     # -- observation --------------------------------------------------------------------------
 
     def logDir(self, log_dir: str | Path) -> Options:
-        """Set the folder of logs; none are written here."""
+        """Set the folder for log files. This library does not write log files."""
         _check_type("logDir", log_dir, str | Path)
         self.set(log_dir=str(log_dir))
         return self
 
     def maxRepeatLogs(self, max_repeat_lines: int | None) -> Options:
-        """Limit how often one line is logged, None is no limit; here all lines are shown."""
+        """Limit how often one line is logged. This library ignores the limit.
+
+        Args:
+            max_repeat_lines: The limit, or None for no limit.
+        """
         self.set(max_repeat_logs=_UNLIMITED if max_repeat_lines is None else max_repeat_lines)
         return self
 
     def modelName(self, name: str) -> Options:
-        """Name the folder of the model's reports; none are written here."""
+        """Set the name of the folder for the model's reports. This library writes no reports."""
         _check_type("modelName", name, str)
         self.createOrSet(model_name=name)
         return self
 
     def logCycleCount(self, log_cycle_count: bool) -> Options:
-        """Count and log the IPU cycles of every call."""
+        """Count and log the IPU cycles of each call of a model."""
         self._Popart.set("instrumentWithHardwareCycleCounter", bool(log_cycle_count))
         return self
 
     @property
     def counts_cycles(self) -> bool:
-        """Whether the IPU cycles of every call are counted."""
+        """Whether the IPU cycles of each call of a model are counted."""
         return bool(self._Popart.options["instrumentWithHardwareCycleCounter"])
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
-        """Record a timeline of this process, written into ``profile_dir`` when the program ends.
+        """Record a timeline of this process, and write it to a file when the program ends.
 
-        Without ``profile_dir`` it is written into the current folder.
+        Args:
+            profile_dir: The folder of the file; by default the current folder.
         """
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
         if profile_dir is not None:
@@ -412,23 +431,23 @@ class Options(OptionStore):
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
-        """Show the bar "Graph compilation"; compilationTime() needs it."""
+        """Show the progress bar "Graph compilation", without which compilationTime() fails."""
         return self._put("_show_compilation_progress_bar", bool(show))
 
     def disableModuleNamescope(self) -> Options:
-        """Do not derive name scopes from module names."""
+        """Do not use the names of modules as name scopes."""
         return self._put("_module_namescope_enabled", False)
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
-        """Log unexpected optimiser attributes at DEBUG instead of WARN."""
+        """Log unexpected attributes of optimisers at the level DEBUG instead of WARN."""
         return self._put("_relax_optimizer_checks", bool(relax))
 
     def sourceLocationExcludes(self, excludes: Iterable[str]) -> Options:
-        """Replace the filters of recorded source lines, which are read in reports only."""
+        """Replace the filters for source locations, which only hardware's reports use."""
         return self._put("_source_location_excludes", list(excludes))
 
     def appendToLocationExcludes(self, *excludes: str) -> Options:
-        """Add filters of recorded source lines, which are read in reports only."""
+        """Add filters for source locations, which only hardware's reports use."""
         return self._put("_source_location_excludes", [*self._source_location_excludes, *excludes])
 
     def _put(self, name: str, value: Any) -> Options:
@@ -437,50 +456,50 @@ class Options(OptionStore):
         return self
 
     def enableExecutableCaching(self, path: str | None) -> Options:
-        """Keep compiled models in the folder ``path``; None switches this off."""
+        """Store compiled models in the folder ``path``. None switches this off."""
         self._Popart.set("enableEngineCaching", path is not None)
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self
 
     @property
     def executable_cache(self) -> Path | None:
-        """The folder of compiled models; None where they are not kept."""
+        """The folder that stores compiled models, or None if they are not stored."""
         folder = self._Popart.options.get("cachePath")
         return Path(folder) if folder and self._Popart.options.get("enableEngineCaching") else None
 
     # -- from text ----------------------------------------------------------------------------
 
     def loadFromFile(self, filepath: str | Path) -> Options:
-        """Apply a file of setter calls, one per line, without the ``options.`` prefix.
+        """Apply a file with one setter call per line, without the prefix ``options.``.
 
         Raises:
-            ConfigFileError: a line is not a call that Python understands.
+            ConfigFileError: A line is not valid Python.
         """
         from_text.apply_lines(self, Path(filepath), self._names_in_files)
         return self
 
     def from_json(self, string: str) -> Options:
-        """Apply ``{"Training.gradientAccumulation": 2, ...}``: dotted setters and arguments."""
+        """Apply setter calls from JSON such as ``{"Training.gradientAccumulation": 2, ...}``."""
         from_text.apply_json(self, string)
         return self
 
     def overlap_conditions(self, training: bool) -> OverlapConditions:
-        """Return what these options say of overlapped I/O."""
+        """Return the values of these options that the rules of overlapped I/O depend on."""
         return OverlapConditions(
             is_pipelined=self._execution_strategy.is_pipelined,
             has_io_tiles=self.TensorLocations.exists("numIOTiles"),
             output_mode=self.resolved_output_mode(training),
         )
 
-    # -- what the launcher decides ------------------------------------------------------------
+    # -- values that the launcher decides -----------------------------------------------------
 
     @property
     def shares_devices(self) -> bool:
-        """Whether the launcher hands out the devices; otherwise a model waits for its id."""
+        """Whether the launcher assigns devices, so that a model need not wait for its device."""
         return False
 
     def check_ipus(self, needed: int) -> None:
-        """Do nothing: a program on its own has as many IPUs for each replica as it asks for."""
+        """Do nothing, because a program without the launcher has as many IPUs as it needs."""
 
     # -- the object as a whole ----------------------------------------------------------------
 
@@ -492,7 +511,7 @@ class Options(OptionStore):
         """Return all values of all groups as one flat dictionary.
 
         Raises:
-            AssertionError: no output mode was chosen.
+            AssertionError: The program has not chosen an output mode.
         """
         assert not self.defaultOutputMode(), (
             "An output mode must be picked before generating a dict"
@@ -503,9 +522,10 @@ class Options(OptionStore):
         return values
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all that compiling depends on: equal for options that compile alike.
+        """Return the values that compiled models depend on.
 
-        Where executables are cached is left out, and so are the bar and the checks of optimisers.
+        The folder of cached executables, the progress bar and the checks of optimisers do not
+        affect compiled models, so the result does not contain them.
         """
         return (
             *super()._description(),
@@ -515,14 +535,14 @@ class Options(OptionStore):
 
 
 def _check_type(setter: str, value: Any, expected: Any) -> None:
-    """Check the value of an option that has none to compare with before it is set."""
+    """Check the type of a value, for options without a default."""
     assert isinstance(value, expected), (
         f"Unexpected type {type(value)} for {setter}({value!r}). Expected {expected}"
     )
 
 
 def _output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
-    """Check an output mode and its period; return both as they are stored."""
+    """Check an output mode and its period, and return the values that the options store."""
     assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
     if mode == enums.OutputMode.EveryN:
         every = period if isinstance(period, int) else 0

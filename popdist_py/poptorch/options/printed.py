@@ -1,7 +1,7 @@
-"""Text of options for ``print``: grouped, one field a line, with the default of changed values.
+"""The text that ``print`` shows for options, with one field on each line.
 
-The fields are those that PopTorch prints, and this library's own. This module has the values of a
-few fields of PopTorch that cannot be changed here.
+The text contains the fields that PopTorch prints, and this library's own fields. Next to a changed
+value it shows the default. A few fields of PopTorch have fixed values, which this module contains.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ _INDENT: Final = "    "
 
 
 def options_text(options: Any) -> str:
-    """Return the fields of an OptionStore and its groups, one a line, in the form of a call."""
+    """Return the text of an OptionStore and its groups, in the form of a constructor call."""
     return "\n".join(_lines("", options, inside=False)).removesuffix(",")
 
 
 def fixed_fields(group: str) -> Mapping[str, Any]:
-    """Return PopTorch's fields that cannot be changed here, for the class name of a group."""
+    """Return the fields of a group whose values cannot be changed.
+
+    Args:
+        group: The class name of the group.
+    """
     if group != "_PrecisionOptions":
         return {}
     # Every operator computes in the type of its inputs.
@@ -28,10 +32,18 @@ def fixed_fields(group: str) -> Mapping[str, Any]:
 
 
 def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
-    """Yield the lines of a store; a store ``inside`` another leaves out the fields of both."""
+    """Yield the lines of a store.
+
+    Args:
+        label: The text before the class name in the first line.
+        store: The options to print.
+        inside: Whether the store is printed as a part of another store. A part omits the lines that
+            the other store prints too.
+    """
     fields = [*_own_fields(store), *_part_fields(store, inside=inside)]
     if not inside:
-        # Warnings are logged at once, so these two fields of PopTorch are always empty.
+        # This library logs warnings immediately, so PopTorch's two fields for warnings are always
+        # empty.
         fields += ["_warnings={},", "_warnings_disabled=set(),", f"_is_frozen={store._is_frozen},"]
     opening = f"{label}{type(store).__name__}("
     if not fields:

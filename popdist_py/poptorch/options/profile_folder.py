@@ -1,6 +1,8 @@
-"""Where a program wants its profile: ``enableProfiling``, or ``autoReport`` in engine options.
+"""The folder into which a program wants its profile written.
 
-Here the profile is the timeline of the process. Nothing here records or writes one.
+A program asks for a profile with ``enableProfiling``, or with the ``autoReport`` keys of the engine
+options. On emulated IPUs, the profile is the timeline of the process. This module does not record
+or write the timeline.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ _DIRECTORY = "autoReport.directory"
 
 
 def profile_folder(options: Options) -> Path | None:
-    """Return the folder for the profile; None if no profile is wanted.
+    """Return the folder for the profile, or None if the program does not ask for a profile.
 
     Raises:
-        Error: ``POPLAR_ENGINE_OPTIONS`` is no JSON object.
+        Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
     given: Mapping[str, Any] = options._Popart.changed().get("engineOptions", {})
     wanted = {**given, **from_text.engine_environment()}

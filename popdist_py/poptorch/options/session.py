@@ -1,4 +1,7 @@
-"""The session options of PopART that ``Options._Popart.set`` accepts; few have an effect."""
+"""The names of PopART's session options, which ``Options._Popart.set`` accepts.
+
+Few session options have an effect on emulated IPUs.
+"""
 
 from __future__ import annotations
 
@@ -132,15 +135,17 @@ _KNOWN: Final = frozenset(
 )
 
 
-# The session options that this library reads and that hold options themselves.
+# The session options with dictionaries as values that this library reads.
 _DICTIONARIES: Final = frozenset({"convolutionOptions", "engineOptions", "matmulOptions"})
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Check the names of session options; of dotted ones, the part before the first dot.
+    """Check the names of session options, and the types of those that must be dictionaries.
+
+    If a name contains dots, only the part before the first dot is checked.
 
     Raises:
-        Error: a name is unknown, or an option that holds other options is not a dictionary.
+        Error: A name is unknown, or a value that must be a dictionary is not a dictionary.
     """
     for name, value in options.items():
         stem = name.partition(".")[0]

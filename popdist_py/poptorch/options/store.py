@@ -1,7 +1,7 @@
-"""A set of named option values: typed, readable as attributes, freezable.
+"""The class OptionStore, a set of named option values that can be frozen.
 
-The rules that all groups of options share; which options exist is said in ``options.py`` and
-``groups.py``.
+This module contains the rules that all groups of options share. The options themselves are defined
+in ``options.py`` and ``groups.py``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Store = TypeVar("Store", bound="OptionStore")
 
 
 class OptionStore:
-    """Named values with PopTorch's rules for setting and freezing them."""
+    """Named option values, with PopTorch's rules for changing and freezing them."""
 
-    # As the table of old spellings calls this kind of options.
+    # The name of this group of options in the table of old spellings.
     _place: ClassVar[str] = ""
 
     def __init__(self, **defaults: Any) -> None:
@@ -33,13 +33,13 @@ class OptionStore:
     # -- values -------------------------------------------------------------------------------
 
     def set(self, **values: Any) -> None:
-        """Change existing options: all that are given or, where one is refused, none.
+        """Change existing options. If one value is invalid, no option changes.
 
         Raises:
-            AttributeError: the options are frozen.
-            AssertionError: an unknown name, a value of another type than the present one, or one
-                that the option does not take.
-            ValueError: options that do not fit one another.
+            AttributeError: The options are frozen.
+            AssertionError: A name is unknown, a value has another type than the present value, or
+                the option does not accept the value.
+            ValueError: The values of several options do not fit together.
         """
         self.checkIsFrozen()
         with self._checked():
@@ -48,7 +48,7 @@ class OptionStore:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Check the values after they were changed; leave them as they were if they are refused."""
+        """Check the values after the ``with`` block, and restore the old values after an error."""
         before = dict(self._values)
         try:
             yield
@@ -59,10 +59,10 @@ class OptionStore:
             raise
 
     def _check(self) -> None:
-        """Check that the values are allowed and fit one another, if a kind of options has rules."""
+        """Check that the values are valid and fit together. Subclasses define the rules."""
 
     def _change(self, name: str, value: Any) -> None:
-        """Change one existing option, whose type stays."""
+        """Set one existing option to a value of the same type."""
         assert name in self._values, (
             f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
         )
@@ -73,7 +73,7 @@ class OptionStore:
         self._values[name] = value
 
     def createOrSet(self, **values: Any) -> None:
-        """Change options, making those that do not exist yet."""
+        """Change options, and create the options that do not exist yet."""
         self.checkIsFrozen()
         with self._checked():
             for name, value in values.items():
@@ -83,7 +83,7 @@ class OptionStore:
                     self._values[name] = value
 
     def changed(self) -> dict[str, Any]:
-        """Return the values that differ from their defaults, or have none."""
+        """Return the options whose values differ from their defaults, or that have no default."""
         defaults = self._default_values()
         return {
             name: value
@@ -92,15 +92,15 @@ class OptionStore:
         }
 
     def _default_values(self) -> dict[str, Any]:
-        """Return the default values; empty for objects that older versions saved."""
+        """Return the default values, or an empty dictionary for objects that old versions saved."""
         return cast(dict[str, Any], self.__dict__.get("_defaults", {}))
 
     def exists(self, name: str) -> bool:
-        """Tell whether an option of this name has a value."""
+        """Tell whether an option with this name exists."""
         return name in self._values
 
     def deleteIfExists(self, name: str) -> None:
-        """Forget the option of this name, if there is one."""
+        """Delete the option with this name, if it exists."""
         self.checkIsFrozen()
         self._values.pop(name, None)
 
@@ -108,7 +108,7 @@ class OptionStore:
         """Return the value of the option ``name``.
 
         Raises:
-            AssertionError: there is no such option.
+            AssertionError: The option does not exist.
         """
         assert name in self._values, (
             f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
@@ -147,17 +147,20 @@ class OptionStore:
                 self._change(name, value)
 
     def _declare(self, **attributes: Any) -> None:
-        """Give the object its private attributes and groups, in a constructor."""
+        """Set private attributes and groups of options. Constructors call this method."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
     # -- freezing and copying -----------------------------------------------------------------
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """Do nothing unless the options are frozen.
+        """Check that the options may be changed.
+
+        Args:
+            option: The name of the attribute that is about to change.
 
         Raises:
-            AttributeError: the options are frozen.
+            AttributeError: The options are frozen, because a data loader or a model uses them.
         """
         if self._is_frozen and option != "_is_frozen":
             raise AttributeError(
@@ -166,7 +169,7 @@ class OptionStore:
             )
 
     def _groups(self) -> dict[str, OptionStore]:
-        """Return the stores that are part of this one, by attribute."""
+        """Return the groups of options that this object contains, by attribute name."""
         return {n: value for n, value in self.__dict__.items() if isinstance(value, OptionStore)}
 
     def _freeze(self) -> None:
@@ -195,11 +198,11 @@ class OptionStore:
         return duplicate
 
     def toDict(self) -> dict[str, Any]:
-        """Return the values of this object, without those of its groups."""
+        """Return the values of this object, without the values of its groups."""
         return dict(self._values)
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all values, those of the groups included: equal for options that are set alike."""
+        """Return all values of this object and its groups, for comparisons with other options."""
         groups = [(name, group._description()) for name, group in self._groups().items()]
         return (type(self).__name__, sorted(self._values.items()), sorted(groups))
 
@@ -208,9 +211,13 @@ class OptionStore:
 
 
 def check_count(setter: str, given: int) -> None:
-    """Check the value of an option that counts.
+    """Check that the value of an option is at least 1.
+
+    Args:
+        setter: The name of the option's setter, for the error message.
+        given: The value.
 
     Raises:
-        AssertionError: it is below 1.
+        AssertionError: The value is below 1.
     """
     assert given >= 1, f"{setter}({given}): expected 1 or more"

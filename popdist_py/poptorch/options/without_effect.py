@@ -1,9 +1,9 @@
-"""Which options do nothing on emulated IPUs, and how a program learns of it.
+"""A search for options that do nothing on emulated IPUs, and warnings about them.
 
-There are two kinds, and one line of the log for each. Options of the first kind ask for something
-that does not exist here, such as a file. Options of the second kind change only hardware, and the
-model of the device does not know them. Options that change memory or time in that model have an
-effect, so they are in neither kind. This module only reads options.
+There are two kinds of options without effect, and each kind has its own line in the log. Options of
+the first kind ask for something that this library does not have, such as a file. Options of the
+second kind change only the speed or memory of hardware. Options that change the emulated memory or
+time have an effect, so they belong to neither kind. This module only reads options.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ __all__ = ["Idle", "idle_options", "say_idle_in_model", "say_idle_options"]
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """An option that was set and does nothing.
+    """An option that a program has set and that does nothing.
 
     Attributes:
-        name: how a program sets it.
-        why: what does not happen; empty for what only hardware can do better or worse.
+        name: The name of the option, as programs write it.
+        why: The reason why the option does nothing. The text is empty if the option changes only
+            the speed or memory of hardware.
     """
 
     name: str
@@ -54,7 +55,7 @@ class _Rule:
 _NO_FILES: Final = "no such files are written"
 _BY_SETTER: Final = "the setters of Options decide"
 
-# By the name under which the value is stored.
+# The rule for each option. The keys are the names of the stored values of the options.
 _RULES: Final[Mapping[str, _Rule]] = {
     "log_dir": _Rule(Idle("logDir", "no logs are written to files")),
     "max_repeat_logs": _Rule(Idle("maxRepeatLogs", "repeated lines are all shown")),
@@ -65,7 +66,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "sync_pattern": _Rule(Idle("syncPattern")),
 }
 
-# Session options, by what comes before the first dot. Those that are not named are hardware's.
+# The rule for each session option, by the part of its name before the first dot. Session options
+# without a rule change only the speed or memory of hardware.
 _SESSION_RULES: Final[Mapping[str, _Rule]] = {
     "enableStableNorm": _Rule(Idle("enableStableNorm")),
     **{
@@ -103,7 +105,8 @@ _SESSION_RULES: Final[Mapping[str, _Rule]] = {
     },
 }
 
-# Session options that are read, by their whole names; some by the model of the device alone.
+# The full names of the session options that have an effect. Some of these session options affect
+# only the emulated memory and time.
 _READ: Final = frozenset(
     {
         "autoRecomputation",
@@ -123,23 +126,26 @@ _READ: Final = frozenset(
     }
 )
 
-# Session options that are dictionaries, and the keys that the model of the device reads.
+# For each session option that is a dictionary, the keys of that dictionary that affect the emulated
+# memory and time.
 _READ_OF_OPERATION: Final[Mapping[str, frozenset[str]]] = {
     "convolutionOptions": frozenset({"availableMemoryProportion", "partialsType"}),
     "matmulOptions": frozenset({"availableMemoryProportion"}),
 }
 _DITHERING: Final = "convolutionOptions enableConvDithering"
 
-# Reasons: the model of the device has one behaviour where hardware has several.
+# Reasons for warnings about options of execution phases and I/O tiles. Hardware offers a choice of
+# behaviours, but the emulation has only the behaviour that the reason states.
 _PHASES: Final = "each phase fetches its tensors and sends them off the chip"
 _LOADED: Final = "I/O tiles load and store only data from and to the host"
 
-# What was said already: several models of a program have the same options.
+# The options that this program has already logged. An option is logged once, even if several models
+# use it.
 _said: set[Idle] = set()
 
 
 def idle_options(options: Options) -> list[Idle]:
-    """Return the options that differ from their defaults and do nothing, each once."""
+    """Return the changed options that do nothing, each once."""
     return list(dict.fromkeys(_find(options)))
 
 
@@ -201,10 +207,10 @@ def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
 
 
 def say_idle_in_model(options: Options, placement: Placement) -> None:
-    """Log what does nothing in the model that was traced, on instance 0.
+    """Log the settings that do nothing in a traced model, on instance 0 only.
 
-    These are memory proportions of IPUs that the model does not use, and settings of operators in
-    its forward that only hardware has.
+    Memory proportions do nothing for IPUs that the model does not use. Some settings of operators
+    in the forward pass have an effect on hardware only.
     """
     if options.Distributed.processId != 0:
         return
@@ -219,14 +225,14 @@ def say_idle_in_model(options: Options, placement: Placement) -> None:
 
 
 def say_idle_options(options: Options) -> None:
-    """Log options and variables that do nothing, each once in a program, on instance 0."""
+    """Log options and environment variables without effect, each once, on instance 0 only."""
     if options.Distributed.processId == 0:
         of_environment = [Idle(name, why) for name, why in idle_variables(os.environ)]
         _say((*idle_options(options), *of_environment))
 
 
 def _say(idle: Iterable[Idle]) -> None:
-    """Log what was not logged before in this program: one line for each of the two kinds."""
+    """Log the options that this program has not logged before, with one line for each kind."""
     found = [one for one in idle if one not in _said]
     _said.update(found)
     if missed := ", ".join(str(one) for one in found if one.why):
