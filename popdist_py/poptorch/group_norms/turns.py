@@ -168,8 +168,8 @@ class _Thread:
             return
         # If the function has ended already, the reply is not read.
         self._replies.put(_Closed())
-        # If the start of the thread was interrupted, the thread is not alive and is not joined. If
-        # the thread begins later, it ends at its first meet().
+        # A thread whose start was interrupted may not be alive, and cannot be joined. If the
+        # function of such a thread begins later, it ends at its first meet().
         if self._thread.is_alive():
             self._thread.join()
 

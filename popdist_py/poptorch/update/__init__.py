@@ -1,6 +1,6 @@
-"""From gradients to new weights: reduce once, then step.
+"""The update of the weights, including gradient reduction, loss scaling and rounding.
 
-Here live gradients of all replicas, loss scaling, the device's optimisers, and rounding.
-Nothing here runs a forward. May call: optim, optimizer_state, enums, logger,
+The gradients of all replicas are reduced once per accumulation window, before the optimiser step.
+No module here runs a forward pass. May call: optim, optimizer_state, enums, logger,
 errors, and the library's collectives and activities.
 """

@@ -1,6 +1,6 @@
-"""Compressed gradients between hosts: which compression each array of gradients has.
+"""The class CompressedGradients, which compresses one model's gradients between hosts.
 
-Made for one model, from what the options say. Within a host nothing is compressed.
+The options choose the compression method. Data within a host is not compressed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ __all__ = ["CompressedGradients", "Reduction", "ReductionOf", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What reduces an array, in one call or two.
+    """The reduction of one array, in one or two steps.
 
     Attributes:
-        start: starts it.
-        finish: completes the first one that was started; None if ``start`` leaves nothing to do.
+        start: A function that starts the reduction.
+        finish: A function that completes the oldest reduction that was started and not completed.
+            None if ``start`` does the whole reduction.
     """
 
     start: Callable[[], None]
@@ -42,33 +43,34 @@ class Reduction:
             self.finish()
 
 
-# Returns what reduces an array of gradients, given the shapes of its parameters, in its order.
+# A function that returns the Reduction of an array of gradients. Its arguments are the array and
+# the shapes of the array's parameters, in the order of the array.
 ReductionOf: TypeAlias = Callable[[Array, Sequence[Sequence[int]]], Reduction]
 
 
 def exact(communicator: Communicator) -> ReductionOf:
-    """Return what makes reductions without compression."""
+    """Return a function that makes reductions without compression."""
     return lambda array, _: Reduction(partial(communicator.all_reduce, array, name="gradients"))
 
 
 class _Kept(Compression, Protocol):
-    """A compression with a state."""
+    """A compression whose state can be saved and loaded."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a later training goes on with, beside the error feedback."""
+        """Return the state for a checkpoint, without the error feedback."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take what ``state`` returned on all instances."""
+        """Load the states that ``state`` returned on all instances."""
 
 
 class CompressedGradients:
     """The compressions of all arrays of gradients of one model.
 
     Args:
-        method: ``fp16``, ``bf16`` or ``powersgd``.
-        settings: of the method.
-        communicator: the instances.
-        links: between their hosts.
+        method: The compression method, ``fp16``, ``bf16`` or ``powersgd``.
+        settings: The settings of the method.
+        communicator: The communicator for calls between the instances.
+        links: The connections between the hosts.
     """
 
     def __init__(
@@ -86,13 +88,14 @@ class CompressedGradients:
         self._made: list[tuple[_Kept, ErrorFeedback, list[list[int]]]] = []
 
     def reduction(self, array: Array, shapes: Sequence[Sequence[int]]) -> Reduction:
-        """Return what reduces ``array``: float16 and float32 compressed, float64 exactly.
+        """Return the reduction of ``array``, which has compression unless the dtype is float64.
 
         Args:
-            array: flat, in memory made by ``gradient_buffer``.
-            shapes: of the parameters whose gradients it holds, in its order.
+            array: A flat array of gradients, in memory made by ``gradient_buffer``.
+            shapes: The shapes of the parameters, in the order of their gradients in ``array``.
         """
-        if array.dtype == np.float64:  # who asks for it wants its digits
+        # A program that uses float64 needs the precision that compression would lose.
+        if array.dtype == np.float64:
             return self._exact(array, shapes)
         feedback = ErrorFeedback(array.size)
         compression: _Kept = (
@@ -106,21 +109,24 @@ class CompressedGradients:
         return Reduction(start, links.finish_compressed)
 
     def begin(self, loss_scale: float) -> None:
-        """Start a step whose gradients are scaled by ``loss_scale``."""
+        """Start a step whose gradients will be multiplied by ``loss_scale``."""
         for _, feedback, _ in self._made:
             feedback.rescale(loss_scale)
 
     @property
     def _layout(self) -> list[Any]:
-        """What has to be equal for error feedback to fit."""
-        # The rank decides which matrices are compressed, and the shape of their factors.
+        """The values that must be equal in two models to copy error feedback between them."""
+        # The rank of PowerSGD determines which matrices are compressed, and their factors' shapes.
         rank = self._settings.get("rank")
         method = self._method if rank is None else f"{self._method} rank {rank}"
         hosts = [list(instances) for instances in self._links.hosts]
         return [method, hosts, [shapes for *_, shapes in self._made]]
 
     def state(self) -> dict[str, Any]:
-        """Return what a later training goes on with: tensors, numbers, texts and lists of them."""
+        """Return the state for a checkpoint, as nested dicts and lists of plain values.
+
+        The plain values are tensors, numbers and strings.
+        """
         return {
             "layout": self._layout,
             "arrays": [
@@ -130,10 +136,14 @@ class CompressedGradients:
         }
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take what :meth:`state` returned on all instances, in their order.
+        """Load the states that :meth:`state` returned on all instances.
 
-        What was left out stays lost, as one step's rounding, where hosts, instances or parameters
-        are not those that saved it: it belongs to other parts there.
+        The error feedback is not loaded if the compression, the hosts, the instances or the
+        parameters differ from those of the saved states, because the errors would belong to other
+        elements. The loss of the error feedback is as small as the compression error of one step.
+
+        Args:
+            states: The states, in the order of the instances.
         """
         method, hosts, shapes = states[0]["layout"]
         own_method, own_hosts, own_shapes = self._layout
@@ -150,9 +160,9 @@ class CompressedGradients:
             )
 
     def take_over(self, before: CompressedGradients) -> None:
-        """Go on with what ``before`` keeps, of the gradients of the same parameters.
+        """Copy the state of ``before``, which compressed the gradients of the same parameters.
 
-        It starts anew if their arrays are cut otherwise.
+        If the gradients are divided into other arrays than in ``before``, the state is not copied.
         """
         if self._layout == before._layout:
             for own, earlier in zip(self._made, before._made, strict=True):

@@ -1,6 +1,7 @@
-"""Error feedback: what a step's compressed gradients leave out, kept for the next step.
+"""The class ErrorFeedback, which stores compression errors of gradients for the next step.
 
-Memory and its state; what is left out, and when it is added, is the compressions' matter.
+This module only stores the errors. The compressions compute the errors of a step and add them to
+the gradients of the next step.
 """
 
 from __future__ import annotations
@@ -17,24 +18,28 @@ __all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback:
-    """What was left out of the gradients of one array, of the parts that this instance owns.
+    """The compression errors of one array of gradients, for the parts that this instance reduces.
 
     Args:
-        size: number of elements of the array.
+        size: The number of elements of the array.
     """
 
     def __init__(self, size: int) -> None:
-        # Zeros take no memory where nobody writes: an instance touches what it owns.
+        # np.zeros allocates memory pages only when they are written. An instance writes only the
+        # parts that it reduces.
         self._rooms = {kind: np.zeros(size, np.float32) for kind in ("values", "sums")}
         self._parts: dict[str, set[tuple[int, int]]] = {kind: set() for kind in self._rooms}
         self._scale = 1.0
 
     def values(self, part: slice) -> Array:
-        """Return what this host's own sum of a part left out, to be changed in place."""
+        """Return the errors of compressing this host's sum of a part, to be changed in place."""
         return self._room("values", part)
 
     def sums(self, part: slice) -> Array:
-        """Return what the sum over all hosts left out, where this host made it."""
+        """Return the errors of compressing the sum over all hosts, to be changed in place.
+
+        Only the host that computes the sum of a segment has errors for the segment.
+        """
         return self._room("sums", part)
 
     def _room(self, kind: str, part: slice) -> Array:
@@ -42,7 +47,7 @@ class ErrorFeedback:
         return self._rooms[kind][part]
 
     def rescale(self, scale: float) -> None:
-        """Take note that gradients from now on are multiplied by ``scale``."""
+        """Convert the stored errors to gradients that are multiplied by ``scale``."""
         if scale == self._scale:
             return
         factor = np.float32(scale / self._scale)
@@ -52,7 +57,7 @@ class ErrorFeedback:
                 self._rooms[kind][start:stop] *= factor
 
     def state(self) -> dict[str, Any]:
-        """Return all of it, as tensors and numbers."""
+        """Return the stored errors and their scale, as tensors and numbers."""
         kept = {
             kind: [
                 (start, torch.from_numpy(self._rooms[kind][start:stop].copy()))
@@ -63,7 +68,7 @@ class ErrorFeedback:
         return {"scale": self._scale, **kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state` returned."""
+        """Load a state that :meth:`state` returned."""
         self._scale = state["scale"]
         for kind in self._rooms:
             for start, tensor in state[kind]:

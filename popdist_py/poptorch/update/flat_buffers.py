@@ -1,6 +1,6 @@
-"""Flat buffers: tensors of one dtype side by side in one piece of memory, with a view for each.
+"""The class FlatBuffers, which stores tensors of one dtype next to each other in one buffer.
 
-Knows tensors and memory only; what is summed or updated in the buffers is the callers'.
+Each tensor is a view of the buffer. The callers sum or update the contents of the buffers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ __all__ = ["FlatBuffers", "element_counts"]
 
 
 class FlatBuffers:
-    """One flat buffer per dtype, and a view of it for every tensor.
+    """One flat buffer for each dtype, and for every tensor a view of the buffer of its dtype.
 
     Args:
-        tensors: what the views look like.
-        buffers: the memory, one flat tensor for each dtype; made here by default.
+        tensors: The tensors whose shapes and dtypes the views get.
+        buffers: The memory, as one flat tensor for each dtype. By default, the constructor
+            allocates the memory.
+
+    Attributes:
+        buffers: The flat tensor of each dtype.
+        views: The views, in the order of ``tensors``.
     """
 
     def __init__(
@@ -39,13 +44,16 @@ class FlatBuffers:
 
     @torch.no_grad()
     def fill(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in."""
+        """Copy the tensors into the views."""
         if self.views:
             torch._foreach_copy_(self.views, list(tensors))
 
     @torch.no_grad()
     def take(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move the gradients of ``parameters`` in; those that live here already stay."""
+        """Move the gradients of ``parameters`` into the views.
+
+        A gradient that already is the view of its parameter is not copied.
+        """
         arrived = [
             (parameter, parameter.grad, view)
             for parameter, view in zip(parameters, self.views, strict=True)
@@ -58,7 +66,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move the gradients in, and zeros for parameters that have none."""
+        """Move the gradients of ``parameters`` into the views; a missing gradient becomes zeros."""
         self.take(parameters)
         for parameter, view in zip(parameters, self.views, strict=True):
             if parameter.grad is None:
@@ -66,7 +74,7 @@ class FlatBuffers:
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The buffers as arrays that share their memory."""
+        """The buffers as NumPy arrays, which share memory with ``buffers``."""
         return [buffer.numpy() for buffer in self.buffers.values()]
 
 

@@ -1,7 +1,9 @@
-"""Reducing gradients while backward still runs: in buckets, each as soon as it is complete.
+"""The reduction of gradients in buckets, during the backward pass.
 
-Between hosts the network then works beside the cores; within one host both need the same memory, so
-it rarely pays. Whether it does is measured in the first steps.
+A bucket is reduced as soon as all of its gradients are complete. So the network can transfer
+gradients between hosts while the CPU cores compute. Within one host, the reduction and the backward
+pass compete for memory bandwidth, so the overlap is rarely faster. The class Autotuner measures in
+the first steps which choice is faster.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from popdist_py.poptorch.update.compression import ReductionOf
 __all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-# The autotuner decides after _STEPS steps of each choice, or after _FEW_STEPS if they took long.
+# The autotuner decides after _STEPS steps with each choice. If _FEW_STEPS steps with each choice
+# took longer than _LONG_SECONDS in total, the autotuner decides after these.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
@@ -31,8 +34,8 @@ class _Bucket:
     """Neighbouring gradients that are reduced together.
 
     Attributes:
-        members: index of their parameters.
-        array: the part of the flat buffer that holds them.
+        members: The indices of the parameters, from the last parameter to the first.
+        array: The part of the flat buffer that contains the gradients.
     """
 
     members: tuple[int, ...]
@@ -40,15 +43,16 @@ class _Bucket:
 
 
 class Buckets:
-    """The gradients of one model in the order in which backward completes them.
+    """The gradients of one model, divided into buckets.
 
-    Buckets are reduced in one fixed order, the same on all instances. How often a backward adds to
-    a parameter in one accumulation window is learned from the window before.
+    The buckets begin with the last parameter, because a backward pass usually completes the last
+    parameters first. All instances reduce the buckets in the same order. A gradient is complete
+    once backward passes have added to it as often as in the window before.
 
     Args:
-        views: the gradients in the flat buffers.
-        communicator: the other instances.
-        reduction_of: makes what reduces a bucket.
+        views: The gradients in the flat buffers.
+        communicator: The communicator for calls between the instances.
+        reduction_of: A function that returns the ``Reduction`` of a bucket.
     """
 
     def __init__(
@@ -61,22 +65,27 @@ class Buckets:
         self._communicator = communicator
         self._buckets = _in_buckets(views)
         self._reductions = [
-            # The members lie in the array from the last to the first.
+            # ``members`` begins with the last parameter, and the array with the first parameter.
             reduction_of(bucket.array, [views[index].shape for index in reversed(bucket.members)])
             for bucket in self._buckets
         ]
         self._arrivals = [0] * len(views)
         self._expected = [0] * len(views)
         self._num_started = 0
-        self._finish: Callable[[], None] | None = None  # what the last one that started needs yet
-        self._handles: list[Handle[None]] = []  # of those that are finished
+        # The function that completes the bucket whose reduction was started last.
+        self._finish: Callable[[], None] | None = None
+        # One handle for each bucket whose completion was submitted to the background thread.
+        self._handles: list[Handle[None]] = []
         self._is_open = False
         self._has_learned = False
 
     def zero(self, *, overlap: bool) -> None:
-        """Start an accumulation window, in which buckets may be reduced before ``reduced``.
+        """Start an accumulation window.
 
-        None are after a window without it, as comparing replica back ends makes.
+        Args:
+            overlap: Whether buckets may be reduced before the call of ``reduced``. After a window
+                without a call of ``reduced``, ``overlap`` is ignored. Such windows occur when
+                replica back ends are compared.
         """
         self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
         self._finish_started()
@@ -85,11 +94,11 @@ class Buckets:
         self._has_learned = False
 
     def close(self) -> None:
-        """Reduce none of this window's buckets before ``reduced``."""
+        """Start no further bucket of this window before ``reduced`` is called."""
         self._is_open = False
 
     def on_grad_ready(self, index: int) -> None:
-        """Take note of an addition to one gradient, and reduce the buckets that are complete."""
+        """Count an addition to one gradient, and start to reduce the buckets that are complete."""
         self._arrivals[index] += 1
         if not self._is_open:
             return
@@ -108,7 +117,10 @@ class Buckets:
         )
 
     def _start_next(self) -> None:
-        """Start to reduce a bucket, then finish the one before: so a link has no pause between."""
+        """Start to reduce the next bucket, and then finish the bucket before.
+
+        In this order, the connection between two hosts does not idle between two buckets.
+        """
         reduction = self._reductions[self._num_started]
         self._num_started += 1
         started = self._communicator.background.submit(reduction.start)
@@ -124,10 +136,10 @@ class Buckets:
             self._finish = None
 
     def reduced(self) -> Iterator[Sequence[int]]:
-        """Reduce what was not, once all gradients are in their views.
+        """Reduce the remaining buckets; all gradients must be in their views.
 
         Yields:
-            The indices of the parameters of each bucket, as soon as it is reduced.
+            The indices of the parameters of each bucket, as soon as the bucket is reduced.
         """
         self._is_open = False
         self._has_learned = True
@@ -140,13 +152,13 @@ class Buckets:
 
 
 def _finish(started: Handle[None], finish: Callable[[], None]) -> None:
-    """Finish what was started, if it could be."""
+    """Finish a reduction; if the start of the reduction failed, raise the error instead."""
     started.wait()
     finish()
 
 
 def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
-    """Group neighbours of one dtype, from the last parameter to the first."""
+    """Group neighbouring gradients of one dtype, from the last parameter to the first."""
     groups: list[list[int]] = []
     num_bytes = 0
     for index in reversed(range(len(views))):
@@ -160,7 +172,10 @@ def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
 
 
 def _span(views: Sequence[torch.Tensor]) -> Array:
-    """Return the array from the first element of the last view to the last of the first."""
+    """Return the part of the flat buffer that contains all ``views``.
+
+    The last view is the first in the buffer, and the first view is the last in the buffer.
+    """
     first, last = views[-1], views[0]
     size = last.storage_offset() + last.numel() - first.storage_offset()
     flat: Array = first.as_strided((size,), (1,), first.storage_offset()).numpy()
@@ -168,11 +183,13 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 
 
 class Autotuner:
-    """Makes a choice by timing the first steps without and with it; all instances choose alike.
+    """A yes-or-no choice that is made by timing the first steps without and with an option.
+
+    All instances make the same choice.
 
     Args:
-        agree: returns the largest of a number over all instances.
-        fixed: the choice, if there is nothing to measure.
+        agree: A function that returns the maximum of a number over all instances.
+        fixed: The choice, if it is known without measurements; None to measure.
     """
 
     def __init__(self, agree: Callable[[float], float], fixed: bool | None = None) -> None:
@@ -182,11 +199,12 @@ class Autotuner:
         self._start = 0.0
 
     def begin(self) -> bool:
-        """Start a step; return whether it runs with what is chosen about."""
+        """Start a step; return whether the step uses the option."""
         if self._choice is not None:
             return self._choice
         self._start = time.perf_counter()
-        # Even steps run without, odd ones with it: what else changes meanwhile meets both.
+        # Steps without and with the option alternate, so that other changes of the load affect
+        # both choices equally.
         return len(self._times) % 2 == 1
 
     def end(self) -> None:
@@ -194,10 +212,10 @@ class Autotuner:
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        measured = self._times[2:]  # the first step of each kind warms up
+        measured = self._times[2:]  # Skip the first step of each choice, which is a warm-up.
         if len(measured) == 2 * _STEPS or (
             len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
         ):
-            # What disturbs a step only makes it longer.
+            # Use the minimum of each choice, because disturbances can only make a step longer.
             without, with_it = (min(measured[kind::2]) for kind in (0, 1))
             self._choice = self._agree(with_it) < self._agree(without)

@@ -1,8 +1,9 @@
-"""From the gradients of the local replicas to those of all replicas of all instances.
+"""The reduction of gradients over the replicas of this instance and over all instances.
 
-With several instances the gradients of one dtype live in one flat buffer, in memory that the
-instances of a host share, so that the reduction is one call without copies; with one instance
-nothing is copied. When gradients are reduced is decided in ``training.py``.
+With several instances, the gradients of one dtype are stored in one flat buffer. The instances of a
+host share the memory of this buffer, so the reduction is one call without copies. With one
+instance, gradients are not copied. The module ``training.py`` calls ``all_reduce`` or ``in_parts``
+at the end of each accumulation window.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from popdist_py.poptorch.update.gradient_buckets import Autotuner, Buckets
 
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
-# A gradient of at least this size is moved while backward runs and the cache still holds it; for a
-# smaller one a call of its own takes longer than it saves.
+# A gradient of at least this size is copied to its flat buffer during the backward pass, while the
+# CPU cache still holds the gradient. For a smaller gradient, a separate call takes longer than the
+# cache saves.
 _LARGE_BYTES = 1 << 20
 
 
@@ -42,9 +44,10 @@ def _tell(listener: weakref.WeakMethod[Any], index: int, _: torch.Tensor) -> Non
 def _memory(
     tensors: Sequence[torch.Tensor], communicator: Communicator, rows: int
 ) -> dict[torch.dtype, torch.Tensor]:
-    """Return room for ``rows`` copies of the tensors, [rows, elements] for each dtype.
+    """Return memory for ``rows`` copies of the tensors, as [rows, elements] for each dtype.
 
-    It is where the communicator reduces fastest: memory shared with the host's other instances.
+    The communicator reduces arrays in this memory fastest, because the instances of a host share
+    the memory.
     """
     return {
         dtype: torch.from_numpy(communicator.gradient_buffer(rows * size * dtype.itemsize))
@@ -55,58 +58,67 @@ def _memory(
 
 
 def _slice_reduction(memory: HostMemory) -> ReductionOf:
-    """Return what makes reductions of the slices that instances update."""
+    """Return a function that makes reductions whose sum is stored only in this instance's slice."""
     return lambda array, _: Reduction(partial(memory.reduce_slice, array, name="gradients"))
 
 
 class Gradients(Protocol):
-    """What happens to gradients during one accumulation window."""
+    """The accumulation and the reduction of gradients in one accumulation window."""
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether the next window writes where the gradients of this one lie."""
+        """Whether the next window overwrites the memory of this window's gradients."""
 
     def zero(self) -> None:
-        """Start a window: no parameter has a gradient."""
+        """Start a window without gradients."""
 
     def select_replica(self, replica: int) -> None:
-        """Let the next backward add to the gradients of one local replica."""
+        """Make the next backward pass add to the gradients of one local replica."""
 
     def on_grad_ready(self, index: int) -> None:
-        """Take note that a backward has added to the gradient of a parameter, while it runs."""
+        """Handle a gradient that a running backward pass has just accumulated.
+
+        Args:
+            index: The index of the parameter.
+        """
 
     def forget_order(self) -> None:
-        """Take note that this window's backwards come in another number than those before."""
+        """Expect another number of backward passes in this window than in earlier windows."""
 
     def collect(self) -> None:
-        """Keep what the backward of the selected replica has added."""
+        """Store the gradients that the selected replica's backward pass has accumulated."""
 
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
-        """Yield the gradients that add up apart from one another, to be read or changed in place.
+        """Yield lists of this instance's gradients, to be read or changed in place.
 
-        One list if all local replicas add to the same gradients, otherwise one for each replica.
+        If all local replicas add to the same gradients, there is one list. Otherwise there is one
+        list for each replica.
         """
 
     def all_reduce(self) -> None:
-        """Leave in every parameter's ``grad`` the sum over all replicas of all instances."""
+        """Store the sum over all replicas of all instances in every parameter's ``grad``."""
 
     def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
-        """Do as ``all_reduce``, and yield parameters as soon as they have their sums.
+        """Reduce as ``all_reduce`` does, and yield groups of parameters once they are reduced.
 
-        None if all have them at once.
+        Returns:
+            The iterator, or None if all parameters are reduced at the same time.
         """
 
 
 class SharedGradients:
-    """All local replicas add to the same gradients; instances are reduced in any order.
+    """Gradients that are shared by all local replicas of an instance.
+
+    The sum over instances may be computed in any order.
 
     Args:
-        parameters: whose gradients they are.
-        communicator: the other instances.
-        overlap: whether reducing begins while backward runs; None: what measures faster between
-            hosts, and no within one host.
-        slices_only: whether each instance needs no more than the slice that it updates.
-        reduction_of: makes what reduces an array of gradients; by default a plain all-reduce.
+        parameters: The parameters that have the gradients.
+        communicator: The communicator for calls between the instances.
+        overlap: Whether gradients are reduced during the backward pass. None means no within one
+            host. Between hosts, None means to measure both choices and to use the faster choice.
+        slices_only: Whether each instance needs only the sums of the slice that it updates.
+        reduction_of: A function that returns the ``Reduction`` of an array of gradients; by default
+            an all-reduce without compression.
     """
 
     def __init__(
@@ -145,7 +157,7 @@ class SharedGradients:
             self._listen()
 
     def _listen(self) -> None:
-        """Hear of gradients while autograd's backward runs."""
+        """Register hooks that call ``on_grad_ready`` during autograd's backward pass."""
         listener = weakref.WeakMethod(self.on_grad_ready)
         handles = [
             parameter.register_post_accumulate_grad_hook(partial(_tell, listener, index))
@@ -154,12 +166,16 @@ class SharedGradients:
             )
             if self._buckets is not None or view.nbytes >= _LARGE_BYTES
         ]
-        # Parameters outlive their optimiser: hooks that stay would keep its buffers alive.
+        # The parameters outlive this object, so its end has to remove the hooks.
         weakref.finalize(self, _remove, handles)
 
     @torch.no_grad()
     def on_grad_ready(self, index: int) -> None:
-        """Move a gradient to where it is reduced while it is in the cache; begin to reduce it."""
+        """Move a gradient to its flat buffer, and start to reduce complete buckets.
+
+        A large gradient is moved immediately, because it is still in the CPU cache. Without
+        buckets, small gradients are moved later by ``collect``.
+        """
         if self._flat is None:
             return
         parameter, view = self._parameters[index], self._flat.views[index]
@@ -173,12 +189,12 @@ class SharedGradients:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """Where each parameter's gradient is reduced; none with one instance."""
+        """The view in the flat buffers for each parameter's gradient; empty with one instance."""
         return self._flat.views if self._flat is not None else []
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether gradients lie in the buffer that instances reduce."""
+        """Whether the gradients are stored in flat buffers, which every window uses again."""
         return self._flat is not None
 
     def _largest(self, seconds: float) -> float:
@@ -187,31 +203,31 @@ class SharedGradients:
         return float(largest[0])
 
     def zero(self) -> None:
-        """Start a window."""
+        """Start a window, and delete the gradients of the window before."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._buckets is not None:
             self._buckets.zero(overlap=self._autotuner.begin())
 
     def forget_order(self) -> None:
-        """Reduce nothing of this window early."""
+        """Reduce no gradients of this window during a backward pass."""
         if self._buckets is not None:
             self._buckets.close()
 
     def select_replica(self, replica: int) -> None:
-        """Do nothing: replicas share the gradients."""
+        """Do nothing, because all local replicas add to the same gradients."""
 
     def collect(self) -> None:
-        """Move the gradients to where they are reduced."""
+        """Move the gradients to the flat buffers, if there are several instances."""
         if self._flat is not None:
             self._flat.take(self._parameters)
 
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
-        """Yield the gradients that all local replicas add to."""
+        """Yield one list with the gradients that the local replicas share."""
         yield _present(self._parameters)
 
     def all_reduce(self) -> None:
-        """Sum over the instances."""
+        """Sum the gradients over the instances."""
         for _ in self.in_parts() or ():
             pass
         if self._flat is not None and self._buckets is None:
@@ -220,7 +236,11 @@ class SharedGradients:
                 reduce()
 
     def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
-        """Sum over the instances, bucket by bucket; None without buckets."""
+        """Sum the gradients over the instances, one bucket after the other.
+
+        Returns:
+            An iterator over the parameters of each reduced bucket; None without buckets.
+        """
         if self._flat is None or self._buckets is None:
             return None
         return self._in_buckets(self._flat, self._buckets)
@@ -233,11 +253,16 @@ class SharedGradients:
 
 
 class TreeGradients:
-    """Every replica has its own gradients; they are added in a fixed order.
+    """Separate gradients for each replica, which are summed in a fixed order.
 
-    The order is a binary tree over the global replica index: neighbours 0+1, 2+3, ... are added,
-    then their sums, and so on. It does not depend on the number of instances, so neither do the
-    bits of the result.
+    The order is a binary tree over the global replica index. First the neighbours 0 + 1, 2 + 3, ...
+    are added, then the neighbouring sums, and so on. The tree does not depend on the number of
+    instances. Therefore a job with any number of instances gets the same bits.
+
+    Args:
+        parameters: The parameters that have the gradients.
+        communicator: The communicator for calls between the instances.
+        replicas: The number of local replicas.
     """
 
     reuses_memory = True
@@ -256,34 +281,34 @@ class TreeGradients:
         self._selected = 0
 
     def zero(self) -> None:
-        """Start a window."""
+        """Start a window without gradients."""
         self._own = [[None] * len(self._parameters) for _ in self._rows]
 
     def select_replica(self, replica: int) -> None:
-        """Let the next backward add to the gradients of this replica."""
+        """Make the next backward pass add to the gradients of this replica."""
         self._selected = replica
         for parameter, gradient in zip(self._parameters, self._own[replica], strict=True):
             parameter.grad = gradient
 
     def forget_order(self) -> None:
-        """Do nothing: nothing is reduced early."""
+        """Do nothing, because gradients are reduced only after all backward passes."""
 
     def on_grad_ready(self, index: int) -> None:
-        """Do nothing: gradients of a replica are complete when it ends."""
+        """Do nothing, because ``collect`` moves all gradients after the backward pass."""
 
     def collect(self) -> None:
-        """Put the selected replica's gradients aside."""
+        """Move the selected replica's gradients to the replica's row of the flat buffers."""
         self._rows[self._selected].take(self._parameters)
         self._own[self._selected] = [parameter.grad for parameter in self._parameters]
 
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
-        """Yield the gradients of each replica."""
+        """Yield one list for each replica, with the gradients of the replica."""
         for replica in range(len(self._rows)):
             self.select_replica(replica)
             yield _present(self._parameters)
 
     def all_reduce(self) -> None:
-        """Add up the tree."""
+        """Store the sum over all replicas in every parameter's ``grad``."""
         for replica, row in reversed(list(enumerate(self._rows))):
             self.select_replica(replica)
             row.complete(self._parameters)
@@ -291,9 +316,9 @@ class TreeGradients:
             self._communicator.add_replicas(leaves.numpy())
 
     def in_parts(self) -> None:
-        """Return None: the tree adds up all at once."""
+        """Return None, because the tree sums all gradients in one call."""
 
 
 def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients of the parameters that have one."""
+    """Return the gradients of those parameters that have a gradient."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]

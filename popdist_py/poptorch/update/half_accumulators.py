@@ -1,7 +1,7 @@
-"""Half accumulators: gradients and optimiser state that keep no more than half's precision.
+"""Gradients and optimiser state with the precision of float16, which are stored in float32.
 
-They are stored in float32, so that torch computes on them, and rounded to the nearest half whenever
-the device would write them.
+Torch computes with these tensors in float32. Their values are rounded to the nearest float16 number
+whenever the device would write them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ __all__ = ["keep_half_state", "round_gradients"]
 
 
 def round_gradients(gradients: Gradients) -> None:
-    """Round what has added up so far."""
+    """Round the gradients that have been accumulated so far to float16 precision."""
     for local in gradients.local_sums():
         _round_to_half(local)
 
 
 def keep_half_state(optimizer: torch.optim.Optimizer, source: torch.optim.Optimizer) -> None:
-    """Have ``optimizer`` round its state after each step as the user's ``source`` asks."""
+    """Make ``optimizer`` round its state after each step, if the user's optimiser requires it.
+
+    Args:
+        optimizer: The optimiser whose state is rounded.
+        source: The user's optimiser. It determines which state tensors have float16 precision.
+    """
     type_of = getattr(source, "_state_type", None)
     if type_of is None:
         return

@@ -1,8 +1,8 @@
-"""Automatic loss scaling: the factor on the loss that keeps half gradients in range.
+"""Automatic loss scaling, which keeps float16 gradients in the range of float16.
 
-The rule is PopART's: after every update the scale is halved if too many elements of the gradients
-are near half's largest value, and doubled otherwise. As torch.amp.GradScaler, the scaler looks at
-gradients and adapts a factor; reducing and updating is ``training.py``'s.
+The rule comes from PopART. After an update, the loss scale is halved if too many elements of the
+gradients are near the largest float16 value. Otherwise the loss scale is doubled. The class here
+only inspects gradients and adapts a factor, like torch.amp.GradScaler.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["AutomaticLossScaling"]
 
-# The largest power of two that half holds; scales stay between it and its inverse.
+# The largest power of two in float16. Loss scales stay between this number and its inverse.
 _LARGEST: Final = 2.0**15
 
 
 class AutomaticLossScaling:
-    """Adapts a factor on the optimiser's own ``loss_scaling``, equal on all instances.
+    """An adaptive factor on the optimiser's ``loss_scaling``, equal on all instances.
 
     Args:
-        communicator: the other instances.
-        bin_edge_location: the value from which elements count as large, as a part of half's
-            largest value.
-        threshold_upper_count_proportion: how many of all elements may be large, as a part of 1.
-        update_period: the factor is adapted once in so many steps.
+        communicator: The communicator for calls between the instances.
+        bin_edge_location: The magnitude above which an element counts as large, as a fraction of
+            the largest float16 value.
+        threshold_upper_count_proportion: The largest accepted fraction of large elements.
+        update_period: The number of steps between two changes of the factor.
 
     Attributes:
-        factor: a power of two.
+        factor: The present factor, a power of two.
     """
 
     def __init__(
@@ -62,27 +62,32 @@ class AutomaticLossScaling:
 
     @property
     def _ends_period(self) -> bool:
-        """Whether the factor is adapted after the present step."""
+        """Whether the factor will be adapted at the end of the present step."""
         return (self._steps + 1) % self._period == 0
 
     def overflows(self, gradients: Gradients) -> bool:
-        """Tell whether too many elements are near half's largest value; collective.
+        """Tell whether too many gradient elements are near the largest float16 value.
 
-        Looks at the gradients of every instance before they are reduced, and only in a step after
-        which the factor is adapted.
+        This is a collective call. It counts elements of every instance's gradients before they are
+        reduced. If the factor will not be adapted after this step, the result is False.
         """
         if not self._ends_period:
             return False
         counts = np.zeros(2)
         for gradient in (gradient for local in gradients.local_sums() for gradient in local):
-            # Not "greater than": a NaN is too large as well.
+            # Count the elements that are not large, so that a NaN counts as large.
             inside = torch.count_nonzero(gradient.abs() <= self._edge)
             counts += (gradient.numel() - int(inside), gradient.numel())
         self._communicator.all_reduce(counts, name="gradients near half's largest value")
         return bool(counts[0] > self._allowed * counts[1])
 
     def adapt(self, too_large: bool, loss_scale: float) -> None:
-        """End a step that ran with ``loss_scale``, the factor included: halve or double it."""
+        """End a step; at the end of a period, halve or double the factor.
+
+        Args:
+            too_large: Whether ``overflows`` found too many large elements.
+            loss_scale: The loss scale of the step, which includes the factor.
+        """
         change = 0.5 if too_large else 2.0
         if self._ends_period and 1 / _LARGEST <= loss_scale * change <= _LARGEST:
             self.factor *= change

@@ -1,11 +1,12 @@
-"""PowerSGD: gradients of matrices travel between hosts as two thin factors (Vogels et al. 2019).
+"""PowerSGD, which sends the gradient of a matrix as two thin factors (Vogels et al. 2019).
 
-A matrix M [n, m] goes as P = M Q [n, r], made orthonormal, and Q = M^T P [m, r]; every host
-rebuilds P Q^T. What that leaves out is added to the next step's M, and the next step starts from
-this Q. As in torch's ``powerSGD_hook``, the first steps, and parameters that would not shrink,
-travel exactly.
+For a gradient M [n, m], the hosts sum P = M Q [n, r], make its columns orthonormal, and sum
+Q = M^T P [m, r]. Every host then computes P Q^T, an approximation of the sum of M. The error of the
+approximation is added to M in the next step, and the next step starts from this Q. The first steps
+and parameters whose factors would be too large are sent without compression, as in torch's
+``powerSGD_hook``.
 
-Nothing here communicates: it yields the rounds that a communicator exchanges.
+This module does not send data. It yields ``Round`` objects that a communicator carries out.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from popdist_py.poptorch.update.rounded_sums import own_slice, pieces
 
 __all__ = ["PowerSgd", "PowerSgdSettings"]
 
-# A matrix is compressed if its factors are at most this part of it: torch's min_compression_rate.
+# A matrix is compressed if it is at least this many times larger than its two factors. The same
+# setting of torch is min_compression_rate.
 _SMALLEST_RATE: Final = 2
 _NOTHING: Final = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class PowerSgdSettings:
-    """What a program may choose.
+    """The settings of PowerSGD that a program may choose.
 
     Attributes:
-        rank: columns r of the factors.
-        start_step: number of steps that travel exactly before.
-        warm_start: whether Q starts from that of the step before, not from random numbers.
+        rank: The number r of columns of the factors.
+        start_step: The number of steps without compression before the first compressed step.
+        warm_start: Whether a step starts from the Q of the step before, instead of random numbers.
     """
 
     rank: int
@@ -53,9 +55,9 @@ class _Matrix:
     """A parameter whose gradient is compressed.
 
     Attributes:
-        index: among the matrices of the array, equal on all hosts.
-        rows: n.
-        columns: m.
+        index: The index among the matrices of the array, which is equal on all hosts.
+        rows: The number n of rows.
+        columns: The number m of columns.
     """
 
     index: int
@@ -64,12 +66,12 @@ class _Matrix:
 
 
 class PowerSgd:
-    """One array of gradients whose matrices travel as factors; a ``Compression``.
+    """The PowerSGD ``Compression`` of one array of gradients.
 
     Args:
-        settings: of all arrays alike.
-        shapes: of the parameters, in the order of the array.
-        feedback: of the array.
+        settings: The settings, which are the same for all arrays.
+        shapes: The shapes of the parameters, in the order of the array.
+        feedback: The error feedback of the array.
     """
 
     def __init__(
@@ -82,20 +84,23 @@ class PowerSgd:
         self._settings = settings
         self._feedback = feedback
         self._matrices, self._others, self._size = _cut(shapes, settings.rank)
-        self._factors: dict[int, Array] = {}  # the last Q, by index of the matrix
+        self._factors: dict[int, Array] = {}  # The last Q of each matrix, by the matrix's index.
         self._steps = 0
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
-        """Return one owner's pieces, or from ``start_step`` on its matrices and pieces of the rest.
+        """Return the parts of the array that one owner reduces (see ``Compression``).
 
-        Called once in a step.
+        In the first ``start_step`` steps, the parts are pieces of a slice. In later steps, the
+        parts are whole matrices, and pieces of the elements between the matrices. This method
+        counts the steps, so it must be called once in each step.
         """
         self._steps += 1
         if self._steps <= self._settings.start_step:
             return pieces(own_slice(self._size, owner, num_owners))
         rest = [piece for other in self._others for piece in pieces(other)]
         wholes = [slice(*bounds) for bounds in self._matrices]
-        # The largest first, each to whom has least: equal on all hosts.
+        # Assign each part, the largest first, to the owner with the fewest elements at that point.
+        # All hosts compute the same assignment.
         loads, own = [0] * num_owners, []
         for part in sorted([*wholes, *rest], key=lambda s: (s.start - s.stop, s.start)):
             least = loads.index(min(loads))
@@ -106,18 +111,26 @@ class PowerSgd:
         return own
 
     def _forget_factors_of_others(self, own: Sequence[slice]) -> None:
-        """Drop factors that were loaded of matrices whose owners go on with newer ones."""
+        """Delete loaded factors of matrices that other owners reduce.
+
+        The other owners continue with newer factors of these matrices.
+        """
         bounds = {(part.start, part.stop) for part in own}
         owned = {matrix.index for key, matrix in self._matrices.items() if key in bounds}
         self._factors = {index: q for index, q in self._factors.items() if index in owned}
 
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
-        """Yield two rounds for a matrix, for P and Q, and one for anything else."""
+        """Yield the rounds that reduce one part (see ``Compression``).
+
+        A compressed matrix has two rounds, the first for P and the second for Q. Any other part has
+        one round.
+        """
         found = self._matrices.get((part.start, part.stop))
         if found is None or self._steps <= self._settings.start_step:
             yield exact_round(total, np.add, rank, num_hosts)
             return
-        # One host adds up, and all have its result: so they need not compute alike to the bit.
+        # One host computes the sums and sends them to all hosts. So the result is bit-identical on
+        # all hosts, even if their processors would compute different bits.
         holder = found.index % num_hosts
         matrix = total.reshape(found.rows, found.columns)
         left = self._feedback.values(part).reshape(matrix.shape)
@@ -126,7 +139,8 @@ class PowerSgd:
         own, second = _second_factor(matrix, first)
         yield _sum_at(holder, second, rank, num_hosts, orthonormal=False)
         is_finite = _rebuild(matrix, left, first, own, second)
-        # An infinite value or NaN passes on, in all of the matrix; the next step starts anew.
+        # If a gradient is infinite or NaN, the whole result becomes NaN. In that case, the next
+        # step starts without error feedback and from a random Q.
         if is_finite:
             self._factors[found.index] = second
         else:
@@ -134,9 +148,10 @@ class PowerSgd:
             left[:] = 0
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Return the Q [m, r] that this step starts from, equal on all hosts."""
+        """Return the Q [m, r] that this step starts from, which is equal on all hosts."""
         known = self._factors.get(matrix.index) if self._settings.warm_start else None
-        # A column of zeros, as a gradient of zeros leaves it, would find nothing ever after.
+        # A gradient of zeros makes columns of Q zero, and these columns would remain zero in all
+        # later steps. So a Q with a zero column is replaced by random numbers.
         if known is not None and known.any(axis=0).all():
             return known
         seed = (self._steps, matrix.index)
@@ -144,20 +159,21 @@ class PowerSgd:
         return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
     def state(self) -> dict[str, Any]:
-        """Return the steps done, and the factors to start from of the matrices that it owns.
+        """Return the number of steps, and the last Q of each matrix that this instance reduces.
 
-        Before the first step since loading, of all that were loaded.
+        Between loading a state and the next step, the result contains all loaded factors.
         """
         factors = {index: torch.from_numpy(q.copy()) for index, q in self._factors.items()}
         return {"steps": self._steps, "factors": factors}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take what :meth:`state` returned on all instances: each had the factors of its own."""
+        """Load the states of all instances; each state has the factors of its instance."""
         self._steps = max(state["steps"] for state in states)
         self._factors = {
             index: factor.numpy().copy()
             for state in states
-            # An instance that owns nothing counts no steps: its factors are what it once loaded.
+            # An instance that reduces no part does not count steps. Its factors may be outdated,
+            # because it has only loaded them.
             if state["steps"] == self._steps
             for index, factor in state["factors"].items()
         }
@@ -166,7 +182,12 @@ class PowerSgd:
 def _cut(
     shapes: Sequence[Sequence[int]], rank: int
 ) -> tuple[dict[tuple[int, int], _Matrix], list[slice], int]:
-    """Return the matrices by their bounds in the array, what lies between them, and its size."""
+    """Divide an array of gradients into matrices to compress and the parts between them.
+
+    Returns:
+        The matrices, by their bounds in the array; the slices between them; and the size of the
+        array.
+    """
     matrices: dict[tuple[int, int], _Matrix] = {}
     others: list[slice] = []
     start = since = 0
@@ -187,7 +208,7 @@ def _cut(
 
 @np.errstate(invalid="ignore", over="ignore")
 def _first_factor(matrix: Array, left: Array, start: Array) -> Array:
-    """Add to the gradient what was left of it, in place; return P before it is summed."""
+    """Add the errors ``left`` to ``matrix`` in place; return this host's P."""
     first = np.empty((len(matrix), start.shape[1]), np.float32)
     for block in _blocks(matrix):
         np.add(matrix[block], left[block], out=matrix[block])
@@ -197,17 +218,24 @@ def _first_factor(matrix: Array, left: Array, start: Array) -> Array:
 
 @np.errstate(invalid="ignore", over="ignore")
 def _second_factor(matrix: Array, first: Array) -> tuple[Array, Array]:
-    """Return this host's Q, and a copy that receives the sum over the hosts."""
+    """Return this host's Q, and a copy that will be overwritten with the sum over the hosts."""
     own = np.ascontiguousarray(matrix.T @ first)
     return own, own.copy()
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array) -> bool:
-    """Write P Q^T into ``matrix``, and what this host's part in it leaves out into ``left``.
+    """Write the approximation P Q^T into ``matrix``, and the error of this host into ``left``.
+
+    Args:
+        matrix: The gradient of this host with the error of the last step; overwritten.
+        left: The memory for the error of this step; overwritten.
+        first: The factor P.
+        own: The factor Q of this host.
+        second: The sum of the factors Q of all hosts.
 
     Returns:
-        Whether the result is finite.
+        Whether both factors are finite.
     """
     own_columns, columns = own.T.copy(), second.T.copy()
     blocks = _blocks(matrix)
@@ -216,8 +244,8 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
         part, thin = matrix[block], first[block]
         product = scratch[: len(part)]
         np.subtract(part, np.matmul(thin, own_columns, out=product), out=left[block])
-        # Products and sums one by one have the same bits on any processor; a matrix product has
-        # not.
+        # Multiply and add column by column, because these operations give the same bits on all
+        # processors. A matrix product may give different bits.
         np.multiply(thin[:, :1], columns[0], out=part)
         for k in range(1, thin.shape[1]):
             np.multiply(thin[:, k : k + 1], columns[k], out=product)
@@ -226,13 +254,21 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
 
 
 def _blocks(matrix: Array) -> list[slice]:
-    """Return rows that fit the cache, block by block."""
+    """Divide the rows of ``matrix`` into blocks that fit into the CPU cache."""
     rows = max(1, CHUNK_BYTES // 4 // matrix.shape[1])
     return [slice(start, start + rows) for start in range(0, len(matrix), rows)]
 
 
 def _sum_at(holder: int, factor: Array, rank: int, num_hosts: int, *, orthonormal: bool) -> Round:
-    """Return the round in which one host adds up ``factor``, in place, and all get its result."""
+    """Return the round that sums ``factor`` over the hosts in place.
+
+    Args:
+        holder: The rank of the host that computes the sum and sends it to all hosts.
+        factor: The factor of this host; overwritten with the sum.
+        rank: The rank of this host.
+        num_hosts: The number of hosts.
+        orthonormal: Whether the columns of the sum are made orthonormal.
+    """
     flat = factor.reshape(-1)
 
     @np.errstate(invalid="ignore", over="ignore")
@@ -248,7 +284,10 @@ def _sum_at(holder: int, factor: Array, rank: int, num_hosts: int, *, orthonorma
 
 
 def _orthonormal(factor: Array) -> Array:
-    """Return columns that are orthonormal and span those of ``factor``, whatever its rank."""
+    """Return orthonormal columns whose span contains the columns of ``factor``.
+
+    ``factor`` may have linearly dependent columns. If ``factor`` is not finite, the result is NaN.
+    """
     if not np.isfinite(factor).all():
         return np.full_like(factor, np.nan)
     return np.linalg.qr(factor.astype(np.float64))[0].astype(np.float32)

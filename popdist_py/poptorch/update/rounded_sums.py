@@ -1,10 +1,11 @@
-"""Sums of gradients that travel between hosts in 16 bits: fp16 or bf16, with error feedback.
+"""Gradient sums that hosts send to each other in fp16 or bf16, with error feedback.
 
-What rounding a sum loses is added to the sum of the next step (Seide et al. 2014; with a second
-rounding where several hosts' sums are added up by one of them: Tang et al. 2019). NumPy computes,
-torch converts: NumPy's own conversion of halves takes fifty times as long.
+The rounding error of a sum is added to the sum of the next step (Seide et al. 2014). With more than
+two hosts, one host adds up a segment and rounds the sum a second time (Tang et al. 2019). NumPy
+does the arithmetic, and torch converts between formats. NumPy's own conversion of float16 takes
+fifty times as long.
 
-Nothing here communicates: it yields the rounds that a communicator exchanges.
+This module does not send data. It yields ``Round`` objects that a communicator carries out.
 """
 
 from __future__ import annotations
@@ -23,24 +24,28 @@ from popdist_py.poptorch.update.error_feedback import ErrorFeedback
 __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 
 FORMATS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# Elements of one piece: as an exact reduction sends.
+# The number of elements in one piece. Reductions without compression send pieces of the same size.
 _PIECE: Final = 2 * CHUNK_BYTES // 4
-# An encoded segment begins with its exponent.
+# An encoded segment begins with the exponent of its scale, a 32-bit integer.
 _HEADER_BYTES: Final = 4
-# Values are scaled by a power of two, so that the largest is just below 2 ** 15: half ends at
-# 65504. The scale and its inverse are normal numbers of float32.
+# Before rounding to float16, values are scaled by a power of two, so that the largest magnitude is
+# just below 2 ** 15. The largest float16 value is 65504. The limit of the exponent keeps the scale
+# and its inverse in the range of normal float32 numbers.
 _TOP, _LARGEST_EXPONENT = 15, 126
-# With scales from here on, a value that is rounded up may overflow when it is scaled back.
+# From this exponent on, a value that is rounded up may overflow float32 when the scale is undone.
 _MAY_OVERFLOW = 128 - _TOP
 
 
 def own_slice(size: int, owner: int, num_owners: int) -> slice:
-    """Return which of ``size`` elements one owner reduces."""
+    """Return the slice of an array with ``size`` elements that one owner reduces."""
     return slice(size * owner // num_owners, size * (owner + 1) // num_owners)
 
 
 def pieces(whole: slice) -> list[slice]:
-    """Cut a slice into pieces that are large enough for few calls, and fit the cache."""
+    """Divide a slice into pieces.
+
+    A piece fits into the CPU cache, and is large enough to keep the number of calls small.
+    """
     return [
         slice(start, min(start + _PIECE, whole.stop))
         for start in range(whole.start, whole.stop, _PIECE)
@@ -48,12 +53,12 @@ def pieces(whole: slice) -> list[slice]:
 
 
 class RoundedSums:
-    """One array whose sums travel in a format of 16 bits; a ``Compression``.
+    """The ``Compression`` of one array whose sums are sent in a 16-bit format.
 
     Args:
-        name: ``fp16`` or ``bf16``.
-        size: number of elements of the array.
-        feedback: of the array.
+        name: The format, ``fp16`` or ``bf16``.
+        size: The number of elements of the array.
+        feedback: The error feedback of the array.
     """
 
     def __init__(self, name: str, size: int, feedback: ErrorFeedback) -> None:
@@ -61,16 +66,21 @@ class RoundedSums:
         self._format = FORMATS[name]
         self._size = size
         self._feedback = feedback
-        # New memory costs a page fault for every 4 KiB, as much as converting what they hold.
+        # Buffers are kept for later rounds, because new memory costs one page fault for every
+        # 4 KiB. A page fault takes as long as converting 4 KiB of values.
         self._decoded = np.empty(min(size, _PIECE), np.float32)
         self._free: dict[int, list[Array]] = {}
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
-        """Return the pieces of one owner's slice."""
+        """Return the parts of the array that one owner reduces, which are pieces of its slice."""
         return pieces(own_slice(self._size, owner, num_owners))
 
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
-        """Yield the one round that sums ``total``: values there, and with many hosts sums back."""
+        """Yield the one round that sums ``total`` over the hosts (see ``Compression``).
+
+        Each host sends rounded values. With more than two hosts, each host sums one segment and
+        also sends the rounded sum to the other hosts.
+        """
         cut = segments(total, num_hosts)
         own = cut[min(rank, len(cut) - 1)]
         with_left = segments(self._feedback.values(part), num_hosts)
@@ -88,7 +98,7 @@ class RoundedSums:
         else:
             sums += [self._room(one.nbytes) for one in encoded]
             yield Round(encoded, combine, sums)
-            # Its own has the values that travelled already.
+            # The segment that this host has summed already contains the rounded values.
             for segment, one in zip(cut, sums, strict=True):
                 if segment is not own:
                     self._decode(one, segment)
@@ -101,10 +111,14 @@ class RoundedSums:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _encode(self, values: Array, left: Array, out: Array | None = None) -> Array:
-        """Return as bytes ``values`` and what was left of the step before; keep what is left now.
+        """Encode the sum of ``values`` and ``left`` in 16 bits; return the encoded bytes.
 
-        ``values`` become those that the bytes stand for. Infinite ones and NaN travel as they are,
-        and leave nothing.
+        Infinite and NaN values remain infinite and NaN, and their rounding error counts as 0.
+
+        Args:
+            values: The values to encode; overwritten with the rounded values.
+            left: The rounding errors of the last step; overwritten with those of this step.
+            out: The buffer for the encoded bytes; by default one of this object's buffers.
         """
         encoded = self._room(_HEADER_BYTES + 2 * values.size) if out is None else out
         np.add(values, left, out=left)
@@ -118,8 +132,9 @@ class RoundedSums:
         np.subtract(left, values, out=left)
         is_finite = is_finite and exponent < _MAY_OVERFLOW
         if not is_finite and not math.isfinite(left.sum()):
-            # Finite values that were rounded to infinite ones: these less themselves are NaN. The
-            # next value towards zero is finite.
+            # If a finite value was rounded to infinity, its error is infinite. If a value was
+            # infinite or NaN before, its error is NaN. Subtracting 1 from the bits replaces a wrong
+            # infinity by the next value towards zero, which is finite.
             rounded_up = np.isinf(left)
             if rounded_up.any():
                 encoded[_HEADER_BYTES:].view(np.int16)[rounded_up] -= 1
@@ -139,25 +154,31 @@ class RoundedSums:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _add_others(self, values: Sequence[Array], rank: int, own: Array) -> None:
-        """Add to ``own`` what the others sent: with two hosts the same sum on both."""
+        """Add the values that the other hosts sent to ``own``.
+
+        With two hosts, both hosts compute bit-identical sums.
+        """
         other = self._decoded[: own.size]
         for sender, value in enumerate(values):
             if sender != rank:
                 self._decode(value, other)
-                # In the order of the hosts: of two NaN the first one passes on.
+                # Add in the order of the hosts. The sum of two NaN values has the bits of the first
+                # operand, so the order affects the result.
                 first, second = (other, own) if sender < rank else (own, other)
                 np.add(first, second, out=own)
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: error feedback is all that stays from step to step."""
+        """Return an empty state, because only the error feedback persists between steps."""
         return {}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing."""
+        """Do nothing, because the state is empty."""
 
 
 def _exponent(values: Array) -> tuple[int, bool]:
-    """Return the power of two by which halves have to be multiplied to hold ``values``.
+    """Return the exponent of the scale that brings ``values`` into the range of float16.
+
+    Decoding multiplies the float16 numbers by two to the power of the exponent.
 
     Returns:
         The exponent, and whether all values are finite.

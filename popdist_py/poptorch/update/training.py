@@ -1,7 +1,8 @@
-"""One accumulation window of a training model: zero, accumulate, reduce, step.
+"""The steps of an accumulation window of a training model.
 
-The only place that reduces gradients and runs the optimiser. What the parts do is theirs:
-``gradients.py`` adds up, ``loss_scaling.py`` looks and adapts, the optimisers update.
+A window clears the gradients, accumulates and reduces them, and runs the optimiser. No other module
+waits for the reduction of gradients or runs the optimiser. ``gradients.py`` sums gradients,
+``loss_scaling.py`` adapts the loss scale, and the optimisers update the weights.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ __all__ = ["NoUpdate", "Training"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What a training model has beyond its forward.
+    """The gradient reduction and the weight update of a training model.
 
     Attributes:
-        optimizer: the update.
-        gradients: the reduction over replicas and instances.
-        gradient_scale: factor on every micro-batch's gradients, without the loss scaling:
-            1 / (GA x all replicas) for a mean, 1 for a sum.
-        half_accumulators: whether gradients are rounded to half after every micro-batch.
-        scaler: adapts the loss scaling; None if it stays as the program sets it.
-        rounding: told the number of a step before its update draws random numbers to round with;
-            None if it rounds to the nearest.
-        compression: of what hosts send one another; None if it is sent as it is.
+        optimizer: The optimiser that updates the device's copy of the weights.
+        gradients: The reduction of gradients over replicas and instances.
+        gradient_scale: The factor on every micro-batch's gradients, without the loss scale. The
+            factor is 1 / (gradient accumulation x all replicas) for a mean, and 1 for a sum.
+        half_accumulators: Whether gradients are rounded to float16 after every micro-batch.
+        scaler: The object that adapts the loss scale. None if the loss scale remains as the program
+            sets it.
+        rounding: A function that seeds the random rounding of an update. It is called with the
+            number of the micro-batch. None if updates are rounded to the nearest value.
+        compression: The compression of gradients between hosts; None for no compression.
     """
 
     optimizer: DeviceOptimizer
@@ -45,13 +47,13 @@ class Training:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss, which the update takes out of the gradients again."""
+        """The factor on the loss; the update divides the gradients by this factor."""
         factor = 1.0 if self.scaler is None else self.scaler.factor
         return self.optimizer.loss_scaling * factor
 
     @property
     def scale(self) -> float:
-        """Factor on every micro-batch's gradients."""
+        """The total factor on the gradients of every micro-batch, including the loss scale."""
         return self.gradient_scale * self.loss_scale
 
     def zero(self) -> None:
@@ -61,12 +63,16 @@ class Training:
         self.gradients.zero()
 
     def accumulate(self) -> None:
-        """Note that all local replicas added the gradients of a micro-batch."""
+        """Finish a micro-batch, after all local replicas have added their gradients."""
         if self.half_accumulators:
             round_gradients(self.gradients)
 
     def step(self, number: int) -> None:
-        """Reduce the window's gradients and update the parameters, after micro-batch ``number``."""
+        """Reduce the gradients of the accumulation window, and update the parameters.
+
+        Args:
+            number: The number of the window's last micro-batch.
+        """
         if self.rounding is not None:
             self.rounding(number)
         loss_scale = self.loss_scale
@@ -78,7 +84,7 @@ class Training:
             with activities.doing(activities.UPDATING):
                 self.optimizer.step(loss_scale)
         else:
-            # What it waits for the reduction of a part is not the update's.
+            # step_in_parts also waits for reductions. That time does not count as updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
         if self.scaler is not None:
@@ -86,7 +92,7 @@ class Training:
 
 
 class NoUpdate:
-    """What an inference model does around its micro-batches: nothing."""
+    """The counterpart of ``Training`` for an inference model, whose methods do nothing."""
 
     scale = 1.0
 
