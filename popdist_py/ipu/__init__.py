@@ -1,7 +1,8 @@
-"""A pure model of the device: what an IPU has, and what a graph needs of it in memory and time.
+"""A model of the memory and the time that a graph of operations needs on IPUs.
 
-Everything is a function of values: a graph of operations with their shapes, where each stands, the
-settings of a run, and an IPU. Figures that no source gives are parameters with a default.
-Nothing here imports torch or NumPy, knows PopTorch's options, or runs anything.
+All functions are pure. Their arguments are a graph of operations with their shapes, the placement
+of the operations on IPUs, the settings of a run, and an IPU. Figures without a source are
+parameters with a default.
+No module of this package imports torch or NumPy, reads PopTorch's options, or runs a model.
 May call: documents, errors.
 """

@@ -1,7 +1,8 @@
-"""``python -m popdist_py.ipu``: whether a model fits, without training it; see ``--help``.
+"""The command ``python -m popdist_py.ipu``, which tells whether a model fits into IPUs' memory.
 
-The command builds the model, which needs torch: it lives with PopTorch's modules. It is run by its
-name, so that this room imports nothing of them.
+See ``--help``. The command does not train the model. The code of the command is in
+``popdist_py.poptorch``, because building the model needs torch. This module runs the code by its
+name, so that this package does not import ``popdist_py.poptorch``.
 """
 
 import runpy

@@ -1,9 +1,12 @@
-"""Cycles of a run: what each operation takes, stage by stage, along the schedule.
+"""The model of time, which computes the cycles of operations, stages and calls of a run.
 
-An operation takes arithmetic (products at a share of their peak rate, anything else as fast as the
-tiles' memory), exchange of what its tiles have to get, and a fixed time. A cycle of a pipeline
-lasts as long as its slowest IPU; then come copies between IPUs, and a synchronisation.
-Nothing here measures: the constants of ``CycleModel`` say where they come from.
+The time of an operation is the sum of arithmetic, exchange and a fixed time. Matrix products reach
+a share of their peak rate. The arithmetic of other operations is limited by the speed of the tiles'
+memory. In the exchange, the tiles receive the data of the operation from other tiles.
+
+The slowest IPU determines the length of a pipeline cycle. Copies between IPUs and a synchronisation
+follow each pipeline cycle. This module does not measure times. The docstring of ``CycleModel``
+gives the sources of its constants.
 """
 
 from __future__ import annotations
@@ -41,21 +44,27 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CycleModel:
-    """What no source tells. One set of constants holds for all devices and runs.
+    """The constants of the model of time, which are fitted or assumed because sources are missing.
+
+    The same constants apply to all devices and runs.
 
     Attributes:
-        product_share: share of their peak rate that products reach; assumed.
-        memory_share: share of the rate of the tiles' memory that anything else reaches; assumed.
-        operation_cycles: for each program of an operation: launch, synchronisation, rearranging;
-            fitted to the steady state of ResNet-101 over two IPUs (7.11 million cycles for each
-            more micro-batch).
-        part_cycles: for each part after the first of a product that is computed in several parts,
-            one after the other; assumed to be half of ``operation_cycles``.
-        host_bandwidth: bytes a second from the host; fitted to the cycles that 8-bit input saves
-            there (4.63 million for 24 MiB).
-        call_seconds: for each call of the host; fitted to what those runs take beside their
-            micro-batches (33 million cycles).
-        sync_cycles: of all IPUs of a replica, at the end of each cycle of a pipeline; uncertain.
+        product_share: The share of their peak rate that matrix products reach. The value is
+            assumed.
+        memory_share: The share of the tile memory's bandwidth that other operations reach. The
+            value is assumed.
+        operation_cycles: The cycles that each program of an operation needs for its launch, for
+            synchronisation and for rearranging data. The value is fitted to the steady state of
+            ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
+        part_cycles: The fixed cycles for each part after the first, if a product is computed in
+            several parts, one after the other. The value is assumed to be half of
+            ``operation_cycles``.
+        host_bandwidth: The bytes per second from the host. The value is fitted to the cycles that
+            8-bit input saves in the runs of ResNet-101 (4.63 million for 24 MiB).
+        call_seconds: The time that each call by the host needs in addition to its micro-batches.
+            The value is fitted to the runs of ResNet-101 (33 million cycles).
+        sync_cycles: The cycles for synchronising all IPUs of a replica at the end of each pipeline
+            cycle. The value is uncertain.
     """
 
     product_share: float = 0.7
@@ -72,19 +81,23 @@ CYCLE_MODEL: Final = CycleModel()
 
 @dataclass(frozen=True, slots=True)
 class StageCycles:
-    """Cycles of one stage for one micro-batch.
+    """The cycles of one stage, for one micro-batch or for one weight update.
 
     Attributes:
-        forward: of its operations.
-        recompute: of those that run again.
-        backward: of gradients of activations and weights, and their accumulation.
-        receive: of its inputs from the host.
-        copy: of what it sends to other IPUs, one way.
-        load: of what it needs from Streaming Memory in phased execution.
-        offload: of weights, accumulators and kept activations that lie in Streaming Memory
-            otherwise, both ways.
-        update: of the update of its weights, and what that moves.
-        all_reduce: of its gradients over the replicas.
+        forward: The cycles of the stage's operations in the forward pass.
+        recompute: The cycles of the operations that are recomputed for the backward pass.
+        backward: The cycles for computing the gradients of activations and weights, and for
+            accumulating the gradients of weights.
+        receive: The cycles for receiving the stage's inputs from the host.
+        copy: The cycles for sending the stage's activations to other IPUs. Gradients that come back
+            are not included.
+        load: The cycles for loading weights and inputs of the stage from Streaming Memory. The
+            value counts only in phased execution.
+        offload: The cycles for moving weights, accumulators and kept activations from and to
+            Streaming Memory; 0 in phased execution.
+        update: The cycles of one update of the stage's weights, including transfers from and to
+            Streaming Memory.
+        all_reduce: The cycles of the all-reduce of the stage's gradients over the replicas.
     """
 
     forward: float
@@ -99,22 +112,24 @@ class StageCycles:
 
     @property
     def work(self) -> float:
-        """Of a micro-batch: what a pipeline's slowest stage decides about."""
+        """The cycles of one micro-batch in forward pass, recomputation and backward pass."""
         return self.forward + self.recompute + self.backward
 
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """Cycles of one call.
+    """The cycles of one call.
 
     Attributes:
-        stages: for one micro-batch each.
-        window: from one update to the next, that included; of inference all of it.
-        call: what each call takes beside that: the host, and its results.
-        total: of the call.
-        busy: for each IPU the share of the total in which it computes.
-        clock: cycles a second.
-        samples: of the call, over all replicas.
+        stages: The cycles of each stage.
+        window: The cycles from one weight update to the next, including one update. For inference,
+            this is the number of cycles for all micro-batches of the call.
+        call: The additional cycles of each call, for the work of the host and for sending results
+            to the host.
+        total: The cycles of the whole call.
+        busy: For each IPU, the share of the call's time that the IPU spends on computing.
+        clock: The number of cycles per second.
+        samples: The number of samples that all replicas process in the call.
     """
 
     stages: tuple[StageCycles, ...]
@@ -127,12 +142,12 @@ class CycleReport:
 
     @property
     def seconds(self) -> float:
-        """Time of the call."""
+        """The duration of the call in seconds."""
         return self.total / self.clock
 
     @property
     def throughput(self) -> float:
-        """Samples a second."""
+        """The number of samples per second."""
         return self.samples / self.seconds
 
 
@@ -143,7 +158,7 @@ def cycles(
     ipu: IPU,
     model: CycleModel = CYCLE_MODEL,
 ) -> CycleReport:
-    """Return what one call takes."""
+    """Return the cycles that one call of a run takes."""
     stages = tuple(
         stage_cycles(graph, placement, settings, ipu, stage, model)
         for stage in range(placement.num_stages)
@@ -171,7 +186,7 @@ def cycles(
 def _window(
     stages: tuple[StageCycles, ...], placement: Placement, settings: Settings, model: CycleModel
 ) -> tuple[float, list[float]]:
-    """Return the cycles between two updates, and those in which each IPU computes."""
+    """Return the cycles between two updates, and the cycles that each IPU computes."""
     one = settings.one_window
     made = schedule(placement, one)
     lasting = cycle_lengths(made, stages, placement, settings)
@@ -190,10 +205,11 @@ def cycle_lengths(
     placement: Placement,
     settings: Settings,
 ) -> list[float]:
-    """Return the length of each cycle of a schedule: the time that its slowest IPU works.
+    """Return the length of each pipeline cycle of a schedule, in cycles of the device.
 
-    I/O tiles load the inputs while the other tiles compute, so the slower of the two counts. Copies
-    between IPUs and synchronisations are not included.
+    The slowest IPU determines the length of a pipeline cycle. I/O tiles load the inputs while the
+    other tiles compute, so only the longer of these two times counts. Copies between IPUs and
+    synchronisations are not included.
     """
     shape = max(made.cycles, default=0), placement.num_ipus
     working, arriving = ([[0.0] * shape[1] for _ in range(shape[0])] for _ in range(2))
@@ -207,9 +223,12 @@ def cycle_lengths(
 
 
 def _copies(stages: tuple[StageCycles, ...], settings: Settings, cycles_of_pipeline: int) -> float:
-    """Return the cycles of copies between IPUs: in a pipeline all pairs copy at a time."""
+    """Return the cycles of copies between IPUs.
+
+    In a pipeline, all pairs of IPUs copy at the same time.
+    """
     if settings.is_phased:
-        return 0.0  # what phases exchange goes through Streaming Memory
+        return 0.0  # Phases exchange data through Streaming Memory instead.
     ways = 2 if settings.is_training else 1
     if settings.is_pipelined:
         return ways * cycles_of_pipeline * max(stage.copy for stage in stages)
@@ -223,9 +242,10 @@ def cell_parts(
     placement: Placement,
     settings: Settings,
 ) -> list[tuple[str, float]]:
-    """Return the work of an IPU in a cell of the schedule: names and cycles of its parts, in order.
+    """Return the parts of an IPU's work in one cell of the schedule, as pairs of name and cycles.
 
-    If I/O tiles load the inputs, the transfer has 0 cycles: it takes no time of the other tiles.
+    The parts are in execution order. If I/O tiles load the inputs, the transfer of inputs has 0
+    cycles, because the other tiles compute at the same time.
     """
     own = [s for s, where in zip(stages, placement.ipus, strict=True) if where == ipu]
     if cell.action == "idle":
@@ -261,7 +281,7 @@ def stage_cycles(
     index: int,
     model: CycleModel = CYCLE_MODEL,
 ) -> StageCycles:
-    """Return what one stage takes for one micro-batch."""
+    """Return the cycles of one stage."""
     stage = stage_of(graph, placement, settings, ipu, index)
     device = _Device(stage, ipu, model)
     again: list[Operation] = []
@@ -290,7 +310,7 @@ def stage_cycles(
 def _offloaded_bytes(
     stage: Stage, placement: Placement, index: int, weights: tuple[Weight, ...]
 ) -> int:
-    """Return the bytes of a micro-batch from and to Streaming Memory, not in phases."""
+    """Return the bytes from and to Streaming Memory per micro-batch; 0 in phased execution."""
     settings = stage.settings
     if settings.is_phased:
         return 0
@@ -309,7 +329,10 @@ def operation_cycles(
     ipu: IPU,
     model: CycleModel = CYCLE_MODEL,
 ) -> tuple[list[float], list[float]]:
-    """Return what the forward and the backward of each operation take for one micro-batch."""
+    """Return the cycles of each operation's forward pass, and of each operation's backward pass.
+
+    The cycles are those of one micro-batch. For inference, all cycles of the backward pass are 0.
+    """
     forward: list[float] = []
     backward: list[float] = []
     for index in range(placement.num_stages):
@@ -322,7 +345,7 @@ def operation_cycles(
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """The rates of an IPU for one stage."""
+    """Computes the cycles of operations and weight updates of one stage on an IPU."""
 
     stage: Stage
     ipu: IPU
@@ -332,7 +355,7 @@ class _Device:
         return self._pass(operation, backward=False)
 
     def backward(self, operation: Operation) -> float:
-        """The gradient of what was read; weights' gradients are added to their accumulators."""
+        """Return the cycles of an operation's backward pass, with accumulation of gradients."""
         added = 0
         if self.stage.settings.accumulation > 1:
             width = 2 * BYTES[self.stage.settings.optimizer.accumulator]
@@ -340,7 +363,10 @@ class _Device:
         return self._pass(operation, backward=True) + self._moved(added)
 
     def update(self, weights: tuple[Weight, ...]) -> float:
-        """Weights, gradients and state are read, weights and state written."""
+        """Return the cycles of a weight update.
+
+        The update reads weights, gradients and optimiser state. It writes weights and state.
+        """
         optimizer = self.stage.settings.optimizer
         trained = [weight for weight in weights if weight.is_trained]
         state = sum(BYTES[type_] for type_ in optimizer.state)
@@ -355,7 +381,7 @@ class _Device:
         return [weight for weight in weights if weight.is_trained]
 
     def _moved(self, size: float) -> float:
-        """Return the cycles of reading and writing so many bytes in the tiles' memory."""
+        """Return the cycles for reading or writing ``size`` bytes in the tiles' memory."""
         return size / (self.stage.tiles * self.ipu.memory_rate * self.model.memory_share)
 
     def _pass(self, operation: Operation, *, backward: bool) -> float:
@@ -367,7 +393,7 @@ class _Device:
         size = sum(graph.bytes_of(n) for n in operation.inputs) + graph.bytes_of(
             operation.output.name
         )
-        # Statistics are a pass of their own over the same values.
+        # Norms, for example, read their values several times to compute statistics.
         passes = _PASSES.get(operation.kind, 1) * (2 if backward else 1)
         exchanged = size / (self.stage.tiles * self.ipu.exchange_rate)
         return self._moved(passes * size) + exchanged + self.model.operation_cycles
@@ -381,7 +407,7 @@ class _Device:
         needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
         for number, shape in enumerate(shapes(operation, stage.graph, backward=backward)):
             if backward and number == 0 and not needed:
-                continue  # nothing trained stands before it
+                continue  # The gradient of the first operand is not needed.
             held = working_set(shape, operands, partials, stage.tiles)
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
             total += shape.flops / rate
@@ -391,5 +417,5 @@ class _Device:
         return total
 
 
-# How often an operation goes over its values.
+# The number of times that a kind of operation reads or writes its values. Other kinds do it once.
 _PASSES: Final[Mapping[str, int]] = {"norm": 3, "softmax": 3, "loss": 2}

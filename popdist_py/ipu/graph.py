@@ -1,8 +1,8 @@
-"""A forward as data: tensors, weights and operations with their sizes, and where each stands.
+"""Classes that describe a model's forward pass as data, and its division into stages.
 
-The backward follows from the forward: operations in reverse, each reading what it saved. Sizes that
-grow with the batch are those of one sample.
-Nothing here knows an IPU or the settings of a run.
+The backward pass is derived from the forward pass. It runs the operations in reverse order, and
+each operation reads the tensors that it saved. For sizes that grow with the batch, the size of one
+sample is stored. This module does not depend on an IPU or on the settings of a run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ __all__ = [
 ]
 
 Type: TypeAlias = Literal["float32", "float16", "int32", "int16", "int8", "uint8", "bool"]
-# A view shares the memory of its first input, as does what changes its input in place; "add" and
-# "elementwise" differ in what the backward reads: nothing, and the result.
+# The output of a "view" shares the memory of the operation's first input. The backward pass of an
+# "add" does not read a saved tensor. The backward pass of an "elementwise" operation reads the
+# operation's output.
 Kind: TypeAlias = Literal[
     "product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss"
 ]
@@ -43,13 +44,14 @@ BYTES: Final[Mapping[str, int]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a micro-batch makes.
+    """An input or an activation of the forward pass.
 
     Attributes:
-        name: another one for each tensor of a graph.
-        elements: number of elements of one sample.
-        type: of its elements.
-        is_batched: False where its size does not grow with the batch (a loss).
+        name: The name of the tensor, which is unique in the graph.
+        elements: The number of elements per sample.
+        type: The type of the elements.
+        is_batched: Whether the size of the tensor grows with the batch. It is False for a loss, for
+            example.
     """
 
     name: str
@@ -58,13 +60,13 @@ class Tensor:
     is_batched: bool = True
 
     def bytes(self, batch: int) -> int:
-        """Return its bytes in a micro-batch of ``batch`` samples."""
+        """Return the size of the tensor in bytes, for a micro-batch of ``batch`` samples."""
         return self.elements * BYTES[self.type] * (batch if self.is_batched else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter, or a buffer that stays on the device (``is_trained`` False)."""
+    """A parameter, or a buffer that stays on the device (``is_trained`` is False for buffers)."""
 
     name: str
     elements: int
@@ -73,28 +75,33 @@ class Weight:
 
     @property
     def bytes(self) -> int:
-        """Its bytes."""
+        """The size of the weight in bytes."""
         return self.elements * BYTES[self.type]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product or convolution: ``count`` times [rows, depth] x [depth, columns].
+    """The sizes of a matrix product or a convolution.
 
-    A convolution has the positions of its output as rows, input channels a group times the
-    positions of the kernel as depth, output channels a group as columns, and its groups as count.
+    The operation consists of ``count`` products of shape [rows, depth] x [depth, columns]. The rows
+    of a convolution are the positions of its output. Its depth is the number of input channels per
+    group times the number of kernel positions. Its columns are the output channels per group, and
+    its count is the number of groups.
 
     Attributes:
-        rows: of one sample.
-        depth: summed over.
-        columns: of the second operand.
-        count: independent products (groups, heads).
-        serial: parts that it is done in, one after the other (``serializedMatMul``).
-        repeats: times that it is done, each needing the last result (steps of an LSTM); rows are
-            those of one time. The code is there once.
-        reads: how often each element of the first operand is read, above 1 in convolutions; the
-            model looks it up where it counts.
-        is_convolution: whether the settings of convolutions apply, or those of matrix products.
+        rows: The number of rows per sample.
+        depth: The length of the dimension that the product sums over.
+        columns: The number of columns of the second operand.
+        count: The number of independent products, such as groups or attention heads.
+        serial: The number of parts into which the product is divided (``serializedMatMul``). The
+            parts are computed one after the other.
+        repeats: The number of times that the product is computed, where each time needs the
+            previous result (the steps of an LSTM). The rows are those of one time. The program
+            contains the code once.
+        reads: The number of times that each element of the first operand is read. It is above 1 in
+            convolutions. The module ``liveness`` computes this number when it needs it.
+        is_convolution: Whether the settings for convolutions apply. If False, the settings for
+            other matrix products apply.
     """
 
     rows: int
@@ -108,29 +115,31 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one sample."""
+        """The number of multiplications and additions for one sample."""
         return 2 * self.rows * self.depth * self.columns * self.count * self.repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of the forward.
+    """One operation of the forward pass.
 
     Attributes:
-        name: another one for each operation, starting with the module's: ``layer1.0.conv1``.
-        kind: which memory and time model applies.
-        inputs: names of tensors that it reads.
-        output: what it makes.
-        weights: names of weights that it reads.
-        saved: names of tensors among inputs and output that its backward reads.
-        product: sizes; of the kind "product" only.
-        is_in_place: whether the output takes the memory of the first input.
-        is_checkpoint: whether ``recomputationCheckpoint`` keeps its output.
-        memory_proportion: its own available memory proportion (``set_available_memory``); None
-            for that of its IPU.
+        name: The unique name of the operation, which starts with the name of its module. An example
+            is ``layer1.0.conv1``.
+        kind: The kind of the operation, which selects the models of its memory and time.
+        inputs: The names of the tensors that the operation reads.
+        output: The tensor that the operation computes.
+        weights: The names of the weights that the operation reads.
+        saved: The names of the inputs and the output that the operation's backward pass reads.
+        product: The sizes of the product, for operations of the kind "product"; None for other
+            kinds.
+        is_in_place: Whether the output is stored in the memory of the first input.
+        is_checkpoint: Whether ``recomputationCheckpoint`` keeps the output for the backward pass.
+        memory_proportion: The operation's own available memory proportion
+            (``set_available_memory``). None means the proportion of the operation's IPU.
 
     Raises:
-        ValueError: the proportion is not above 0, or above 1.
+        ValueError: ``memory_proportion`` is not above 0 and at most 1.
     """
 
     name: str
@@ -155,7 +164,7 @@ class Operation:
 def saved_by(
     kind: Kind, inputs: Sequence[str], output: str, *, has_weights: bool
 ) -> tuple[str, ...]:
-    """Return what the backward of an operation usually reads."""
+    """Return the names of the tensors that the backward pass of an operation usually reads."""
     if kind in ("view", "add"):
         return ()
     if kind == "product":
@@ -169,17 +178,18 @@ def saved_by(
 
 @dataclass(frozen=True)
 class Graph:
-    """The forward of one micro-batch, operations in the order in which they run.
+    """The forward pass of one micro-batch.
 
     Attributes:
-        inputs: what the host sends.
-        weights: what stays on the device.
-        operations: what runs.
-        outputs: names of the tensors that the host gets.
-        batch: samples of a micro-batch.
+        inputs: The tensors that the host sends.
+        weights: The parameters and buffers, which stay on the device.
+        operations: The operations, in execution order.
+        outputs: The names of the tensors that the host gets.
+        batch: The number of samples in a micro-batch.
 
     Raises:
-        ValueError: a name is used twice, or is used before anything makes it.
+        ValueError: The batch is below 1, two tensors or two weights have the same name, or a tensor
+            is read before an operation has computed it.
     """
 
     inputs: tuple[Tensor, ...]
@@ -208,23 +218,24 @@ class Graph:
             raise ValueError(f"output {missing[0]} is made by nothing")
 
     def __getstate__(self) -> dict[str, object]:
-        # What follows from the fields need not be stored, and mapping proxies cannot be.
+        # Only the fields are pickled. The cached properties can be computed again, and they contain
+        # mapping proxies, which cannot be pickled.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name."""
+        """All inputs and all outputs of operations, by name."""
         made = {operation.output.name: operation.output for operation in self.operations}
         return MappingProxyType({tensor.name: tensor for tensor in self.inputs} | made)
 
     @cached_property
     def weight_of(self) -> Mapping[str, Weight]:
-        """All weights by name."""
+        """All weights of the graph, by name."""
         return MappingProxyType({weight.name: weight for weight in self.weights})
 
     @cached_property
     def first_reader(self) -> Mapping[str, int]:
-        """By the name of each weight that is read, the number of the first operation to do so."""
+        """For each weight's name, the number of the first operation that reads the weight."""
         first: dict[str, int] = {}
         for index, operation in enumerate(self.operations):
             for name in operation.weights:
@@ -233,7 +244,7 @@ class Graph:
 
     @cached_property
     def root_of(self) -> Mapping[str, str]:
-        """By the name of each tensor, that of the tensor whose memory it lies in."""
+        """For each tensor's name, the name of its root, the tensor whose memory it is stored in."""
         roots = {tensor.name: tensor.name for tensor in self.inputs}
         for operation in self.operations:
             name = operation.output.name
@@ -243,7 +254,7 @@ class Graph:
 
     @cached_property
     def needs_gradient(self) -> frozenset[str]:
-        """The tensors that have a gradient: those that depend on a trained weight."""
+        """The names of the tensors that depend on a trained weight and so have a gradient."""
         found: set[str] = set()
         for operation in self.operations:
             trained = any(self.weight_of[name].is_trained for name in operation.weights)
@@ -253,27 +264,33 @@ class Graph:
 
     @cached_property
     def gradient_roots(self) -> frozenset[str]:
-        """Where the tensors that have a gradient lie."""
+        """The roots (see ``root_of``) of the tensors that have a gradient."""
         return frozenset(self.root_of[name] for name in self.needs_gradient)
 
     @cached_property
     def root_bytes(self) -> Mapping[str, int]:
-        """By the name of each root, the bytes of the largest tensor that lies there."""
+        """For each root's name, the bytes of the largest tensor that is stored in its memory."""
         sizes: dict[str, int] = {}
         for name, root in self.root_of.items():
             sizes[root] = max(sizes.get(root, 0), self.bytes_of(name))
         return MappingProxyType(sizes)
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of a tensor."""
+        """Return the size of a tensor in bytes, for the batch of this graph."""
         return self.tensors[name].bytes(self.batch)
 
     def with_batch(self, batch: int) -> Graph:
-        """Return the same forward of another micro-batch."""
+        """Return the same graph with another number of samples per micro-batch."""
         return replace(self, batch=batch)
 
     def cast(self, *, data: Type | None = None, weights: Type | None = None) -> Graph:
-        """Return the same forward with other types in place of float32 and float16."""
+        """Return the same graph with other types of its tensors and weights.
+
+        Args:
+            data: The type that replaces float32 and float16 in inputs and outputs of operations.
+                None keeps their types.
+            weights: The type of all weights. None keeps their types.
+        """
 
         def of_data(tensor: Tensor) -> Tensor:
             if data is None or tensor.type not in ("float32", "float16"):
@@ -290,14 +307,16 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which stage each operation is in, and which IPU each stage is on.
+    """The stage of each operation, and the IPU of each stage.
 
     Attributes:
-        stages: stage of each operation, in the order of the graph; they never fall.
-        ipus: IPU of each stage.
+        stages: The stage of each operation, in the order of the graph's operations. The numbers of
+            the stages never decrease.
+        ipus: The IPU of each stage.
 
     Raises:
-        ValueError: stages fall or leave one out, or an IPU is negative.
+        ValueError: The numbers of the stages decrease, a stage lacks operations or an IPU, or the
+            number of an IPU is negative.
     """
 
     stages: tuple[int, ...]
@@ -314,29 +333,30 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages of the forward."""
+        """The number of stages of the forward pass."""
         return len(self.ipus)
 
     @property
     def num_ipus(self) -> int:
-        """Number of IPUs of a replica: the largest id and one, as PopTorch counts."""
+        """The number of IPUs per replica, which is the highest IPU number plus 1."""
         return max(self.ipus) + 1
 
     def operations_of(self, graph: Graph, stage: int) -> Iterator[Operation]:
-        """Yield the operations of a stage."""
+        """Yield the operations of a stage, in execution order."""
         return (o for o, s in zip(graph.operations, self.stages, strict=True) if s == stage)
 
     def weights_of(self, graph: Graph, stage: int) -> tuple[Weight, ...]:
-        """Return the weights that lie with a stage: the first that reads them."""
+        """Return the weights that are stored with a stage, because it is the first to read them."""
         first, stages = graph.first_reader, self.stages
         return tuple(w for w in graph.weights if w.name in first and stages[first[w.name]] == stage)
 
     @classmethod
     def cut(cls, graph: Graph, before: Sequence[str] = ()) -> Placement:
-        """Return a placement that begins a stage, on the next IPU, before each named module.
+        """Return a placement that begins a new stage, on the next IPU, before each named module.
 
         Raises:
-            ValueError: no operation is called so, or the order is another one.
+            ValueError: The graph does not contain one of the modules, or the modules are named in
+                another order than in the graph.
         """
         stages: list[int] = []
         waiting = list(before)

@@ -1,6 +1,7 @@
-"""Questions to the searches, and answers that print and become JSON.
+"""Functions that find the best batch, splits or recomputation, and return the result as an Answer.
 
-Nothing here searches: that is done where advice comes from.
+An ``Answer`` can be printed and converted to JSON. The search algorithms are in the module
+``searches``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Answer(Report):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        question: its name: "batch", "splits" or "recompute".
-        sentence: the answer.
-        facts: the same for programs, as JSON knows it; empty if nothing fits.
-        run: that was found; None if nothing fits.
+        question: The name of the question, which is "batch", "splits" or "recompute".
+        sentence: The answer as a text for the user.
+        facts: The answer as JSON values for programs; empty if the search did not find a run that
+            fits into memory.
+        run: The run that the search found; None if the search did not find a run that fits into
+            memory.
     """
 
     question: str
@@ -39,18 +42,18 @@ class Answer(Report):
     run: Run | None
 
     def document(self) -> Document:
-        """Return what is shown."""
+        """Return the document that displays the answer."""
         sections = () if self.run is None else (_summary(self.run),)
         return Document(self.sentence, self.run is not None, sections)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as what JSON knows."""
+        """Return the answer as a dictionary of JSON values."""
         found = self.run is not None
         return {"version": _VERSION, "question": self.question, "found": found, **self.facts}
 
 
 def find_batch(run: Run) -> Answer:
-    """Ask for the most samples of a micro-batch that fit."""
+    """Find the largest number of samples per micro-batch that fits into memory."""
     batch = largest_batch(run)
     if not batch:
         return Answer("batch", "Not even a micro-batch of one sample fits", {}, None)
@@ -59,7 +62,7 @@ def find_batch(run: Run) -> Answer:
 
 
 def find_splits(run: Run, ipus: int) -> Answer:
-    """Ask where ``ipus`` stages should begin so that the slowest one is fastest."""
+    """Find the split into ``ipus`` stages that makes the slowest stage as fast as possible."""
     placement = best_splits(run, ipus)
     if placement is None:
         return Answer("splits", f"No split over {counted(ipus, 'IPU')} fits", {}, None)
@@ -72,7 +75,7 @@ def find_splits(run: Run, ipus: int) -> Answer:
 
 
 def find_recomputation(run: Run) -> Answer:
-    """Ask for the recomputation and checkpoints that fit and take the fewest cycles."""
+    """Find the recomputation and checkpoints that fit into memory and take the fewest cycles."""
     found = cheapest_recomputation(run)
     if found is None:
         return Answer("recompute", "No recomputation makes it fit", {}, None)
@@ -86,7 +89,7 @@ def find_recomputation(run: Run) -> Answer:
 
 
 def first_modules(graph: Graph, placement: Placement) -> list[str]:
-    """Return the first operation of every stage but the first, by name."""
+    """Return the name of the first operation of every stage except stage 0."""
     stages = range(1, placement.num_stages)
     return [graph.operations[placement.stages.index(stage)].name for stage in stages]
 

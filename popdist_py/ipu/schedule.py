@@ -1,9 +1,9 @@
-"""Which IPU does what in each step of a run: schedules as data.
+"""Schedules, which contain the action of every IPU in each step of a run.
 
-In a step an IPU does one thing. A pipeline moves on after a cycle, which is one or more steps: in
-PopART's pipeline ("grouped") a forward, perhaps a recomputation, and a backward of every stage.
-Steps in which nobody does anything are left out.
-Nothing here knows how long a step takes, or how a schedule is drawn.
+In one step, an IPU performs one action. A pipeline cycle consists of one or more steps. In PopART's
+pipeline ("grouped"), a pipeline cycle contains a forward pass and a backward pass of every stage.
+It may also contain a recomputation. A schedule does not contain steps without any action. This
+module does not depend on the duration of steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _WORK: Final = ("forward", "recompute", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A run, or its beginning; ``print()`` shows it, and a notebook draws it.
+    """The schedule of a run or of its first steps.
+
+    ``print()`` shows a schedule as text, and a notebook shows it as a picture.
 
     Attributes:
-        rows: for each IPU one cell for each step.
-        cycles: for each step the cycle that it is part of, counted from 1.
+        rows: For each IPU, a tuple with one cell per step.
+        cycles: For each step, the number of its pipeline cycle, counted from 1.
     """
 
     rows: tuple[tuple[Cell, ...], ...]
@@ -38,7 +40,7 @@ class Schedule:
         return grid(self).rstrip("\n")
 
     def svg(self) -> str:
-        """Return a picture."""
+        """Return a picture of the schedule as SVG."""
         return svg(self)
 
     def _repr_html_(self) -> str:
@@ -46,16 +48,19 @@ class Schedule:
 
     @property
     def idle_share(self) -> float:
-        """Share of cells in which nothing is done, of the steps before an update."""
+        """The share of idle cells, in the steps that contain computation.
+
+        Steps that only exchange data or update weights do not count.
+        """
         steps = [cells for cells in zip(*self.rows, strict=True) if _is_work(cells)]
         idle = sum(cell.action == "idle" for cells in steps for cell in cells)
         return idle / (len(steps) * len(self.rows)) if steps else 0.0
 
     @property
     def full_from(self) -> int | None:
-        """The first cycle in which all IPUs work, None if there is none.
+        """The number of the first pipeline cycle without waiting IPUs; None if IPUs always wait.
 
-        That some wait while others recompute does not count.
+        An IPU that waits only while other IPUs recompute does not count as waiting.
         """
         work: set[int] = set()
         waiting: set[int] = set()
@@ -69,25 +74,26 @@ class Schedule:
 
     @property
     def steps_until_full(self) -> int | None:
-        """Steps before that cycle, None if there is none."""
+        """The number of steps before the cycle ``full_from``, or None without that cycle."""
         return None if (full := self.full_from) is None else self.cycles.index(full)
 
 
-# What each IPU does, one thing after the other, while the others do theirs.
+# The tasks of each IPU, in execution order. All IPUs run their tasks at the same time. A task is an
+# action with the numbers of its micro-batch and its stage.
 _Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]
 _Slot: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
 
 
 def schedule(placement: Placement, settings: Settings, *, steps: int | None = None) -> Schedule:
-    """Return what every IPU of a replica does during one call.
+    """Return the schedule of all IPUs of a replica for one call.
 
     Args:
-        placement: stages and their IPUs; phases for phased execution.
-        settings: of the run.
-        steps: how many to return at most; None for all.
+        placement: The stages and their IPUs. In phased execution, the stages are the phases.
+        settings: The settings of the run.
+        steps: The largest number of steps to return. None returns all steps.
 
     Raises:
-        ValueError: steps is negative or no whole number.
+        ValueError: ``steps`` is negative or not an integer.
     """
     if steps is not None and (not isinstance(steps, int) or steps < 0):
         raise ValueError(f"steps={steps!r}: expected a whole number from 0 on, or None for all")
@@ -105,10 +111,12 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
 
 
 def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
-    """Return the idle share of a run on one IPU a stage, without recomputation, in closed form.
+    """Return the idle share of a run with one IPU per stage and without recomputation.
 
-    Forward and backward take a step each: of a pipeline's ``M + N - 1`` steps of each sort an IPU
-    works in M. In cycles of PopART's pipeline the share is ``(2N - 2) / (M + 2N - 2)``.
+    The result is a formula's value. Forward pass and backward pass take one step each. A pipeline
+    of N stages runs M micro-batches in ``M + N - 1`` forward steps and as many backward steps. An
+    IPU works in M steps of each kind. If the cycles of PopART's pipeline are counted instead of
+    steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
     """
     if strategy in ("grouped", "interleaved"):
         return (stages - 1) / (micro_batches + stages - 1)
@@ -116,7 +124,11 @@ def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
 
 
 def least_accumulation(stages: int, *, is_training: bool) -> int:
-    """Return how many micro-batches a pipeline needs: one for each stage, the backward's too."""
+    """Return the smallest number of micro-batches that a pipeline accepts.
+
+    A pipeline needs one micro-batch per stage. In training, the backward passes of all stages
+    except the last one count as additional stages.
+    """
     return 2 * stages - 1 if is_training else stages
 
 
@@ -125,7 +137,7 @@ def _is_work(cells: Iterable[Cell]) -> bool:
 
 
 def _slots(placement: Placement, settings: Settings) -> Iterator[tuple[int, _Slot]]:
-    """Yield what happens at a time, each with its cycle, and nothing empty."""
+    """Yield the tasks that all IPUs start together, with the number of their pipeline cycle."""
     window = settings.accumulation if settings.is_training else settings.device_iterations
     windows = settings.device_iterations if settings.is_training else 1
     cycle = 0
@@ -144,7 +156,7 @@ def _slots(placement: Placement, settings: Settings) -> Iterator[tuple[int, _Slo
 def _window(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_Slot]]:
-    """Yield the cycles of the micro-batches between two updates."""
+    """Yield the tasks of each pipeline cycle between two weight updates."""
     if settings.strategy == "grouped":
         return _grouped(placement, settings, first, count)
     if settings.strategy == "interleaved":
@@ -157,9 +169,11 @@ def _window(
 def _grouped(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_Slot]]:
-    """PopART's pipeline: stage s has the forward of micro-batch m in cycle m + s.
+    """Yield the tasks of each cycle of PopART's pipeline.
 
-    Its backward comes 2 (N - 1 - s) cycles later: at once on the last stage.
+    Stage s runs the forward pass of micro-batch m in cycle m + s. The stage runs the backward pass
+    2 (N - 1 - s) cycles later, where N is the number of stages. On the last stage, forward pass and
+    backward pass are in the same cycle.
     """
     last = placement.num_stages - 1
     recomputing = settings.recomputing(placement)
@@ -180,7 +194,11 @@ def _grouped(
 def _interleaved(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_Slot]]:
-    """Forwards and backwards take turns on every IPU, and neighbours have different turns."""
+    """Yield the tasks of each cycle of an interleaved pipeline.
+
+    Every stage alternates between forward passes and backward passes. When a stage runs forward
+    passes, the stages before and after it run backward passes.
+    """
     if not settings.is_training:
         yield from _grouped(placement, settings, first, count)
         return
@@ -202,15 +220,16 @@ def _interleaved(
 
 
 def _one_by_one(placement: Placement, settings: Settings, number: int) -> Iterator[list[_Slot]]:
-    """One micro-batch passes all stages, one IPU at a time."""
+    """Yield the tasks of one micro-batch, which passes through the stages one after the other."""
     for action, stage in _passage(placement, settings):
         yield [{placement.ipus[stage]: [(action, number, stage)]}]
 
 
 def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_Slot]]:
-    """One micro-batch passes all phases; each is loaded before it runs.
+    """Yield the tasks of one micro-batch in phased execution.
 
-    In parallel phased execution an IPU loads while another one computes.
+    A phase is loaded before it runs. In parallel phased execution, an IPU loads the next phase
+    while another IPU computes.
     """
     loaded: int | None = None
     tasks = list(_passage(placement, settings))

@@ -1,8 +1,9 @@
-"""The cells of schedules, and pictures of them: letters in a grid for the terminal, and SVG.
+"""The cells of schedules, and views of schedules as a grid of letters or as an SVG picture.
 
-F forward, R recomputation, B backward, X both on the last stage, U update, E exchange, a point for
-nothing; the number is the micro-batch.
-Nothing here decides what happens when.
+In the grid, F stands for a forward pass, R for a recomputation, and B for a backward pass. U stands
+for a weight update, and E for an exchange of data. X stands for a forward pass and a backward pass
+of the same micro-batch on the last stage. A point stands for an idle IPU. The number behind a
+letter is the number of the micro-batch. This module does not compute schedules.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 34, 28, 56, 28
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one IPU does in one step.
+    """The action of one IPU in one step.
 
     Attributes:
-        step: counted from 1.
-        action: what it does. "exchange" is the all-reduce of replicas before an update, or
-            Streaming Memory between phases.
-        micro_batch: of which, counted from 1 over the whole call; None where none is meant.
-        stage: of which stage or phase of the forward; None where none is meant.
+        step: The number of the step, counted from 1.
+        action: The action of the IPU. The action "exchange" is the all-reduce over the replicas
+            before a weight update, or a transfer from or to Streaming Memory between phases.
+        micro_batch: The number of the micro-batch, counted from 1 over the whole call; None if the
+            action does not belong to a micro-batch.
+        stage: The number of the stage or phase; None if the action does not belong to a stage.
     """
 
     step: int
@@ -53,19 +55,19 @@ class Cell:
 
 
 class Drawn(Protocol):
-    """What can be drawn: a ``Schedule``."""
+    """The protocol of objects that can be drawn, such as a ``Schedule``."""
 
     @property
     def rows(self) -> tuple[tuple[Cell, ...], ...]:
-        """For each IPU one cell for each step."""
+        """For each IPU, a tuple with one cell per step."""
 
     @property
     def cycles(self) -> tuple[int, ...]:
-        """For each step the cycle that it is part of."""
+        """For each step, the number of its pipeline cycle."""
 
 
 def grid(schedule: Drawn, *, by: Literal["step", "cycle"] = "step") -> str:
-    """Return a line for each IPU and a column for each step, or for each cycle of the pipeline."""
+    """Return a text with a line per IPU and a column per step or per pipeline cycle."""
     columns = [[cell] for cell in range(len(schedule.cycles))]
     if by == "cycle":
         groups: dict[int, list[int]] = {}
@@ -98,7 +100,7 @@ def _label(cell: Cell) -> str:
 
 
 def svg(schedule: Drawn) -> str:
-    """Return a picture with a row for each IPU and a box for each step; cycles have a line."""
+    """Return an SVG picture with a row per IPU, a box per step, and lines between cycles."""
     steps = len(schedule.cycles)
     width, height = _LEFT + steps * _WIDTH + 8, _TOP + len(schedule.rows) * _HEIGHT + 8
     lines = [

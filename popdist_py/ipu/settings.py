@@ -1,6 +1,6 @@
-"""What a run is asked to do: the options that change memory, schedule or time on the device.
+"""The settings of a run, which change its memory, schedule or time on the device.
 
-Nothing here computes. Defaults are PopTorch's.
+The defaults of the settings are PopTorch's defaults.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Strategy: TypeAlias = Literal[
-    # One pipeline step holds forwards and backwards together, as PopART's does.
+    # In a grouped pipeline, one pipeline cycle contains forward and backward passes, as in PopART.
     "grouped",
     "interleaved",
     "sequential",
@@ -32,20 +32,22 @@ Strategy: TypeAlias = Literal[
     "serial phased",
     "parallel phased",
 ]
-# "stage" keeps what enters a stage and what is marked as a checkpoint; "norm" makes norms and what
-# follows them again; "default" is "stage" in pipelines over more than one IPU, else "none".
+# The value "none" keeps every tensor that the backward pass reads. The value "stage" keeps the
+# inputs of a stage and the tensors marked as checkpoints. The value "norm" recomputes
+# normalisations and the element-wise operations that follow them. The value "default" means
+# "stage" in pipelines over more than one IPU, and "none" in all other runs.
 Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """What an optimiser keeps for each element of a trained weight.
+    """The values that an optimiser stores for each element of a trained weight.
 
     Attributes:
-        state: types of its tensors: moments, velocity.
-        accumulator: type of the accumulated gradient.
-        is_combined: whether gradients are accumulated into the first tensor of the state.
+        state: The types of the optimiser's state tensors, such as moments or velocity.
+        accumulator: The type of the accumulated gradient.
+        is_combined: Whether gradients are accumulated into the first state tensor.
     """
 
     state: tuple[Type, ...] = ()
@@ -56,19 +58,23 @@ class Optimizer:
 SGD: Final = Optimizer()
 MOMENTUM: Final = Optimizer(state=("float32",))
 ADAM: Final = Optimizer(state=("float32", "float32"))
-# The types of the half-precision example: second moments stay in float32.
+# These types are those of the half-precision example, which stores second moments in float32.
 HALF_ADAM: Final = Optimizer(state=("float16", "float32"), accumulator="float16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """Where tensors of one sort lie, as ``TensorLocationSettings``.
+    """The location of tensors of one kind, like PopTorch's ``TensorLocationSettings``.
 
     Attributes:
-        on_chip: False for Streaming Memory.
-        is_sharded: whether each replica keeps a part (replicated tensor sharding).
-        min_off_chip: tensors with fewer elements stay on the chip.
-        min_sharded: tensors with fewer elements are kept whole.
+        on_chip: Whether the tensors are in the IPU's own memory. If False, they are in Streaming
+            Memory.
+        is_sharded: Whether each replica stores only a part of each tensor (replicated tensor
+            sharding).
+        min_off_chip: The smallest number of elements of a tensor that is stored in Streaming
+            Memory. Smaller tensors stay on the chip.
+        min_sharded: The smallest number of elements of a tensor that is divided among the replicas.
+            Every replica stores smaller tensors whole.
     """
 
     on_chip: bool = True
@@ -77,16 +83,16 @@ class Location:
     min_sharded: int = 8192
 
     def held(self, elements: int, replicas: int) -> int:
-        """Return how many elements of a tensor a replica keeps on the chip all the time."""
+        """Return the number of a tensor's elements that a replica always keeps on the chip."""
         return 0 if self.is_off_chip(elements) else self.part(elements, replicas)
 
     def part(self, elements: int, replicas: int) -> int:
-        """Return how many elements of a tensor belong to a replica, wherever they lie."""
+        """Return the number of a tensor's elements that a replica stores, on or off the chip."""
         sharded = self.is_sharded and elements >= self.min_sharded
         return -(-elements // replicas) if sharded else elements
 
     def is_off_chip(self, elements: int) -> bool:
-        """Return whether a tensor of so many elements lies in Streaming Memory."""
+        """Return whether a tensor with this number of elements is stored in Streaming Memory."""
         return not self.on_chip and elements >= self.min_off_chip
 
 
@@ -95,33 +101,46 @@ class Settings:
     """The options of a run.
 
     Attributes:
-        is_training: whether there is a backward and an update.
-        strategy: how stages follow one another.
-        accumulation: micro-batches of an update, 1 for inference.
-        device_iterations: updates of a call; micro-batches of a call for inference.
-        replicas: over all instances.
-        optimizer: what it keeps.
-        recompute: what is kept for the backward.
-        recomputes_last: whether the last stage of a pipeline recomputes too. It has its backward
-            at once; PopTorch does so where a ``recomputationCheckpoint`` stands in it (uncertain).
-        weight_location: of weights; likewise the other three.
-        partials: type of the sums inside products.
-        matmul_partials: type of the sums inside matrix products that are not convolutions; None
-            for ``partials``.
-        memory_proportion: available memory proportion of products, for all IPUs or for each.
-        matmul_proportion: available memory proportion of matrix products that are not
-            convolutions; None for ``memory_proportion``.
-        io_tiles: tiles that only load and store; their memory is not the others'.
-        overlaps_io: whether inputs and outputs are marked to be loaded and stored by I/O tiles
-            while the others compute. Without it I/O tiles have no part in what the host sends.
-        output_mode: what the host gets of a call; None is PopTorch's: "final" when training.
-        output_return_period: N of "every n": it divides the device iterations.
-        synthetic_data: whether nothing comes from the host or goes there.
-        is_profiled: whether tiles count the cycles of each program for a profile.
+        is_training: Whether the run has a backward pass and updates weights.
+        strategy: The execution strategy, which determines the order of the stages.
+        accumulation: The number of micro-batches per weight update; 1 for inference.
+        device_iterations: The number of weight updates per call. For inference, this is the number
+            of micro-batches per call.
+        replicas: The number of replicas of all instances together.
+        optimizer: The types of the optimiser's state and of its accumulated gradients.
+        recompute: The kind of recomputation, which decides which tensors are kept for the backward
+            pass.
+        recomputes_last: Whether the last stage of a pipeline also recomputes activations. The last
+            stage does not need that, because its backward pass follows its forward pass
+            immediately. PopTorch recomputes in the last stage if the stage contains a
+            ``recomputationCheckpoint`` (uncertain).
+        weight_location: The location of weights.
+        accumulator_location: The location of accumulated gradients.
+        optimizer_location: The location of the optimiser's state.
+        activation_location: The location of the activations that are kept for the backward pass.
+        partials: The type of the partial sums inside convolutions and other matrix products.
+        matmul_partials: The type of the partial sums inside matrix products that are not
+            convolutions. None means the value of ``partials``.
+        memory_proportion: The available memory proportion of convolutions and other matrix
+            products. It is one value for all IPUs or one value per IPU.
+        matmul_proportion: The available memory proportion of matrix products that are not
+            convolutions. None means the value of ``memory_proportion``.
+        io_tiles: The number of I/O tiles. I/O tiles only load and store data, and other tiles
+            cannot use their memory.
+        overlaps_io: Whether I/O tiles load inputs and store outputs while the other tiles compute.
+            If False, I/O tiles do not take part in transfers from and to the host.
+        output_mode: The mode that decides which outputs the host gets from a call. None means
+            PopTorch's default, which is "final" for training and "all" for inference.
+        output_return_period: The number N of the output mode "every n". N must divide
+            ``device_iterations``.
+        synthetic_data: Whether the run does not transfer data from or to the host.
+        is_profiled: Whether the tiles count the cycles of each program for a profile.
 
     Raises:
-        ValueError: a number that has to be positive is not, that of I/O tiles is none that PopTorch
-            takes, there are none to overlap with, or N does not divide the device iterations.
+        ValueError: A number of micro-batches, iterations or replicas, or N, is below 1.
+            ``accumulation`` is not 1 for inference. The number of I/O tiles is not accepted by
+            PopTorch, or it is 0 although ``overlaps_io`` is set. N does not divide
+            ``device_iterations``. A proportion is not above 0 and at most 1.
     """
 
     is_training: bool = True
@@ -171,7 +190,7 @@ class Settings:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether several micro-batches are in flight at a time."""
+        """Whether several micro-batches are in flight at the same time."""
         return self.strategy in ("grouped", "interleaved")
 
     @property
@@ -181,14 +200,14 @@ class Settings:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a replica in a call."""
+        """The number of micro-batches that a replica processes in one call."""
         return self.accumulation * self.device_iterations
 
     @property
     def one_window(self) -> Settings:
-        """The same run with a single update in each call; an inference run stays as it is.
+        """The same settings with one weight update per call; unchanged settings for inference.
 
-        The N of "every N" is 1 in it, because N divides the number of device iterations.
+        The output return period becomes 1, because it must divide the number of device iterations.
         """
         if not self.is_training:
             return self
@@ -196,17 +215,19 @@ class Settings:
 
     @property
     def returned_micro_batches(self) -> int:
-        """Micro-batches of a replica whose outputs the host gets of a call."""
+        """The number of a replica's micro-batches whose outputs the host gets in one call."""
         mode = self.output_mode or ("final" if self.is_training else "all")
         if mode == "every n":
             return self.micro_batches // self.output_return_period
         return self.micro_batches if mode == "all" else 1
 
     def proportion(self, ipu: int, *, is_convolution: bool = True) -> float:
-        """Return the available memory proportion of an IPU; the last one given holds further on.
+        """Return the available memory proportion of an IPU.
+
+        If fewer values than IPUs are given, the last value applies to the remaining IPUs.
 
         Args:
-            ipu: the number of the IPU.
+            ipu: The number of the IPU.
             is_convolution: True for convolutions, False for other matrix products.
         """
         is_other = not is_convolution and self.matmul_proportion is not None
@@ -214,11 +235,11 @@ class Settings:
         return values[min(ipu, len(values) - 1)]
 
     def partials_of(self, *, is_convolution: bool) -> Type:
-        """Return the type of the sums inside convolutions, or inside other products."""
+        """Return the type of the partial sums inside convolutions or inside other products."""
         return self.partials if is_convolution else self.matmul_partials or self.partials
 
     def recompute_for(self, placement: Placement) -> Recompute:
-        """Return what is kept, the default looked up."""
+        """Return the kind of recomputation, with "default" replaced by the kind that it means."""
         if not self.is_training:
             return "none"
         if self.recompute != "default":
@@ -226,7 +247,7 @@ class Settings:
         return "stage" if self.is_pipelined and placement.num_ipus > 1 else "none"
 
     def recomputing(self, placement: Placement) -> frozenset[int]:
-        """Return the stages that make their activations again."""
+        """Return the numbers of the stages that recompute their activations."""
         if self.recompute_for(placement) == "none":
             return frozenset()
         alone = placement.num_stages == 1 or not self.is_pipelined or self.recomputes_last
@@ -234,7 +255,7 @@ class Settings:
 
 
 def _of_each(given: float | tuple[float, ...] | None) -> tuple[float, ...]:
-    """Return a setting for all IPUs, or for each, as a tuple; empty if it is not given."""
+    """Return a tuple of one value for all IPUs or one value per IPU; () if None is given."""
     if given is None:
         return ()
     return given if isinstance(given, tuple) else (given,)

@@ -1,6 +1,7 @@
-"""What an IPU has: tiles, memory, rates and links, each figure with its source.
+"""The figures of each type of IPU (tiles, memory, rates and links), with their sources.
 
-Nothing here computes what a graph needs. ``dataclasses.replace`` makes another device of one here.
+``dataclasses.replace`` makes a variant of one of these IPUs. This module does not compute the
+memory or the time of a graph.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ __all__ = ["BOW", "IPU", "IPUS", "MK1", "MK2", "sources"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IPU:
-    """One IPU.
+    """The figures of one type of IPU.
 
     Attributes:
-        name: as in ``IPUS``.
-        tiles: number of tiles.
-        tile_bytes: memory of one tile.
-        clock: cycles a second.
-        threads: worker threads of a tile.
-        half_flops: flops of products a tile and cycle, operands and partials in float16.
-        float_flops: the same in float32. Float16 with partials in float32 has half of the rate of
-            float16.
-        memory_rate: bytes a tile and cycle between its memory and its registers.
-        exchange_rate: bytes a tile and cycle into it from other tiles.
-        link_bandwidth: bytes a second over all IPU-Links, in and out together.
-        host_bandwidth: bytes a second from the host or to it, one direction.
-        streaming_bandwidth: bytes a second to and from Streaming Memory; 0 where there is none.
+        name: The name of the type, which is its key in ``IPUS``.
+        tiles: The number of tiles.
+        tile_bytes: The memory of one tile in bytes.
+        clock: The number of cycles per second.
+        threads: The number of worker threads per tile.
+        half_flops: The floating-point operations per tile and cycle in a matrix product whose
+            operands and partial sums are float16.
+        float_flops: The floating-point operations per tile and cycle in a matrix product whose
+            operands and partial sums are float32. A product with float16 operands and float32
+            partial sums has half the rate of ``half_flops``.
+        memory_rate: The bytes per cycle that a tile moves between its memory and its registers.
+        exchange_rate: The bytes per cycle that a tile receives from other tiles.
+        link_bandwidth: The bytes per second over all IPU-Links, in both directions together.
+        host_bandwidth: The bytes per second between the IPU and the host, in one direction.
+        streaming_bandwidth: The bytes per second to and from Streaming Memory; 0 for an IPU without
+            Streaming Memory.
     """
 
     name: str
@@ -48,17 +52,17 @@ class IPU:
 
     @property
     def memory(self) -> int:
-        """Bytes of all tiles."""
+        """The memory of all tiles together, in bytes."""
         return self.tiles * self.tile_bytes
 
     def product_rate(self, operands: str, partials: str) -> float:
-        """Return the highest flops a cycle of a product, all tiles together."""
+        """Return the peak floating-point operations per cycle of a product on all tiles."""
         if operands != "float16":
             return float(self.tiles * self.float_flops)
         return self.tiles * self.half_flops / (1 if partials == "float16" else 2)
 
     def peak(self, operands: str, partials: str | None = None) -> float:
-        """Return the highest flops a second of a product."""
+        """Return the peak floating-point operations per second of a product on all tiles."""
         return self.clock * self.product_rate(operands, partials or operands)
 
 
@@ -106,7 +110,7 @@ BOW: Final = IPU(
 )
 IPUS: Final[Mapping[str, IPU]] = MappingProxyType({ipu.name: ipu for ipu in (MK1, MK2, BOW)})
 
-# "inferred" and "uncertain" say that no source gives the figure itself.
+# The words "inferred" and "uncertain" mark figures that no source states directly.
 _COMMON: Final = {
     "name": "Graphcore's names: GC2 is Mk1, GC200 is Mk2",
     "tiles": "PopTorch user guide, environment variables: ipu1 1,216 tiles, ipu2 1,472 tiles",
@@ -147,7 +151,7 @@ _OF: Final = {
 
 
 def sources(ipu: IPU) -> dict[str, str]:
-    """Return where each figure of an IPU comes from, by the name of its field."""
+    """Return the source of each figure of an IPU, by the name of the figure's field."""
     own = _OF.get(ipu.name, {})
     given = "given by the user"
     return {f.name: own.get(f.name, _COMMON.get(f.name, given)) for f in fields(ipu)}

@@ -1,8 +1,9 @@
 """Bytes between an IPU and the host, other IPUs, other replicas and Streaming Memory.
 
-The bytes follow from shapes and are exact, except for the requests that tiles send to the host:
-these are inferred from one published profile. Bytes that programs add, such as those of profiling,
-are not counted. The module does not know how long a transfer takes.
+The numbers of bytes are computed from shapes and are exact, except for the requests that tiles send
+to the host. The size of requests is inferred from one published profile. Bytes that programs add
+for other purposes, such as profiling,
+are not counted. This module does not compute the duration of transfers.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ __all__ = [
     "streamed_bytes",
 ]
 
-# Bytes of the request that a tile sends to the host for each tensor of a micro-batch that it reads
-# or writes there. Inferred from a profile of ResNet-101 on two Mk2. The first IPU reads images and
-# returns no output: it sends 51.8, 138 and 552 kB in 3, 8 and 32 micro-batches. That is 12 bytes
-# for each of its 1,472 tiles and each micro-batch.
+# The bytes of a request. A tile sends one request to the host for each tensor of a micro-batch that
+# it reads from the host or returns. The value is inferred from a profile of ResNet-101 on two Mk2
+# IPUs. The first IPU reads images and does not return outputs. It sends 51.8, 138 and 552 kB (of
+# 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to 12 bytes for each of the
+# IPU's 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
-# The least number of bytes that a tile holds of a tensor that it exchanges with the host. Inferred
-# from the second IPU of the same profile, which returns 128,002 bytes and sends 141 or 142 kB:
-# every value from 93 to 97 agrees with that.
+# The bytes of the smallest part of a tensor that a tile exchanges with the host. The value
+# is inferred from a profile of ResNet-101 on two Mk2 IPUs. The second IPU in that profile returns
+# 128,002 bytes and sends 141 or 142 kB. Every value from 93 to 97 agrees with these figures.
 _LEAST_BYTES: Final = 96
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of one IPU during one call: from the host, and to it."""
+    """The bytes that one IPU receives from the host and sends to the host in one call."""
 
     received: int
     sent: int
 
 
 def host_traffic(graph: Graph, placement: Placement, settings: Settings) -> tuple[Traffic, ...]:
-    """Return what each IPU of a replica gets from the host and sends there in one call."""
+    """Return the bytes that each IPU of a replica exchanges with the host in one call."""
     received, sent = [0] * placement.num_ipus, [0] * placement.num_ipus
     if settings.synthetic_data:
         return tuple(map(Traffic, received, sent))
@@ -61,7 +63,10 @@ def host_traffic(graph: Graph, placement: Placement, settings: Settings) -> tupl
 
 
 def received_bytes(graph: Graph, placement: Placement, stage: int) -> int:
-    """Return the bytes from the host of a micro-batch: each input goes to its first reader."""
+    """Return the bytes that a stage receives from the host for one micro-batch.
+
+    The host sends each input only to the first stage that reads it.
+    """
     return sum(graph.bytes_of(t.name) for t in _inputs_of(graph, placement, stage))
 
 
@@ -70,7 +75,7 @@ def request_bytes(
 ) -> tuple[int, ...]:
     """Return the bytes of the requests that each IPU of a replica sends to the host in one call.
 
-    For each tensor, a tile that reads or writes a part of it sends one request.
+    A tile sends one request for each tensor that it holds a part of.
     """
     sent = [0] * placement.num_ipus
     if settings.synthetic_data:
@@ -90,7 +95,7 @@ def request_bytes(
 
 
 def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tensor]:
-    """Return the inputs of the graph that ``stage`` reads before all other stages."""
+    """Yield the inputs of the graph that ``stage`` is the first stage to read."""
     first: dict[str, int] = {}
     for operation, where in zip(graph.operations, placement.stages, strict=True):
         for name in operation.inputs:
@@ -99,9 +104,9 @@ def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tenso
 
 
 def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
-    """Return the bytes of a micro-batch that later stages on other IPUs read of a stage.
+    """Return the bytes that a stage sends to other IPUs in the forward pass of one micro-batch.
 
-    As many come back as gradients, those of integers left out.
+    In training, the same number of bytes comes back as gradients, except for integer tensors.
     """
     made = _stage_of_tensor(graph, placement)
     read: set[str] = set()
@@ -112,7 +117,7 @@ def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 
 
 def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
-    """Return the bytes that a replica sends for the sum of all gradients: a ring's share."""
+    """Return the bytes that a replica sends in a ring all-reduce of the gradients."""
     replicas = settings.replicas
     size = BYTES[settings.optimizer.accumulator]
     gradients = sum(weight.elements for weight in weights if weight.is_trained) * size
@@ -120,7 +125,7 @@ def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 
 
 def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
-    """Return the bytes from and to Streaming Memory of an update: what lies there, both ways."""
+    """Return the bytes that a weight update moves from and to Streaming Memory."""
     optimizer = settings.optimizer
     total = 0
     for weight in weights:
@@ -133,9 +138,10 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 
 
 def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
-    """Return the bytes from and to Streaming Memory of a micro-batch, activations left out.
+    """Return the bytes of weights and accumulators from and to Streaming Memory per micro-batch.
 
-    Weights that lie there come for the forward and for the backward; accumulators come and go.
+    Weights in Streaming Memory are fetched for the forward pass and again for the backward pass.
+    Accumulators in Streaming Memory are fetched and written back.
     """
     optimizer, total = settings.optimizer, 0
     for weight in weights:

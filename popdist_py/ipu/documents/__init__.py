@@ -1,5 +1,6 @@
-"""How a report is shown: as plain text, in a terminal's colours, in a notebook.
+"""The display of reports as plain text, as coloured tables in a terminal, and as HTML.
 
-Nothing here knows what a report is about, or imports rich before one is shown with it.
+No module of this package depends on the contents of reports. Rich is imported only when a report is
+shown with it.
 May call: nothing.
 """

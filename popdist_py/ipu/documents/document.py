@@ -1,7 +1,7 @@
-"""What a report shows, whatever shows it: a headline and tables, as plain text and as HTML.
+"""Documents, which contain a headline and tables, and their display as plain text and as HTML.
 
-A cell is a text, a share or a course of values; each way of showing draws those as it can.
-Nothing here knows what a report is about.
+A cell of a table is a text, a share of a whole, or a series of values. Each output format draws
+shares and series in its own way. This module does not depend on the contents of documents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 __all__ = ["Cell", "Column", "Course", "Document", "Section", "Share", "html", "levels", "text"]
 
-# Lines of a plain text are at most this long.
+# The largest number of characters in a line of plain text.
 _WIDTH: Final = 100
 _GAP: Final = "  "
 _RAMP: Final = " .:-=+*#%@"
@@ -24,7 +24,7 @@ _COURSE_WIDTH: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a whole: 0 is nothing, 1 is all of it, and there may be more."""
+    """A share of a whole, as a number. The value 1 is the whole, and larger values are allowed."""
 
     value: float
 
@@ -34,7 +34,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How something went on: values, of which 1 is the most, drawn one beside the other."""
+    """A series of values from 0 to 1, which is drawn as a chart in one line."""
 
     values: tuple[float, ...]
 
@@ -47,7 +47,7 @@ Cell: TypeAlias = str | Share | Course
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The head of a column: figures stand at its right edge, words at its left."""
+    """The head of a column, which aligns words to the left and figures to the right."""
 
     name: str
     is_words: bool = False
@@ -55,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a title, and lines below it."""
+    """A table with a title above it and notes below it."""
 
     title: str
     columns: tuple[Column, ...] = ()
@@ -68,9 +68,10 @@ class Document:
     """A whole report.
 
     Attributes:
-        headline: the one line that says the most.
-        is_good: whether that is as one would wish.
-        sections: the rest.
+        headline: The line with the main result of the report.
+        is_good: Whether the main result is good news for the user. A terminal shows the headline in
+            green if it is, and in red otherwise.
+        sections: The tables and notes below the headline.
     """
 
     headline: str
@@ -79,9 +80,11 @@ class Document:
 
 
 def levels(values: Sequence[float], count: int) -> list[int]:
-    """Return a level for each of at most 60 parts of a course, that of its highest value.
+    """Return the heights of a chart that draws a series of values, as levels.
 
-    There are ``count`` levels, 3 or more: the first is for zero, the last for what reaches 1.
+    The series is divided into at most 60 parts, and each part gets the level of its highest value.
+    There are ``count`` levels, at least 3. The first level is for zero, and the last level is for
+    values of at least 1.
     """
     parts = min(_COURSE_WIDTH, len(values))
     edges = [index * len(values) // parts for index in range(parts + 1)] if parts else []
@@ -96,9 +99,10 @@ def _level(value: float, last: int) -> int:
 
 
 def text(document: Document) -> str:
-    """Return a report in lines of at most 100 characters, without a final newline.
+    """Return a document as lines of at most 100 characters, without a final newline.
 
-    Only words that no table can do without make a line longer; names are cut in their middle.
+    Long names lose their middle. A line is longer only if its table cannot be made narrower, or if
+    a note contains a long word.
     """
     return "\n\n".join([document.headline, *map(_lines, document.sections)])
 
@@ -121,14 +125,14 @@ def _lines(section: Section) -> str:
         lines.append((_GAP + _GAP.join(cells)).rstrip())
     for note in section.notes:
         for line in note.split("\n"):
-            # Code stays whole, to be copied.
+            # Long words are not broken, so that the user can copy code from a note.
             parts = wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP, break_long_words=False)
             lines += parts or [""]
     return "\n".join(lines)
 
 
 def _shortened(name: str, width: int) -> str:
-    """Return a name in so many characters: its end tells most, its beginning where it is."""
+    """Return ``name`` with its middle replaced by dots if it is longer than ``width``."""
     if len(name) <= width:
         return name
     end = (width - 3) * 2 // 3
@@ -136,7 +140,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 def html(document: Document) -> str:
-    """Return a report as HTML without a style of its own, as notebooks show it."""
+    """Return a document as HTML without colours and fonts, so that a notebook uses its own."""
     parts = [f"<p><strong>{escape(document.headline)}</strong></p>"]
     for section in document.sections:
         parts.append(f"<h4>{escape(section.title)}</h4>")

@@ -1,6 +1,6 @@
-"""A value that shows itself as a document wherever it is: print, rich, a notebook.
+"""The base class of reports, which can be printed, shown by rich, and shown in a notebook.
 
-Nothing here knows what is in it.
+This module does not depend on the contents of reports.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Report"]
 
 
 class Report(ABC):
-    """What has a document."""
+    """The base class of values that are displayed as documents."""
 
     __slots__ = ()
 
     @abstractmethod
     def document(self) -> Document:
-        """Return what is shown."""
+        """Return the document that displays this value."""
 
     def __str__(self) -> str:
         return text(self.document())
 
     def __rich__(self) -> RenderableType:
-        # Late: who only prints or stores a report never imports rich.
+        # The import is here, so that programs that only print or store reports do not import rich.
         from popdist_py.ipu.documents.tables import rendered
 
         return rendered(self.document())

@@ -1,7 +1,7 @@
-"""Reports in the terminal's colours: the tables of ``document.py`` as rich's.
+"""Documents as tables of the library rich, which shows them in a terminal with colours.
 
-Imported only when a report is shown so: rich takes longer to import than a report to make.
-Nothing here computes.
+This module is imported only when rich shows a report, because importing rich takes longer than
+making a report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def rendered(document: Document) -> RenderableType:
-    """Return a report as something that rich prints."""
+    """Return a document as an object that rich can print."""
     headline = Text(document.headline, style="bold green" if document.is_good else "bold red")
     return Group(headline, *(part for section in document.sections for part in _parts(section)))
 
@@ -38,7 +38,7 @@ def _parts(section: Section) -> Iterator[RenderableType]:
                 Text(column.name),
                 justify="left" if column.is_words else "right",
                 overflow="fold",
-                # On a narrow terminal a bar and its figure stay together.
+                # A narrow terminal must not break the line between a bar and its figure.
                 no_wrap=any(isinstance(row[index], Share) for row in section.rows),
             )
         for row in section.rows:
@@ -53,7 +53,7 @@ def _cell(cell: Cell) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """Drawn with block characters where the terminal has them."""
+    """A cell that is drawn with block characters, or with ASCII if the terminal needs that."""
 
     cell: Share | Course
 
