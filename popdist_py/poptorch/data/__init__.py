@@ -1,6 +1,7 @@
-"""From a data set to combined batches: loaders, samplers, and the loader process.
+"""Loading of batches from a data set, in the training process or in a loader process.
 
-Here live DataLoader, AsynchronousDataAccessor, and the memory that processes share.
-Nothing here knows models. May call: options, calls, enums, logger, errors, and the
+The package contains DataLoader, AsynchronousDataAccessor, their samplers and the memory that the
+processes share.
+Nothing here uses a model. May call: options, calls, enums, logger, errors, and the
 library's sharding, context, collectives, activities and timeline.
 """

@@ -1,8 +1,9 @@
-"""PopTorch's AsynchronousDataAccessor: a data set iterated ahead of time by a process of its own.
+"""PopTorch's class AsynchronousDataAccessor, which loads items ahead of time in another process.
 
-The side of the training process: starts and ends the loader process, receives which slot of shared
-memory holds the next item, and hands out its tensors without a copy. The other side is in
-``loader_process.py``, the messages between the two are in ``loader_messages.py``.
+This module contains the code of the training process. The code starts and ends the loader process,
+receives messages about the shared memory of the next item, and returns the item's tensors without a
+copy. The module ``loader_process.py`` contains the code of the loader process. The module
+``loader_messages.py`` defines the messages between the two processes.
 """
 
 from __future__ import annotations
@@ -46,12 +47,16 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["AsynchronousDataAccessor"]
 
-_SECONDS_TO_STOP: Final = 10.0  # as long as PopTorch waits before it sends a signal
+# PopTorch also waits 10 seconds before it sends a signal to the loader process.
+_SECONDS_TO_STOP: Final = 10.0
 _SECONDS_TO_TERMINATE: Final = 5.0
-_MISS_SLEEP_TIME: Final = 0.1  # milliseconds, PopTorch's default
+# PopTorch's default of ``miss_sleep_time_in_ms``, in milliseconds.
+_MISS_SLEEP_TIME: Final = 0.1
 
-_NAME: Final = "poptorch-data-loader"  # of the loader process
-_UNGUARDED: Final = 86  # how it ends where importing the program makes an accessor
+# The name of the loader process.
+_NAME: Final = "poptorch-data-loader"
+# The exit code of a loader process that makes another accessor while it imports the program.
+_UNGUARDED: Final = 86
 _START_METHODS: Final = {
     SharingStrategy.SharedMemory: "spawn",
     SharingStrategy.FileSystem: "spawn",
@@ -61,34 +66,39 @@ _START_METHODS: Final = {
 
 
 class AsynchronousDataAccessor:
-    """Iterates a data set in a process of its own and keeps the next items ready.
+    """An iterable that loads the items of a data set ahead of time in another process.
 
     Args:
-        dataset: an iterable of tensors, of lists, tuples or dicts of tensors, or of registered
-            custom types: a DataLoader, a data set, any iterable. Must be picklable unless the
-            strategy is Fork.
-        buffer_size: how many items are kept in memory, the one in use included.
-        miss_sleep_time_in_ms: the time after which PopTorch checks again for an item that was not
-            ready. Here the operating system wakes this process as soon as the item is ready, so
-            every value acts as 0. A warning says so for values other than 0 and the default.
-        load_indefinitely: whether to load the next epoch before it is asked for.
-        early_preload: whether to start loading now rather than at the first ``iter()``.
-        sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
-            SharedMemory (spawn), FileSystem (spawn, data set in a temporary file). A strategy
-            or its name.
-        rebatched_size: assemble batches of this many elements from the items' first dimension.
+        dataset: A DataLoader, a data set or any other iterable. The items are tensors, registered
+            custom types, or lists, tuples or dicts of tensors. The object must be picklable unless
+            the strategy is Fork.
+        buffer_size: The number of items that are kept in memory, including the item in use.
+        miss_sleep_time_in_ms: The time after which PopTorch checks again for an item that was not
+            ready. This implementation ignores the value, because the operating system wakes this
+            process as soon as an item is ready. For a value other than 0 and the default, the
+            accessor logs a warning.
+        load_indefinitely: Whether to load the next epoch before the program begins to iterate it.
+        early_preload: Whether to load items ahead at once, and not only after the first ``iter()``.
+            The first item is always loaded at once.
+        sharing_strategy: The strategy to start the loader process and to send the data set to it,
+            or the name of the strategy. The strategies are ForkServer, Fork, SharedMemory (spawn),
+            and FileSystem (spawn, with the data set in a temporary file).
+        rebatched_size: The number of elements in the batches that the accessor assembles from the
+            items, along the first dimension. If ``rebatched_size`` is not given, the accessor
+            returns the items unchanged.
 
-    The program may call ``set_epoch()`` of a DataLoader's sampler, such as DistributedSampler, and
-    of the data set, in this process. Items that were loaded ahead for another epoch are then
-    discarded.
+    The program may call ``set_epoch()`` of the data set, and of a DataLoader's sampler such as
+    DistributedSampler, in this process. The accessor then discards the items that it loaded ahead
+    for another epoch.
 
-    The tensors of an item are overwritten after the next one is asked for: clone them to keep
-    them. Tuples come back as lists.
+    A request for the next item permits the accessor to overwrite the tensors of the previous item.
+    Clone tensors to keep their values. The accessor returns tuples as lists.
 
     Raises:
-        Error: the data set is empty or its first item fails; the DataLoader has an accessor.
-        AssertionError: arguments that do not go together; while iterating: an item failed (the
-            message holds the traceback).
+        Error: The data set is empty or cannot be pickled, its first item cannot be loaded, or the
+            DataLoader already has an accessor.
+        AssertionError: The arguments cannot be combined. The accessor also raises this error during
+            iteration if an item cannot be loaded. The message then contains the traceback.
     """
 
     def __init__(
@@ -106,7 +116,7 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # The epochs that the loader process has been told.
+        # The epochs of samplers and data sets that were last sent to the loader process.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,
@@ -126,21 +136,29 @@ class AsynchronousDataAccessor:
         )
         self._slots = job.slots
         self._buffer_size = len(job.slots)
-        self._description: Any = None  # of the item received last
-        self._held: int | None = None  # the slot whose tensors have been handed out
+        # The description of the item that was received last.
+        self._description: Any = None
+        # The index of the slot whose tensors were returned last.
+        self._held: int | None = None
         self._epoch = 0
-        self._begun = False  # whether an item of this epoch has been handed out
+        # Whether an item of this epoch has been returned.
+        self._begun = False
         self._iterating = False
-        self._position = 0  # items of this epoch that have been handed out
-        self._start: dict[str, Any] | None = None  # what the order of this epoch is drawn from
-        self._epochs_before = 0  # complete before the accessor was made
-        self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
+        # The number of items of this epoch that have been returned.
+        self._position = 0
+        # The state of the random generators before this epoch, which determines its order.
+        self._start: dict[str, Any] | None = None
+        # The number of complete epochs minus ``_epoch``.
+        self._epochs_before = 0
+        # The position where the next ``iter()`` continues.
+        self._resume: Mapping[str, Any] | None = None
 
         ours, theirs = multiprocessing.Pipe()
         self._process = _start(job, theirs, strategy)
         theirs.close()
         self._channel = Channel(ours, self._process.sentinel)
-        # On deletion, and at exit before Python waits for its child processes.
+        # The finalizer runs when the accessor is deleted, or at exit of the program before Python
+        # waits for its child processes.
         self._finalizer = util.Finalize(
             self, _shut_down, (self._process, self._channel), exitpriority=100
         )
@@ -174,16 +192,19 @@ class AsynchronousDataAccessor:
         )
 
     def terminate(self) -> None:
-        """End the loader process; the accessor cannot be iterated afterwards."""
+        """End the loader process. The accessor cannot be iterated afterwards."""
         self._iterating = False
         self._finalizer()
 
     def __len__(self) -> int:
-        """Return the number of items in an epoch, if the data set knows its length."""
+        """Return the number of items in an epoch, if the data set has a length."""
         return self._length()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch, or resume one: an epoch that was begun and not finished is left."""
+        """Begin the next epoch, or resume the epoch of a loaded state.
+
+        The remaining items of an unfinished epoch are skipped.
+        """
         if not self._finalizer.still_active():
             raise Error(
                 "the AsynchronousDataAccessor has been terminated: make a new one to iterate again"
@@ -195,11 +216,13 @@ class AsynchronousDataAccessor:
             self._position, self._start = 0, None
         told = self._newly_told()
         if told is not None and self._resume is None and self._start is not None:
-            self._resume = self.state_dict()  # the same epoch again, in another order
+            # The program set another epoch, so this epoch begins again in another order.
+            self._resume = self.state_dict()
         resume = None
         if self._resume is not None or told is not None:
-            # A number that the loader process has not begun, so that it leaves what it has loaded:
-            # it may be ahead by as many short epochs as it keeps items.
+            # The new number is higher than the number of any epoch that the loader process has
+            # begun, so the loader process discards its loaded items. If epochs are short, the
+            # loader process may be ahead by one epoch for each item in the buffer.
             self._epoch += self._buffer_size + 1
             self._epochs_before -= self._buffer_size + 1
         if self._resume is not None:
@@ -211,7 +234,7 @@ class AsynchronousDataAccessor:
         return self
 
     def __next__(self) -> Any:
-        """Return the next item; its tensors are valid until the one after is asked for."""
+        """Return the next item. Its tensors are valid until the next call of this method."""
         self._give_back()
         if not self._iterating:
             raise StopIteration
@@ -229,14 +252,17 @@ class AsynchronousDataAccessor:
                     raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data: complete epochs, items of this one, and its order.
+        """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        It can be saved and loaded without running code. What persistent workers draw at random
-        for themselves is not part of it.
+        The state is the number of complete epochs, the number of items of this epoch that were
+        returned, and the random state that the order of this epoch was drawn from. The state
+        consists of plain values and tensors, so loading it from a file executes no code. The state
+        does not include the random generators of persistent workers.
         """
         if self._resume is not None:
             return dict(self._resume)
-        while self._start is None:  # the loader process has left an epoch, and begins another
+        # The loader process sends the start of a new epoch after it has left the old epoch.
+        while self._start is None:
             self._receive_of_epoch()
         return {
             "epoch": self._epochs_before + self._epoch,
@@ -245,14 +271,15 @@ class AsynchronousDataAccessor:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what state_dict() returned; the next ``iter()`` goes on with the very next item.
+        """Resume from a state that ``state_dict()`` returned.
 
-        The items before it are loaded once more and thrown away.
+        The next ``iter()`` continues with the next item of the saved epoch. The earlier items of
+        the epoch are loaded again and discarded.
         """
         self._resume = dict(state_dict)
 
     def _newly_told(self) -> ToldEpochs | None:
-        """Return the epochs that the program has set; None if they are as at the last call."""
+        """Return the epochs that the program set; None if they equal those of the last call."""
         told = ToldEpochs.of(self._sampler, self._dataset)
         if told == self._told:
             return None
@@ -260,7 +287,12 @@ class AsynchronousDataAccessor:
         return told
 
     def _receive_of_epoch(self) -> Any:
-        """Wait for a message; return it if it is an item or the end of this epoch, else None."""
+        """Wait for a message from the loader process.
+
+        Returns:
+            The message, if it is an item of this epoch or the end of this epoch. The method returns
+            None for other messages.
+        """
         message = self._receive()
         match message:
             case Failure(text):
@@ -273,7 +305,8 @@ class AsynchronousDataAccessor:
                     self._description = description
                 if epoch == self._epoch:
                     return message
-                self._send(GiveBack(slot))  # of an epoch that was left
+                # The item belongs to an epoch that the program did not finish.
+                self._send(GiveBack(slot))
             case EndOfEpoch(epoch) if epoch == self._epoch:
                 return message
         return None
@@ -284,12 +317,13 @@ class AsynchronousDataAccessor:
             self._send(GiveBack(slot))
 
     def _send(self, message: object) -> None:
-        # A process that is gone has left its last words: receiving them reports the error.
+        # Sending fails if the loader process has ended. The next call of ``_receive`` then reports
+        # the error.
         with contextlib.suppress(OSError):
             self._channel.send(message)
 
     def _receive(self) -> Any:
-        """Wait for a message; the end of the process is one too."""
+        """Wait for a message. If the loader process has ended, return a Failure message."""
         try:
             with activities.doing(activities.LOADING):
                 return self._channel.receive()
@@ -313,7 +347,7 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
 
 @functools.cache
 def _say_no_miss_sleep() -> None:
-    """Warn once in a program, on instance 0, that the time has no effect."""
+    """Warn once, on instance 0, that ``miss_sleep_time_in_ms`` has no effect."""
     if context.environment().instance_index == 0:
         logger.warning(
             "miss_sleep_time_in_ms does nothing here: the operating system wakes the program as "
@@ -325,7 +359,7 @@ def _strategy_of(given: Any) -> SharingStrategy:
     """Return the strategy for an enum member, a name or a number.
 
     Raises:
-        AssertionError: there is no such strategy.
+        AssertionError: ``given`` is not a strategy.
     """
     strategy = SharingStrategy.__members__.get(given, given) if isinstance(given, str) else given
     assert strategy in tuple(SharingStrategy), (
@@ -340,18 +374,18 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
     """Start the loader process.
 
     Raises:
-        Error: the data set cannot be pickled, and the strategy is not Fork.
+        Error: The data set cannot be pickled, and the strategy is not Fork.
     """
     here: Any = multiprocessing.current_process()
     if here.name == _NAME and getattr(here, "_inheriting", False):
-        # The program says it: a traceback from here would only stand before what it says. A server
-        # of processes turns sys.exit() into exit code 1.
+        # The training process explains this error, so a traceback of this process is not needed. A
+        # fork server would replace the exit code of sys.exit() by 1.
         sys.stdout.flush()
         os._exit(_UNGUARDED)
     method = _START_METHODS[strategy]
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
-        # Imported once: a second accessor's process starts at once.
+        # The fork server imports these modules only once, so later loader processes start faster.
         context.set_forkserver_preload(["__main__", loader_process.__name__])
     content = Parcel(job, on_disk=strategy == SharingStrategy.FileSystem)
     process = context.Process(
@@ -374,7 +408,7 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
 
 
 def _shut_down(process: Any, channel: Channel) -> None:
-    """Ask the loader process to end, and make it end if it does not."""
+    """Stop the loader process with a message, or with a signal if it does not end in time."""
     try:
         with contextlib.suppress(OSError):
             channel.send(Stop())
@@ -382,7 +416,8 @@ def _shut_down(process: Any, channel: Channel) -> None:
         if process.is_alive():
             process.terminate()
             process.join(_SECONDS_TO_TERMINATE)
-    finally:  # an interrupt while waiting must not leave it behind
+    finally:
+        # An interrupt may end the waits above. The loader process must be killed even in this case.
         if process.is_alive():
             process.kill()
             process.join()

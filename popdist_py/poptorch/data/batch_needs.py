@@ -1,6 +1,7 @@
-"""What one batch takes of a data set, in words: for a loader that has none.
+"""Messages about data sets that are too small for one batch.
 
-Text only; sizes are decided in ``dataloader.py``.
+The functions of this module only return texts. The module ``loader_arguments.py`` computes the
+sizes of batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ __all__ = ["empty_share", "too_few_batches", "too_few_elements"]
 def too_few_elements(
     elements: int, batch_size: int, batching: Batching, *, num_instances: int
 ) -> str:
-    """Say why ``elements`` of a data set, for all instances together, make no batch."""
+    """Return a message that a data set does not fill one batch on each instance.
+
+    Args:
+        elements: The number of elements of the data set, for all instances together.
+        batch_size: The number of elements in a micro-batch.
+        batching: The batching factors of the model, such as the device iterations.
+        num_instances: The number of instances that share the data set.
+    """
     combined = batch_size * batching.num_slices
     return _text(
         f"the data set's {counted(elements, 'element')} {_do(elements)} not fill one of "
@@ -26,7 +34,13 @@ def too_few_elements(
 
 
 def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
-    """Say why ``elements`` of a data set leave one instance without a batch."""
+    """Return a message that one instance gets no elements of the data set.
+
+    Args:
+        elements: The number of elements of the data set, for all instances together.
+        instance: The index of the instance.
+        num_instances: The number of instances that share the data set.
+    """
     return (
         f"The DataLoader of instance {instance} has no batch: the data set's "
         f"{counted(elements, 'element')}, shared out among {num_instances} instances, "
@@ -37,7 +51,12 @@ def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
 
 
 def too_few_batches(batches: int, batching: Batching) -> str:
-    """Say why ``batches`` of a batch sampler make no batch."""
+    """Return a message that the batches of a batch sampler do not fill one combined batch.
+
+    Args:
+        batches: The number of batches of the batch sampler.
+        batching: The batching factors of the model, such as the device iterations.
+    """
     return _text(
         f"the batch sampler's {counted(batches, 'batch')} {_do(batches)} not fill one of "
         f"{counted(batching.num_slices, 'batch')}",

@@ -1,8 +1,8 @@
-"""PopTorch's DataLoader: batches of the size that one call of a wrapped model takes.
+"""PopTorch's class DataLoader, whose batches have the size that one call of a model needs.
 
-Combines micro-batch, device iterations, replicas and gradient accumulation into one batch size,
-and gives each instance its own share of the data set. How tensors travel from a loader process
-(mode Async) is the accessor's matter.
+The loader multiplies the micro-batch size by the device iterations, the replicas and the gradient
+accumulation. The loader reads each instance's own share of the data set. In the mode Async, the
+class AsynchronousDataAccessor transfers the batches from a loader process.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from popdist_py.sharding import shard
 
 __all__ = ["DataLoader"]
 
-# How the system says that semaphores and memory cannot be shared.
+# The operating system's error codes if shared semaphores or shared memory cannot be made.
 _NO_SHARED_MEMORY: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS)
 
 
 @dataclass(slots=True)
 class _Place:
-    """How far an epoch has come: ``position`` batches have been handed out."""
+    """The position in an epoch. The loader has returned ``position`` batches of the epoch."""
 
     epoch: int
     start: dict[str, Any]
@@ -69,7 +69,7 @@ class _Place:
 
 
 class _Epoch(Iterator[Any]):
-    """The batches of an epoch, counted as they are handed out."""
+    """An iterator over the batches of an epoch, which counts the batches that it returns."""
 
     def __init__(self, batches: Any, place: _Place) -> None:
         self._batches = batches
@@ -90,38 +90,48 @@ class _Epoch(Iterator[Any]):
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """Loads what one call of a wrapped model takes: batch_size x DI x (R / G) x GA elements.
+    """A DataLoader whose batches contain the elements for one call of a wrapped model.
+
+    A batch has batch_size x DI x (R / G) x GA elements. DI is the number of device iterations, and
+    GA is the gradient accumulation factor. R is the number of replicas, and G is the number of
+    replicas in a group that shares its inputs.
 
     Args:
-        options: the options of the model that will be fed; they get frozen.
-        dataset: map-style or iterable data set.
-        batch_size: elements of one micro-batch; None if the data set yields whole batches.
-        shuffle: whether to read in a random order, new each epoch; not for iterable data sets.
-            Several instances share one order: it comes from ``options.randomSeed``, equal on all of
-            them, or else from a seed that instance 0 draws; then all make the loader. A sampler of
-            torch without a generator draws from that seed, too. A sampler of the program's own
-            has to yield the same order on every instance.
-        num_workers: worker processes that load batches.
-        drop_last: whether to leave out the elements that do not fill a batch.
-        persistent_workers: whether workers outlive an epoch; None means yes if there are any. New
-            workers are started after the data set's ``set_epoch()`` got another epoch.
-        auto_distributed_partitioning: whether each process reads only its own share. A
-            DistributedSampler of torch for several processes gives that share itself.
-        mode: Sync loads in this process; Async in a process of its own, ahead of time;
-            AsyncRebatched lets the workers load batches of another size.
-        async_options: keyword arguments of :class:`AsynchronousDataAccessor`.
-        rebatched_worker_size: batch size of the workers in mode AsyncRebatched.
-        batch_sampler: yields the indices of one micro-batch at a time; DI x (R / G) x GA of its
-            batches are concatenated along dimension 0.
-        **kwargs: passed to :class:`torch.utils.data.DataLoader`.
+        options: The options of the model that will get the batches. The loader freezes the options.
+        dataset: A map-style or iterable data set.
+        batch_size: The number of elements in one micro-batch; None if the data set yields whole
+            batches.
+        shuffle: Whether to read the data set in a random order, which changes each epoch. The order
+            of an iterable data set cannot be random. All instances share one order, which is drawn
+            from ``options.randomSeed``. This option must be equal on all instances. If the option
+            is not set, instance 0 draws a seed, and all instances must make the loader. If a torch
+            sampler does not have a generator, the sampler uses the same seed. The program's own
+            samplers must yield the same order on every instance.
+        num_workers: The number of worker processes that load batches.
+        drop_last: Whether to drop elements that do not fill a batch.
+        persistent_workers: Whether worker processes stay alive between epochs. By default, worker
+            processes stay alive. After a call of the data set's ``set_epoch()`` with another epoch,
+            the loader always starts new worker processes.
+        auto_distributed_partitioning: Whether each process reads only its own share of the data
+            set. A torch DistributedSampler for several processes already selects a share, so the
+            loader does not divide its order again.
+        mode: Sync loads batches in this process. Async loads batches ahead of time in another
+            process. AsyncRebatched also loads in another process, and its workers may load batches
+            of another size.
+        async_options: Keyword arguments for :class:`AsynchronousDataAccessor`.
+        rebatched_worker_size: The batch size of the workers in the mode AsyncRebatched.
+        batch_sampler: An iterable that yields the indices of one micro-batch at a time. The loader
+            concatenates DI x (R / G) x GA of these batches along dimension 0.
+        **kwargs: Keyword arguments for :class:`torch.utils.data.DataLoader`.
 
     Raises:
-        AssertionError: options of a wrong type; a combination that cannot be partitioned or
-            rebatched.
-        Error: batch_sampler beside batch_size, shuffle or automatic partitioning.
+        AssertionError: The options have a wrong type, or the data set cannot be partitioned or
+            rebatched with these arguments.
+        Error: A batch_sampler is combined with batch_size, shuffle or automatic partitioning.
 
-    In the modes Async and AsyncRebatched, tensors are valid until the next one is asked for, and
-    tuples come as lists. Source: PopTorch user guide, "Efficient data batching".
+    In the modes Async and AsyncRebatched, the tensors of a batch are valid until the next batch is
+    requested. In these modes, the loader returns tuples as lists. Source: PopTorch user guide,
+    "Efficient data batching".
     """
 
     def __init__(
@@ -148,16 +158,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._options = options
         self._mode = mode
         self._accessor: AsynchronousDataAccessor | None = None
-        self._place: _Place | None = None  # in the epoch that was begun last
-        self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
-        self._dataset_epochs: tuple[Any, ...]  # the epochs of the data sets in existing workers
+        # The position in the epoch that began last.
+        self._place: _Place | None = None
+        # The position where the next ``iter()`` continues.
+        self._resume: Mapping[str, Any] | None = None
+        # The epochs of the data sets in existing workers.
+        self._dataset_epochs: tuple[Any, ...]
         partitioned = (
             auto_distributed_partitioning
             and options.Distributed.numProcesses > 1
             and not is_partition(kwargs.get("sampler"))
         )
         shuffle = bool(shuffle)
-        # The program's own, where its batches have a size; torch's ``batch_sampler`` groups them.
+        # The program's batch sampler, if it has a batch size. The inherited attribute
+        # ``batch_sampler`` may be a GroupedBatchSampler, which groups the batches of this sampler.
         self._given_batches: Any = batch_sampler if hasattr(batch_sampler, "batch_size") else None
 
         if batch_sampler is not None:
@@ -176,7 +190,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batch_sampler, "batch_size"
         )
         if batch_sampler is not None and not sizes_are_known:
-            sizes = replace(sizes, rebatched=False)  # its batches may differ in size
+            # The batches of the batch sampler may have different sizes.
+            sizes = replace(sizes, rebatched=False)
         self._sizes = sizes
 
         torch_arguments: dict[str, Any] = {
@@ -193,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             torch_arguments |= grouped
         else:
             torch_arguments["batch_size"] = sizes.loaded
-            # The accessor drops a last incomplete batch itself when it rebatches.
+            # If the accessor rebatches, the accessor drops the last incomplete batch.
             torch_arguments["drop_last"] = (
                 drop_last and not sizes.rebatched and sizes.loaded is not None
             )
@@ -213,7 +228,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if sizes.combined is not None and batch_sampler is None and not drop_last:
             self._warn_of_short_batch(sizes.combined)
         if mode == DataLoaderMode.Sync:
-            # With drop_last, all instances have equally many batches, so one warning is enough.
+            # With drop_last, all instances have the same number of batches, so one warning is
+            # enough.
             says_it = options.Distributed.processId == 0 or not drop_last
             if self._why_empty is not None and says_it:
                 logger.warning(self._why_empty)
@@ -225,21 +241,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Number of elements per call of the model; None if batch_size is None."""
+        """The number of elements for one call of the model, or None without a batch size."""
         return self._sizes.combined
 
     @property
     def _combined_batch_size(self) -> int | None:
-        """The same as combinedBatchSize: PopTorch's private name, which some programs read."""
+        """The same value as combinedBatchSize. Some programs read PopTorch's private name."""
         return self._sizes.combined
 
     @property
     def options(self) -> Options:
-        """The (frozen) options that this loader was made with."""
+        """The options that this loader was made with. The options are frozen."""
         return self._options
 
     def terminate(self) -> None:
-        """End the loader process of the modes Async and AsyncRebatched; nothing in mode Sync."""
+        """End the loader process, which exists only in the modes Async and AsyncRebatched."""
         if self._accessor is not None:
             self._accessor.terminate()
 
@@ -266,7 +282,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             ) from error
 
     def _begin(self) -> Iterator[Any]:
-        """Begin an epoch, or go on with the one that was loaded."""
+        """Begin an epoch, or continue the epoch of a loaded state."""
         resume, self._resume = self._resume, None
         epochs = dataset_epochs(self.dataset)
         if epochs != self._dataset_epochs:
@@ -282,36 +298,46 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return 0 if self._place is None else self._place.epoch + 1
 
     def _go_on(self, state: Mapping[str, Any]) -> Iterator[Any]:
-        """Begin the epoch as it began before, and skip the batches that were handed out."""
+        """Begin the epoch of a loaded state again, and skip the batches before its position."""
         start, draws = state["start"], Draws.of(self)
-        if start["random"] is None:  # taken between two epochs: this one draws from the program's
+        if start["random"] is None:
+            # The state was taken between two epochs, so the new epoch uses the program's random
+            # generators as they are now.
             draws.load(start)
             start = draws.state(with_random=True)
             batches = super().__iter__()
         else:
-            # The program's own random numbers go on from where they are.
+            # The program's random generators must have the same state before and after this block.
             with own_random():
                 draws.load(start)
                 batches = super().__iter__()
-                # Loaded all the same: what workers draw for later batches depends on it.
+                # The skipped batches are loaded too, because the random numbers that workers draw
+                # for later batches depend on the earlier batches.
                 for _ in range(state["position"]):
                     next(batches, None)
         self._place = _Place(state["epoch"], start, state["position"])
         return _Epoch(batches, self._place)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data: complete epochs, batches of this one, and its order.
+        """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        It can be saved and loaded without running code. The state of the program's own random
-        numbers is the program's to save, and what persistent workers draw at random for
-        themselves is not part of it. A sampler of the program's own may have a ``state_dict()``;
-        of others, torch's attribute ``generator`` is saved.
+        The state is the number of complete epochs, the number of batches of this epoch that were
+        returned, and the random state that the order of this epoch was drawn from. The state
+        consists of plain values and tensors, so loading it from a file executes no code.
+
+        If a sampler has a method ``state_dict()``, the sampler's state is included. For other
+        samplers, the attributes ``generator`` and ``epoch`` are included. The state does not
+        include the random generators of persistent workers. The program must save the state of its
+        own random generators.
         """
         return {**self._state(), "batch_elements": self._elements_of_batch}
 
     @property
     def _elements_of_batch(self) -> int | None:
-        """The number of elements of one batch of all instances; None if the data set decides."""
+        """The number of elements in the batches of all instances together, for one call.
+
+        Without a batch size, the value is None, as for ``combinedBatchSize``.
+        """
         combined = self._sizes.combined
         return None if combined is None else combined * self._options.Distributed.numProcesses
 
@@ -330,10 +356,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what state_dict() returned; the next ``iter()`` goes on with the very next batch.
+        """Resume from a state that ``state_dict()`` returned.
 
-        The batches before it are loaded once more and thrown away. If the size of a batch has
-        changed, such as with other device iterations, the loader skips the same number of elements.
+        The next ``iter()`` continues with the next batch of the saved epoch. The earlier batches of
+        the epoch are loaded again and discarded. If the batch size has changed, for example because
+        of other device iterations, the loader skips the same number of elements.
         """
         state = {**state_dict, "position": self._position_of(state_dict)}
         if self._accessor is not None:
@@ -342,9 +369,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._resume = state
 
     def _position_of(self, state: Mapping[str, Any]) -> int:
-        """Return the number of this loader's batches that hold the elements handed out before."""
+        """Return the number of batches to skip, for the batch size of this loader."""
         position: int = state["position"]
-        before: int | None = state.get("batch_elements")  # earlier versions did not save it
+        # The states of earlier versions do not contain ``batch_elements``.
+        before: int | None = state.get("batch_elements")
         now = self._elements_of_batch
         if before is None or now is None or before == now:
             return position
@@ -360,11 +388,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return batches
 
     def _loader_source(self, size: int | None) -> Source:
-        """Answer an accessor that asks what its loader process shall iterate.
+        """Return a description of the items that an accessor's loader process loads.
+
+        Args:
+            size: The number of elements in the batches that the accessor assembles; None if the
+                accessor returns this loader's batches unchanged.
 
         Raises:
-            Error: an accessor iterates this loader already.
-            AssertionError: the last batch may be short, and nothing assembles whole ones.
+            Error: This loader already has an accessor.
+            AssertionError: The last batch may be incomplete, and the accessor does not rebatch.
         """
         if self._accessor is not None:
             raise Error(
@@ -376,11 +408,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "The last batch of the DataLoader may be incomplete (drop_last=False): give "
                 "rebatched_size, or use drop_last=True"
             )
-        # A loader in an asynchronous mode holds its accessor: no cycle, so that both end promptly.
+        # In an asynchronous mode, the loader refers to its accessor. The weak reference avoids a
+        # reference cycle, so the loader and the accessor are deleted promptly.
         reference = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
-        # Of a loader that rebatches, the length counts the rebatched ones already.
+        # If this loader rebatches, its length is already the number of rebatched batches.
         length = partial(length_of, reference, None if self._sizes.rebatched else size)
-        # An asynchronous one that iterates in a way of its own does so here, not there.
+        # If a subclass in mode Sync overrides ``__iter__``, the loader process calls the override.
+        # In an asynchronous mode, the override runs in this process and iterates the accessor.
         if self._mode == DataLoaderMode.Sync and type(self).__iter__ is not DataLoader.__iter__:
             source = Source(items=self, drop_last=self._sizes.drop_last, length=length)
         else:
@@ -388,14 +422,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return source if self._why_empty is None else replace(source, why_empty=self._why_empty)
 
     def _num_elements(self) -> int:
-        """Return how many elements an epoch of this process has."""
+        """Return the number of elements that this process reads in an epoch."""
         if self._given_batches is not None:
             return num_elements_of(self._given_batches)
         source = self.dataset if isinstance(self.dataset, IterableDataset) else self.sampler
         return len(source)  # type: ignore[arg-type]
 
     def _say_no_batch(self, batch_size: int | None, *, partitioned: bool) -> str | None:
-        """Return why this loader has no batches; None if it has, or if the data set is empty."""
+        """Return a message that explains why this loader cannot make a batch.
+
+        Returns:
+            The message; None if the loader has batches, if its length is not known, or if the data
+            set is empty.
+        """
         dataset: Any = self.dataset
         batching = self._options.batching(training=False)
         if not self._sizes.drop_last and not partitioned:
@@ -408,7 +447,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 return too_few_batches(batches, batching) if batches else None
             elements = len(dataset) if partitioned else self._num_elements()
         except (TypeError, NotImplementedError, AttributeError):
-            return None  # nobody knows before the end of an epoch
+            # The number of batches is known only at the end of an epoch.
+            return None
         if not elements or batch_size is None:
             return None
         instances = self._options.Distributed.numProcesses if partitioned else 1
@@ -438,7 +478,15 @@ def _group_batches(
     drop_last: bool,
     collate_fn: Callable[[list[Any]], Any] | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the data set and the torch arguments that concatenate ``size`` sampler batches."""
+    """Return a data set and torch arguments for a DataLoader that concatenates batches.
+
+    Args:
+        dataset: The user's data set.
+        batch_sampler: The user's batch sampler.
+        size: The number of batches to concatenate.
+        drop_last: Whether to drop the last batches if their number is smaller than ``size``.
+        collate_fn: The function that collates the elements of one batch.
+    """
     if sampler_length(batch_sampler) is None:
         logger.warning(
             "The batch sampler %s has no usable __len__: the length of the DataLoader is unknown. "
@@ -456,7 +504,7 @@ def _group_batches(
 def _shard_sampler(
     options: Options, dataset: Any, sizes: LoadSizes, shuffle: bool, sampler: Any
 ) -> ShardSampler:
-    """Return the sampler of this process's share of the data set."""
+    """Return a sampler that yields this process's share of the data set."""
     assert sizes.combined is not None, (
         "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
         "auto_distributed_partitioning=False"

@@ -2,7 +2,7 @@
 
 Each instance reads its share of one order. If a sampler draws a different order on each instance,
 the shares overlap, and some elements are never read. The orders are compared when a training model
-is compiled, because all instances do that together.
+is compiled, because all instances compile the model together.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["DrawnOrder", "check", "note"]
 
-# Different orders almost certainly differ within their first elements.
+# Two different orders almost certainly differ within this number of elements.
 _COMPARED_ELEMENTS: Final = 10_000
 
 
 class DrawnOrder(NamedTuple):
-    """The first order of a sampler.
+    """A description of the first order that a sampler drew.
 
     Attributes:
-        number: index among the samplers of this process that are shared out.
-        sampler: class name of the sampler.
-        length: length of the order.
-        digest: hash of the first elements of the order.
+        number: The index of the sampler among the samplers of this process whose orders are
+            divided among the instances.
+        sampler: The class name of the sampler.
+        length: The length of the order.
+        digest: A hash of the first elements of the order.
     """
 
     number: int
@@ -37,23 +38,32 @@ class DrawnOrder(NamedTuple):
 
     @classmethod
     def of(cls, number: int, sampler: Any, order: Sequence[Any]) -> DrawnOrder:
-        """Return the record of an order that is compared."""
+        """Return the description of an order.
+
+        Args:
+            number: The index of the sampler.
+            sampler: The sampler that drew the order.
+            order: The order.
+        """
         text = repr(list(order[:_COMPARED_ELEMENTS])).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
         return cls(number, type(sampler).__name__, len(order), digest)
 
 
-# The orders that have not been compared yet.
+# The orders that have not yet been compared with those of other instances.
 _drawn: list[DrawnOrder] = []
 
 
 def note(order: DrawnOrder) -> None:
-    """Add an order to the next ``check``."""
+    """Record an order for the next call of ``check``."""
     _drawn.append(order)
 
 
 def check(communicator: Communicator) -> None:
-    """Warn of samplers whose orders differ between instances; a collective call."""
+    """Warn about samplers whose orders differ between instances.
+
+    All instances must call this function, because it exchanges the orders between them.
+    """
     if communicator.num_instances == 1:
         return
     everyone = communicator.all_gather_object(tuple(_drawn), "orders of samplers")
@@ -62,7 +72,7 @@ def check(communicator: Communicator) -> None:
         return
     for own in everyone[0]:
         for index, others in enumerate(everyone):
-            # Equal number, class and length: most likely the same loader on another instance.
+            # Samplers with equal number, class and length most likely belong to the same loader.
             same = [each for each in others if each[:3] == own[:3]]
             if same and same[0].digest != own.digest:
                 first, other = communicator.instances[0], communicator.instances[index]

@@ -1,7 +1,8 @@
-"""Where an epoch of a loader begins: all that its order is drawn from, as a value.
+"""The state of all random generators that determine the order of a loader's epoch.
 
-States are numbers, tensors, and tuples, lists and dictionaries of them: they can be saved and
-loaded without running code. How far an epoch has come is counted by whoever hands the batches out.
+A state consists of numbers and tensors, and of tuples, lists and dictionaries of them. Therefore
+loading a state from a file executes no code. The classes DataLoader and AsynchronousDataAccessor
+count the batches of an epoch.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ __all__ = ["Draws", "own_random"]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the order of a loader's batches is drawn from.
+    """The sampler and the random generator that determine the order of a loader's batches.
 
     Attributes:
-        sampler: gives the order, if there is a sampler.
-        generator: the loader's own; None if it draws from the process's random numbers.
-        loader: the torch DataLoader whose workers may outlive an epoch, if there is one.
+        sampler: The sampler that yields the order, if there is a sampler.
+        generator: The loader's random generator; None if the loader uses the process's generator.
+        loader: The torch DataLoader, if there is a DataLoader. Its workers may stay alive between
+            epochs.
     """
 
     sampler: Any = None
@@ -35,15 +37,15 @@ class Draws:
 
     @classmethod
     def of(cls, loader: torch.utils.data.DataLoader[Any]) -> Draws:
-        """Return what a torch DataLoader draws from."""
+        """Return the sampler and the random generator of a torch DataLoader."""
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         return cls(sampler, loader.generator, loader)
 
     def state(self, *, with_random: bool) -> dict[str, Any]:
-        """Return the state before an epoch, which ``load`` begins again.
+        """Return the state before an epoch. ``load`` restores the state to repeat the epoch.
 
         Args:
-            with_random: whether the process's own random numbers are part of it.
+            with_random: Whether the state includes the process's random generators.
         """
         return {
             "random": (torch.get_rng_state(), random.getstate()) if with_random else None,
@@ -53,9 +55,10 @@ class Draws:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Draw from now on what was drawn after ``state`` was taken."""
+        """Restore a state, so that the next epoch repeats the random numbers of the saved epoch."""
         if state["has_workers"] and self.loader is not None and not self._has_workers:
-            # Torch draws a seed when it starts workers. That epoch had its workers already.
+            # Torch draws a seed when it starts workers, but the saved epoch used existing workers.
+            # Therefore the workers are started here, before the state is restored.
             with own_random():
                 torch.utils.data.DataLoader.__iter__(self.loader)
         if self.generator is not None and state["generator"] is not None:
@@ -66,22 +69,24 @@ class Draws:
             torch.set_rng_state(torch_state)
             random.setstate(python_state)
         if self._has_workers and not state["has_workers"]:
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)  # as for a seed
+            # At the start of the saved epoch, torch drew a seed for new workers. Torch does not
+            # draw a seed for existing workers, so this line draws one random number instead.
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def end_workers(self) -> None:
-        """End the workers of an earlier epoch: new workers get the data set as it is now."""
+        """End the workers of an earlier epoch, so that new workers get the present data set."""
         if self._has_workers:
             self.loader._iterator = None  # type: ignore[union-attr]
 
     @property
     def _has_workers(self) -> bool:
-        """Whether workers of an earlier epoch go on: torch keeps their iterator."""
+        """Whether workers of an earlier epoch still run. Torch keeps the iterator of workers."""
         return getattr(self.loader, "_iterator", None) is not None
 
 
 @contextlib.contextmanager
 def own_random() -> Iterator[None]:
-    """Draw random numbers inside without a change to those that the process draws afterwards."""
+    """Restore the state of the process's random generators after the enclosed code."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     try:
         yield

@@ -1,6 +1,6 @@
-"""What a DataLoader may be asked for: the sizes of its batches, and what does not go together.
+"""Checks of the arguments of DataLoader, and the sizes of its batches.
 
-Decisions and refusals only; nothing is loaded here.
+The functions of this module do not load data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSizes:
-    """How many elements a batch holds, on the way from the data set to the model."""
+    """The numbers of elements in a DataLoader's batches.
 
-    combined: int | None  # per call of the model; None when the data set yields whole batches
-    loaded: int | None  # per batch that torch's DataLoader loads
-    rebatched: bool  # whether the accessor assembles loaded batches into combined ones
+    Attributes:
+        combined: The number of elements for one call of the model; None if the data set yields
+            whole batches.
+        loaded: The number of elements in a batch that torch's DataLoader loads; None if the data
+            set yields whole batches.
+        rebatched: Whether the accessor assembles combined batches from loaded batches.
+        drop_last: Whether a last incomplete batch is dropped.
+    """
+
+    combined: int | None
+    loaded: int | None
+    rebatched: bool
     drop_last: bool
 
 
@@ -42,10 +51,19 @@ def load_sizes(
     rebatched_worker_size: int | None,
     async_options: dict[str, Any] | None,
 ) -> LoadSizes:
-    """Decide the sizes of batches for a model whose calls take ``micro_batches`` of them.
+    """Return the sizes of batches for the arguments of a DataLoader.
+
+    Args:
+        micro_batches: The number of micro-batches for one call of the model.
+        batch_size: The number of elements in a micro-batch; None if the data set yields whole
+            batches.
+        drop_last: Whether a last incomplete batch is dropped.
+        mode: The mode of the DataLoader.
+        rebatched_worker_size: The batch size of the workers in the mode AsyncRebatched.
+        async_options: The program's keyword arguments for the accessor.
 
     Raises:
-        AssertionError: sizes that do not go together.
+        AssertionError: The sizes cannot be combined.
     """
     combined = None if batch_size is None else batch_size * micro_batches
     assert "rebatched_size" not in (async_options or {}), (
@@ -54,7 +72,7 @@ def load_sizes(
     rebatched = mode == DataLoaderMode.AsyncRebatched or (
         mode == DataLoaderMode.Async and not drop_last
     )
-    # One element fills a batch: there is nothing to assemble, and no batch is ever short.
+    # Batches of one element need not be assembled, because they are never incomplete.
     rebatched = rebatched and combined is not None and combined > 1
     loaded = combined
     if mode == DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
@@ -67,7 +85,14 @@ def load_sizes(
 
 
 def check_mode(mode: Any) -> None:
-    """Check the mode of a loader; the numbers of modes will do."""
+    """Check the mode of a loader.
+
+    Args:
+        mode: The mode, or the number of a mode.
+
+    Raises:
+        AssertionError: ``mode`` is not a mode.
+    """
     assert mode in tuple(DataLoaderMode), (
         f"mode={mode!r}: expected one of "
         f"{', '.join(f'poptorch.DataLoaderMode.{each.name}' for each in DataLoaderMode)}"
@@ -75,7 +100,10 @@ def check_mode(mode: Any) -> None:
 
 
 def is_partition(sampler: Any) -> bool:
-    """Tell whether a sampler yields one process's share: it must not be shared out again."""
+    """Tell whether a sampler yields only one process's share of a data set.
+
+    The loader must not divide the order of this sampler again.
+    """
     return (
         isinstance(sampler, torch.utils.data.distributed.DistributedSampler)
         and sampler.num_replicas > 1
@@ -83,10 +111,10 @@ def is_partition(sampler: Any) -> bool:
 
 
 def check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool) -> None:
-    """Check what is given beside a batch sampler.
+    """Check the arguments that a program gives together with a batch sampler.
 
     Raises:
-        Error: another way to batch, or automatic partitioning.
+        Error: The program also gives a batch size, shuffle or automatic partitioning.
     """
     if batch_size != 1 or shuffle:
         raise Error(
@@ -101,10 +129,12 @@ def check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool
 
 
 def check_iterable(num_workers: int, partitioned: bool, kwargs: dict[str, Any]) -> None:
-    """Check what is given beside an iterable data set; warn of workers that would repeat it.
+    """Check the arguments that a program gives together with an iterable data set.
+
+    The function logs a warning if every worker would return the whole data set.
 
     Raises:
-        AssertionError: automatic partitioning.
+        AssertionError: The program also gives automatic partitioning.
     """
     assert not partitioned, (
         "auto_distributed_partitioning is not supported for an IterableDataset with several "

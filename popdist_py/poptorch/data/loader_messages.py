@@ -1,6 +1,6 @@
-"""What an accessor and its loader process tell one another, and the pipe that carries it.
+"""The messages between an accessor and its loader process, and the pipe for the messages.
 
-Messages are tuples because those are pickled fastest: two of them go with every item.
+Messages are tuples, because tuples are pickled fastest. Two messages are sent for every item.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ __all__ = [
     "Stop",
 ]
 
-# From the accessor to its loader process:
+# The accessor sends these messages to its loader process:
 
 
 class Start(NamedTuple):
-    """Begin this epoch, leaving an unfinished one.
+    """A command to begin an epoch, even if the epoch before is unfinished.
 
-    ``resume`` holds the start of an epoch that goes on, and the number of its items to skip.
-    ``told`` holds the epochs that the program has set since the last message, if any.
+    Attributes:
+        epoch: The number of the epoch.
+        resume: The start of a saved epoch, and the number of its items to skip; None to begin a new
+            epoch.
+        told: The epochs of samplers and data sets, if the program has set an epoch since the last
+            message.
     """
 
     epoch: int
@@ -42,23 +46,24 @@ class Start(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """The item in this slot is no longer needed."""
+    """A message that the item in a slot is no longer needed."""
 
     slot: int
 
 
 class Stop(NamedTuple):
-    """End the process."""
+    """A command to end the loader process."""
 
 
-# From the loader process to its accessor:
+# The loader process sends these messages to its accessor:
 
 
 class Ready(NamedTuple):
-    """The first item has been loaded.
+    """A message that the first item has been loaded.
 
-    ``start`` holds the random state that the order was drawn from. ``order`` describes the order of
-    a sampler of the program's own.
+    Attributes:
+        start: The random state that the order of the first epoch was drawn from.
+        order: A description of the order, if the program's own sampler drew the order.
     """
 
     start: dict[str, Any]
@@ -66,18 +71,30 @@ class Ready(NamedTuple):
 
 
 class Empty(NamedTuple):
-    """There is no first item; the process ends."""
+    """A message that the data set is empty. The loader process ends after this message."""
 
 
 class Begun(NamedTuple):
-    """Items of this epoch follow; ``start`` is what their order is drawn from."""
+    """A message that an epoch begins.
+
+    Attributes:
+        epoch: The number of the epoch.
+        start: The random state that the order of the epoch was drawn from.
+    """
 
     epoch: int
     start: dict[str, Any]
 
 
 class Filled(NamedTuple):
-    """An item is in this slot; no description means that of the item before."""
+    """A message that an item has been written to a slot.
+
+    Attributes:
+        epoch: The number of the epoch.
+        slot: The index of the slot.
+        description: The structure of the item and the places of its tensors; None if they are the
+            same as for the previous item.
+    """
 
     epoch: int
     slot: int
@@ -85,24 +102,29 @@ class Filled(NamedTuple):
 
 
 class EndOfEpoch(NamedTuple):
-    """All items of this epoch have been sent; ``start`` is what the next order is drawn from."""
+    """A message that all items of an epoch have been sent.
+
+    Attributes:
+        epoch: The number of the epoch.
+        start: The random state that the order of the next epoch will be drawn from.
+    """
 
     epoch: int
     start: dict[str, Any]
 
 
 class Failure(NamedTuple):
-    """The data set raised; the process ends."""
+    """A message that the data set raised an error. The loader process ends after this message."""
 
     traceback: str
 
 
 class Channel:
-    """One end of a pipe.
+    """One end of the pipe between an accessor and its loader process.
 
     Args:
-        connection: the end.
-        sentinel: a file descriptor that becomes readable when the other process has ended.
+        connection: The end of the pipe that belongs to this process.
+        sentinel: A file descriptor that becomes readable when the other process has ended.
     """
 
     def __init__(self, connection: Connection, sentinel: int | None = None) -> None:
@@ -113,20 +135,29 @@ class Channel:
             self._poll.register(sentinel, select.POLLIN)
 
     def send(self, message: object) -> None:
-        """Send without waiting for the other side; OSError if it is gone."""
+        """Send a message without waiting for an answer.
+
+        Raises:
+            OSError: The other process has ended.
+        """
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def ready(self) -> bool:
-        """Tell whether :meth:`receive` would not have to wait."""
+        """Tell whether :meth:`receive` would return or raise at once."""
         return bool(self._poll.poll(0))
 
     def receive(self) -> Any:
-        """Wait for the next message; EOFError or OSError if there will be none."""
+        """Wait for the next message, and return the message.
+
+        Raises:
+            EOFError: The other process has ended or has closed its end of the pipe.
+            OSError: The connection to the other process has failed.
+        """
         ready = [file for file, _ in self._poll.poll()]
         if self._connection.fileno() not in ready:
             raise EOFError("the other process has ended")
         return pickle.loads(self._connection.recv_bytes())
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the pipe."""
         self._connection.close()

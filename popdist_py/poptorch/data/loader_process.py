@@ -1,8 +1,9 @@
-"""What runs in the loader process of an accessor: iterate a data set, put items into shared slots.
+"""The code of an accessor's loader process, which writes the items of a data set to shared memory.
 
-One loop that answers the accessor's commands; the accessor's side is ``accessor.py``. The batches
-of a map-style DataLoader are collated straight into a slot, by its worker processes if it has any;
-items of any other iterable are copied into one.
+A slot is shared memory for one item. One loop loads items and handles the accessor's commands.
+Batches of a map-style DataLoader are collated directly in a slot. If the DataLoader has worker
+processes, the worker processes collate the batches. Items of any other iterable are copied into a
+slot. The module ``accessor.py`` contains the code of the training process.
 """
 
 from __future__ import annotations
@@ -49,20 +50,23 @@ __all__ = ["Job", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an accessor asks its loader process to do.
+    """The data set and the settings that an accessor sends to its loader process.
 
     Attributes:
-        source: an iterable of items, a map-style data set, or :class:`LoaderArguments`.
-        slots: enough that a slot is free whenever one is needed.
-        buffer_size: how many items the accessor may hold or have waiting for it.
-        rebatched_size: elements of the batches to assemble from the items; None to pass them on.
-        drop_last: whether a last batch with fewer elements is left out when rebatching.
-        in_place: whether the source is a map-style DataLoader that can collate into slots.
-        load_indefinitely: whether the next epoch begins without a message of the accessor.
-        early_preload: whether the first one begins without a message of the accessor.
-        seed: of the random numbers of this process.
-        start_method: how a DataLoader starts its workers, unless its arguments say so.
-        parsers: the registered custom types.
+        source: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
+        slots: The slots for items. Their number is so large that a slot is always free when the
+            loader process needs a slot.
+        buffer_size: The maximum number of items that the accessor holds or has not yet received.
+        rebatched_size: The number of elements in the batches that are assembled from the items;
+            None to send the items unchanged.
+        drop_last: Whether an incomplete last batch is dropped when batches are assembled.
+        in_place: Whether the source is a map-style DataLoader that can collate into slots.
+        load_indefinitely: Whether each later epoch begins without a message from the accessor.
+        early_preload: Whether the first epoch begins without a message from the accessor.
+        seed: The seed of the random generators of the loader process.
+        start_method: The start method for a DataLoader's workers, unless the arguments of the
+            DataLoader contain a start method.
+        parsers: The parsers of the registered custom types.
     """
 
     source: Any
@@ -79,19 +83,22 @@ class Job:
 
 
 class _Stopped(Exception):
-    """The accessor asked to stop, or is gone."""
+    """The accessor sent the command to stop."""
 
 
 @dataclass
 class _Slots:
-    """Which slots are free, and which the accessor has."""
+    """The indices of the free slots, and of the slots that the accessor holds."""
 
     total: int
     free: list[int] = field(default_factory=list)
     lent: set[int] = field(default_factory=set)
 
     def reclaim(self) -> None:
-        """Count every slot as free that the accessor does not have: nothing is being loaded."""
+        """Mark all slots as free that the accessor does not hold.
+
+        Call this method only while no item is being loaded.
+        """
         self.free = [slot for slot in range(self.total) if slot not in self.lent]
 
     def give_back(self, slot: int) -> None:
@@ -99,13 +106,13 @@ class _Slots:
         self.free.append(slot)
 
 
-# --- Sources: iterables, new each epoch, of (slot, description) ---------------------------------
+# --- Sources of items. Each pass over a source yields the slot and description of every item. ---
 
 _Token = tuple[int, Any]
 
 
 class _InPlaceDataset(torch.utils.data.Dataset[Any]):
-    """A data set that is asked for (slot, indices) and answers (slot, samples)."""
+    """A data set that gets a slot and indices, and returns the slot and samples."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -120,10 +127,11 @@ class _InPlaceDataset(torch.utils.data.Dataset[Any]):
 
 
 class _InPlaceCollate(custom_types.CarriesParsers):
-    """Collates (slot, samples) into the slot; what goes on from there is its description."""
+    """A collate function that writes a batch to a slot, and returns the batch's description."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], slots: list[Slot]) -> None:
-        # The default one is replaced by its equal that writes into the slot without a copy.
+        # ``SlotWriter.collate`` replaces torch's default function, because it writes directly to
+        # the slot.
         self._collate_fn = None if collate_fn is torch.utils.data.default_collate else collate_fn
         self._slots = slots
 
@@ -136,7 +144,7 @@ class _InPlaceCollate(custom_types.CarriesParsers):
 
 
 class _InPlaceBatches:
-    """A batch sampler that adds to every batch the slot it shall go to."""
+    """A batch sampler that adds a free slot to the indices of every batch."""
 
     def __init__(self, batches: Iterable[Any], slots: _Slots, minimum: int) -> None:
         self.batches = batches
@@ -144,7 +152,8 @@ class _InPlaceBatches:
         self._minimum = minimum
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        # Torch asks for the first batch when the work of an earlier epoch is done or thrown away.
+        # Torch requests the first batch only after all batches of the earlier epoch have been
+        # loaded or discarded.
         self._slots.reclaim()
         for indices in self.batches:
             if not self._minimum or len(indices) >= self._minimum:
@@ -152,7 +161,7 @@ class _InPlaceBatches:
 
 
 class _InPlace:
-    """Batches of a map-style DataLoader, collated into slots."""
+    """The batches of a map-style DataLoader, which are collated directly in slots."""
 
     def __init__(self, job: Job, ledger: _Slots) -> None:
         arguments = dict(job.source.arguments)
@@ -173,13 +182,14 @@ class _InPlace:
     def __iter__(self) -> Iterator[_Token]:
         if self._workers is not None:
             return iter(self._workers)
-        # What torch's loader does without workers, less its bookkeeping; it draws a seed first.
+        # Torch's DataLoader draws a seed at the start of an epoch. The same draw here keeps later
+        # random numbers equal to those of torch's DataLoader.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         return (self._collate(self._dataset.__getitems__(request)) for request in self._batches)
 
 
 class _Copied:
-    """Items of any iterable, rebatched if the job says so, copied into slots."""
+    """The items of any iterable, which are rebatched if required, and copied to slots."""
 
     def __init__(self, job: Job, ledger: _Slots) -> None:
         self._job = job
@@ -208,7 +218,8 @@ class _Copied:
 def _iterate(items: Any) -> Iterator[Any]:
     if hasattr(items, "__iter__") or not hasattr(items, "__len__"):
         return iter(items)
-    return (items[index] for index in range(len(items)))  # a map-style data set
+    # The object is a map-style data set.
+    return (items[index] for index in range(len(items)))
 
 
 def _num_rows(item: Any) -> int:
@@ -222,7 +233,10 @@ def _num_rows(item: Any) -> int:
 
 
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of parts of items with ``size`` rows together; the last one may have fewer."""
+    """Yield lists of parts of items. The parts of a list have ``size`` rows together.
+
+    The last list may have fewer rows.
+    """
     parts: list[Any] = []
     missing = size
     for item in items:
@@ -245,21 +259,33 @@ def _rows(item: Any, start: int, stop: int) -> Any:
 
 
 class _Loader:
-    """Sends filled slots, at most ``buffer_size`` ahead, and answers commands in between."""
+    """The loop of the loader process, which sends filled slots and executes commands.
+
+    The accessor holds or has not yet received at most ``buffer_size`` items.
+    """
 
     def __init__(self, job: Job, channel: Channel) -> None:
         self._job = job
         self._channel = channel
         self._ledger = _Slots(len(job.slots))
         self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
-        self._newest = 0 if job.early_preload else -1  # the last epoch that may be loaded
-        self._sent: Any = None  # the description that the accessor got last
-        self._start: dict[str, Any] = {}  # what the order of this epoch is drawn from
-        self._resume: tuple[dict[str, Any], int] | None = None  # how the next epoch begins
-        self._told: ToldEpochs | None = None  # epochs to set before the next epoch
+        # The last epoch that may be loaded.
+        self._newest = 0 if job.early_preload else -1
+        # The description that was sent last.
+        self._sent: Any = None
+        # The random state that the order of this epoch was drawn from.
+        self._start: dict[str, Any] = {}
+        # The saved start of the next epoch and the number of items to skip, from ``Start.resume``.
+        self._resume: tuple[dict[str, Any], int] | None = None
+        # The epochs to set on samplers and data sets before the next epoch.
+        self._told: ToldEpochs | None = None
 
     def run(self) -> None:
-        """Load epoch after epoch until told to stop, unless there is nothing to load."""
+        """Load all epochs that the accessor requests, unless the data set is empty.
+
+        Raises:
+            _Stopped: The accessor sent the command to stop.
+        """
         epoch = 0
         tokens, token = self._begin()
         if token is None:
@@ -270,7 +296,7 @@ class _Loader:
             self._wait_for(epoch)
             epoch = self._newest
             if self._resume is not None or self._told is not None:
-                # The first item that was loaded is of another order.
+                # The first item was loaded ahead in another order, so the epoch must begin again.
                 del tokens
                 tokens, token = self._begin()
             had_items = token is not None
@@ -279,12 +305,18 @@ class _Loader:
                 epoch += 1
                 if self._job.load_indefinitely and had_items:
                     self._newest = max(self._newest, epoch)
-            del tokens  # ends the workers of an epoch that was left, before the next one begins
+            # The workers of an unfinished epoch must end before the next epoch begins.
+            del tokens
             self._wait_for(epoch)
             tokens, token = self._begin()
 
     def _begin(self) -> tuple[Iterator[_Token], _Token | None]:
-        """Begin an epoch; return its items, and the first of them, if any."""
+        """Begin an epoch.
+
+        Returns:
+            The iterator over the epoch's remaining items, and the first item. If the epoch is
+            empty, None is in the place of the first item.
+        """
         skipped = 0
         if self._resume is not None:
             (start, skipped), self._resume = self._resume, None
@@ -297,19 +329,29 @@ class _Loader:
         self._start = self._source.draws.state(with_random=True)
         tokens = iter(self._source)
         for _ in range(skipped):
-            # Loaded all the same: what the data set draws at random for later items depends on it.
+            # The skipped items are loaded too, because the random numbers that the data set draws
+            # for later items depend on the earlier items.
             if (token := next(tokens, None)) is None:
                 return tokens, None
             self._ledger.free.append(token[0])
         return tokens, next(tokens, None)
 
     def _wait_for(self, epoch: int) -> None:
-        """Answer commands until this epoch, or a later one, may be loaded."""
+        """Execute commands until this epoch or a later epoch may be loaded."""
         while self._newest < epoch:
             self._answer()
 
     def _finish(self, epoch: int, tokens: Iterator[_Token], token: _Token | None) -> bool:
-        """Send the rest of an epoch; return False if the accessor wants a later one instead."""
+        """Send the remaining items of an epoch.
+
+        Args:
+            epoch: The number of the epoch.
+            tokens: The iterator over the items after ``token``.
+            token: The first item to send, if any.
+
+        Returns:
+            Whether all items were sent; False if the accessor requested a later epoch.
+        """
         self._channel.send(Begun(epoch, self._start))
         while token is not None:
             slot, description = token
@@ -326,7 +368,7 @@ class _Loader:
         return True
 
     def _answer(self) -> None:
-        """Wait for a command and carry it out."""
+        """Wait for a command from the accessor, and execute the command."""
         match self._channel.receive():
             case GiveBack(slot):
                 self._ledger.give_back(slot)
@@ -339,13 +381,20 @@ class _Loader:
 
 
 def run(job: Job, connection: Connection) -> None:
-    """Be the loader process of an accessor (the target of its process)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the accessor's to handle
+    """Run the loop of an accessor's loader process.
+
+    Args:
+        job: The data set and the settings.
+        connection: The connection to the accessor.
+    """
+    # The training process handles Ctrl-C, and ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # A process that was forked or spawned would start its own ones in the same way.
+    # Without this call, workers would be started by the method that started this process.
     multiprocessing.set_start_method(job.start_method, force=True)
-    torch.set_num_threads(1)  # as in torch's workers: the cores are for the program's computing
+    # Torch's workers also use one thread. The other cores are for the computations of the program.
+    torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     random.seed(job.seed)
     custom_types.restore(job.parsers)

@@ -1,7 +1,8 @@
-"""Parcels: carry a data set to a process that is being started, its data in one nameless file.
+"""The class Parcel, which sends a data set to a new process in one file without a name.
 
-Nothing else lives here. Python's own way (and torch's) sends a file descriptor per tensor, of which
-a few hundred are too many, and needs room in /dev/shm, which containers limit.
+Python and torch themselves send one file descriptor for each tensor, and a process cannot send more
+than a few hundred file descriptors. Their tensors also need space in /dev/shm, which containers
+limit.
 """
 
 from __future__ import annotations
@@ -19,23 +20,28 @@ import torch
 
 __all__ = ["Parcel", "aligned", "anonymous_file"]
 
-_ALIGNMENT: Final = 64  # bytes; a cache line, and enough for every vector instruction
+# 64 bytes are a cache line, and this alignment is sufficient for all vector instructions.
+_ALIGNMENT: Final = 64
 
 
 def aligned(offset: int) -> int:
-    """Return the first good place for a tensor at or behind ``offset``."""
+    """Return the first aligned offset for a tensor that is not less than ``offset``."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of a new file in memory that vanishes with its last user."""
+    """Return the descriptor of a new file without a name, in memory if possible.
+
+    The kernel removes the file when no process uses it.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     return _temporary_file()
 
 
 def _temporary_file() -> int:
-    with tempfile.TemporaryFile() as file:  # unlinked from the start; the duplicate stays open
+    # The ``with`` block closes only the original descriptor. Its duplicate keeps the file alive.
+    with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
@@ -44,7 +50,7 @@ def _tensor_from(buffer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tor
 
 
 class _ParcelPickler(reduction.ForkingPickler):
-    """Keeps the data of tensors (and NumPy arrays) out of the pickle."""
+    """A pickler that does not write the data of tensors and NumPy arrays to the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is torch.Tensor and value.layout == torch.strided
@@ -57,11 +63,11 @@ class _ParcelPickler(reduction.ForkingPickler):
 
 
 class Parcel:
-    """Any object on its way to a process; what arrives there is the object itself.
+    """A wrapper that sends an object to a new process. Unpickling the wrapper returns the object.
 
     Args:
-        content: what to carry.
-        on_disk: whether to use a temporary file instead of memory.
+        content: The object to send.
+        on_disk: Whether to use a temporary file instead of memory.
     """
 
     def __init__(self, content: Any, *, on_disk: bool = False) -> None:
@@ -76,7 +82,8 @@ class Parcel:
         parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
         spans = list(_spans(part.nbytes for part in parts))
         file = _temporary_file() if self._on_disk else anonymous_file("popdist-parcel")
-        self._files.append(file)  # must stay open until the process has been started
+        # The file must stay open until the new process has been started.
+        self._files.append(file)
         os.ftruncate(file, sum(spans[-1]))
         with mmap.mmap(file, 0) as memory:
             for part, (start, size) in zip(parts, spans, strict=True):
@@ -89,7 +96,7 @@ class Parcel:
 
 
 def _opened(handle: Any, spans: list[tuple[int, int]]) -> Any:
-    """Return the content; its tensors and arrays lie in a private mapping of the file."""
+    """Return the content. Its tensors and arrays use a private memory mapping of the file."""
     file = handle.detach()
     memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE))
     os.close(file)
@@ -98,7 +105,7 @@ def _opened(handle: Any, spans: list[tuple[int, int]]) -> Any:
 
 
 def _spans(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield start and size of parts that lie behind each other."""
+    """Yield the start and the size of consecutive parts, at aligned starts."""
     start = 0
     for size in sizes:
         yield start, size

@@ -1,7 +1,7 @@
-"""What a loader process iterates for a data set, decided once and handed on as a value.
+"""The choice of the object that a loader process iterates for a data set or a loader.
 
-Decisions on data sets and torch's loaders only; no processes, no shared memory. A loader with
-rules of its own answers ``_loader_source(size)``, so that nothing here has to know it.
+The functions of this module do not start processes or use shared memory. A loader class with its
+own rules defines the method ``_loader_source(size)``, which this module calls.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ import torch
 
 __all__ = ["LoaderArguments", "Source", "length_of", "loader_source", "source_of"]
 
-_MAX_SLOTS: Final = 200  # Python passes at most 256 file descriptors to a fork server
+# Python can send at most 256 file descriptors to a fork server, and every slot needs a descriptor.
+_MAX_SLOTS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """Items that a torch DataLoader loads, which is made in the loader process."""
+    """The arguments of a torch DataLoader, which the loader process makes."""
 
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What the loader process iterates, and what its accessor has to know about it.
+    """The object that a loader process iterates, with its properties.
 
     Attributes:
-        items: an iterable of items, a map-style data set, or :class:`LoaderArguments`.
-        in_place: whether the items are batches that can be collated into shared memory.
-        ahead: how many batches the workers load at once.
-        drop_last: whether a last batch with fewer elements is left out when rebatching.
-        length: answers the number of items in an epoch; TypeError where the data set has none.
-        sampler: gives the order of the items, in this process: the program may tell it of epochs.
-        dataset: the data set of the items, in this process; the program may call its ``set_epoch``.
-        why_empty: what to say if there is no item at all.
+        items: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
+        in_place: Whether the items are batches that can be collated directly in shared memory.
+        ahead: The number of batches that the workers load at once.
+        drop_last: Whether an incomplete last batch is dropped when batches are assembled.
+        length: A function that returns the number of items in an epoch. The function raises a
+            TypeError if the length of the data set is unknown.
+        sampler: The sampler in this process, which determines the order of the items. The program
+            may call the sampler's ``set_epoch``.
+        dataset: The data set of the items in this process. The program may call the data set's
+            ``set_epoch``.
+        why_empty: The text for the error message if the first item does not exist.
     """
 
     items: Any
@@ -53,14 +57,15 @@ class Source:
 
 
 def source_of(dataset: Any, size: int | None) -> Source:
-    """Decide what the loader process iterates.
+    """Return the source of items for a data set, a loader or any other iterable.
 
     Args:
-        dataset: a data set, a loader, or any iterable.
-        size: elements of the batches to assemble from the items; None to pass them on.
+        dataset: The data set, the loader or the other iterable.
+        size: The number of elements in the batches to assemble from the items; None to send the
+            items unchanged.
     """
-    # Asked of the type, like Python's own protocols: a wrapper that hands on the attributes of a
-    # loader is iterated itself.
+    # The method is read from the type, as in Python's protocols. A wrapper may forward a loader's
+    # attributes, but the loader process must iterate the wrapper, not the loader.
     own = getattr(type(dataset), "_loader_source", None)
     if own is not None:
         source: Source = own(dataset, size)
@@ -80,12 +85,23 @@ def loader_source(
     drop_last: bool,
     length: Callable[[], int],
 ) -> Source:
-    """Return the source of a loader that iterates as torch's does: an equal one is made again."""
+    """Return the source of items for a loader that iterates like torch's DataLoader.
+
+    The loader process makes an equal torch DataLoader.
+
+    Args:
+        loader: The loader.
+        size: The number of elements in the batches to assemble; None to send the loader's batches
+            unchanged.
+        drop_last: Whether an incomplete last batch is dropped when batches are assembled.
+        length: A function that returns the number of items in an epoch.
+    """
     ahead = loader.num_workers * (loader.prefetch_factor or 0)
     in_place = (
         not isinstance(loader.dataset, torch.utils.data.IterableDataset)
         and loader.batch_sampler is not None
-        and loader.worker_init_fn is None  # it may ask for the data set, and expects its own
+        # A worker_init_fn may read the worker's data set, and expects the user's data set.
+        and loader.worker_init_fn is None
         and size in (None, loader.batch_size)
         and ahead < _MAX_SLOTS
     )
@@ -104,7 +120,7 @@ def length_of(dataset: Any, size: int | None) -> int:
     """Return the number of items in an epoch, after rebatching to ``size`` elements.
 
     Raises:
-        TypeError: the data set does not know its length.
+        TypeError: The length of the data set is unknown.
     """
     length = len(dataset)
     if size is None:
@@ -123,7 +139,8 @@ def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
         "generator",
         "persistent_workers",
     ]
-    if hasattr(loader, "in_order"):  # from torch 2.6 on
+    # The attribute exists since torch 2.6.
+    if hasattr(loader, "in_order"):
         names += ["in_order"]
     if loader.num_workers > 0:
         names += ["prefetch_factor", "multiprocessing_context"]

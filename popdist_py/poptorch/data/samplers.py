@@ -1,7 +1,7 @@
-"""In which order a data loader reads its data set: this process's share, and groups of batches.
+"""Samplers for one process's share of a data set and for groups of batches.
 
-Samplers and the small data set and collate function that go with them; no shared memory, no
-processes. Which elements belong to which process is decided by ``popdist_py.sharding``.
+The module also contains the data set and the collate function for groups of batches. The module
+``popdist_py.sharding`` divides the elements among the processes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _numbers = count()
 
 
 class ShardSampler(torch.utils.data.Sampler[int]):
-    """The indices of one process's share of a data set, shuffled or not.
+    """A sampler that yields the indices of one process's share of a data set.
 
     Args:
-        order: every index of the data set in reading order (a range, or the user's own sampler,
-            which must give the same order on every process).
-        shard: the share of this process.
-        seed: None to keep that order. Otherwise every process draws the same permutation of the
-            whole data set from this seed, a new one each epoch, and takes its own window of it.
+        order: All indices of the data set in reading order, as a range or as the user's sampler. A
+            sampler must yield the same order on every process.
+        shard: The share of this process.
+        seed: The seed of a random permutation of the whole data set; None to keep the order. In
+            each epoch, all processes draw the same new permutation, and each process reads its own
+            part of the permutation.
 
     Source of the rule: PopTorch's DataLoader (``_SubDataset``).
     """
@@ -53,11 +54,12 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
         self._number = next(_numbers)
-        self.drawn: drawn_orders.DrawnOrder | None = None  # for a sampler of the program's own
+        # The description of the first order, if ``order`` is a sampler.
+        self.drawn: drawn_orders.DrawnOrder | None = None
 
     @property
     def sampler(self) -> Any:
-        """The order that is shared out."""
+        """The range or the sampler whose order is divided among the processes."""
         return self._order
 
     def __len__(self) -> int:
@@ -76,7 +78,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         return (order[i] for i in permutation[window.start : window.stop].tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next pass depends on: its number and the state of the generator."""
+        """Return the state that determines the order of the next epoch."""
         return {
             "epoch": self._epoch,
             "generator": None if self._generator is None else self._generator.get_state(),
@@ -84,7 +86,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what state_dict() returned; the next pass is the one that followed then."""
+        """Restore a state that ``state_dict()`` returned."""
         self._epoch = state_dict["epoch"]
         if self._generator is not None and state_dict["generator"] is not None:
             self._generator.set_state(state_dict["generator"])
@@ -104,12 +106,13 @@ class ShardSampler(torch.utils.data.Sampler[int]):
 
 
 class GroupedBatchSampler:
-    """Yields ``size`` consecutive batches of a batch sampler as one list of lists of indices.
+    """A sampler that yields groups of consecutive batches, as lists of lists of indices.
 
     Args:
-        batches: the user's batch sampler; its length may be unknown.
-        size: batches in a group: device iterations x replicas x gradient accumulation.
-        drop_last: whether a last group with fewer batches is left out.
+        batches: The user's batch sampler, whose length may be unknown.
+        size: The number of batches in a group, which is the number of micro-batches in one call of
+            the model.
+        drop_last: Whether a last group with fewer batches is dropped.
     """
 
     def __init__(self, batches: Iterable[Sequence[int]], size: int, drop_last: bool) -> None:
@@ -130,10 +133,10 @@ class GroupedBatchSampler:
 
     @property
     def num_batches(self) -> int:
-        """Number of batches before they are grouped.
+        """The number of batches before they are grouped.
 
         Raises:
-            TypeError: the user's batch sampler does not know.
+            TypeError: The length of the user's batch sampler is unknown.
         """
         length = sampler_length(self._batches)
         if length is None:
@@ -149,15 +152,16 @@ class GroupedBatchSampler:
         return {"batches": sampler_state(self._batches)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what state_dict() returned."""
+        """Restore a state that ``state_dict()`` returned."""
         load_sampler_state(self._batches, state_dict["batches"])
 
 
 def sampler_state(sampler: Any) -> dict[str, Any]:
-    """Return what the next pass over ``sampler`` depends on.
+    """Return the state of a sampler, which determines its next order.
 
-    That is its ``state_dict()``. Of a sampler without one, torch's attributes are read: its
-    ``generator``, its ``epoch`` (as of DistributedSampler), and the ``sampler`` that it reads.
+    If the sampler has a method ``state_dict()``, the method returns the state. Otherwise the state
+    contains the attributes that torch's samplers have: the random generator ``generator``, the
+    number ``epoch`` of a DistributedSampler, and the state of an inner ``sampler``.
     """
     if hasattr(sampler, "state_dict"):
         return {"state_dict": sampler.state_dict()}
@@ -172,9 +176,10 @@ def sampler_state(sampler: Any) -> dict[str, Any]:
 
 
 def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
-    """Give a sampler what :func:`sampler_state` returned, as far as it is of the same kind.
+    """Restore a state that :func:`sampler_state` returned.
 
-    A loader that was made for another number of instances may have other samplers.
+    A loader for another number of instances may have samplers of other classes. Values that do not
+    fit the sampler are ignored.
     """
     if "state_dict" in state:
         if hasattr(sampler, "load_state_dict"):
@@ -190,18 +195,23 @@ def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
 
 
 def sampler_epochs(sampler: Any) -> tuple[int, ...]:
-    """Return what ``set_epoch()`` told a sampler, and those that it reads through."""
+    """Return the epochs that ``set_epoch()`` set on a sampler and on its inner samplers."""
     return tuple(each.epoch for each in _with_epoch(sampler))
 
 
 def set_sampler_epochs(sampler: Any, epochs: Sequence[int]) -> None:
-    """Tell a sampler, and those that it reads through, what :func:`sampler_epochs` returned."""
+    """Call ``set_epoch()`` of a sampler and of its inner samplers.
+
+    Args:
+        sampler: The sampler.
+        epochs: The epochs that :func:`sampler_epochs` returned.
+    """
     for each, epoch in zip(_with_epoch(sampler), epochs, strict=True):
         each.set_epoch(epoch)
 
 
 def _with_epoch(sampler: Any) -> Iterator[Any]:
-    """Yield the samplers in a chain that are told of epochs, as torch's DistributedSampler is."""
+    """Yield a sampler and its inner samplers, if they have a ``set_epoch()`` and an ``epoch``."""
     while sampler is not None:
         if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int):
             yield sampler
@@ -209,7 +219,11 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def drawn_order(sampler: Any) -> drawn_orders.DrawnOrder | None:
-    """Return the order that the program's own sampler has drawn, if ``sampler`` wraps one."""
+    """Return the description of the order that the program's own sampler drew first.
+
+    Returns:
+        The description; None if ``sampler`` does not wrap a sampler of the program.
+    """
     while sampler is not None:
         if isinstance(sampler, ShardSampler):
             return sampler.drawn
@@ -218,9 +232,10 @@ def drawn_order(sampler: Any) -> drawn_orders.DrawnOrder | None:
 
 
 def num_elements_of(batch_sampler: Any) -> int:
-    """Return how many elements the batches of a sampler with a ``batch_size`` have.
+    """Return the number of elements in all batches of a batch sampler with a ``batch_size``.
 
-    Only the last one of torch's own may be known to be short; of others, all are taken as whole.
+    For torch's BatchSampler, the function counts the elements of an incomplete last batch. For
+    other batch samplers, the function assumes that all batches are complete.
     """
     most = len(batch_sampler) * int(batch_sampler.batch_size)
     is_torchs = isinstance(batch_sampler, torch.utils.data.BatchSampler)
@@ -228,7 +243,7 @@ def num_elements_of(batch_sampler: Any) -> int:
 
 
 def sampler_length(sampler: Any) -> int | None:
-    """Return ``len(sampler)``, or None where the sampler does not know it."""
+    """Return ``len(sampler)``, or None if the length of the sampler is unknown."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError, AttributeError):
@@ -236,25 +251,25 @@ def sampler_length(sampler: Any) -> int | None:
 
 
 class BatchDataset(torch.utils.data.Dataset[Any]):
-    """A data set whose element for a list of indices is their collated batch."""
+    """A data set that returns one collated batch for a list of indices."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self._collate_fn = collate_fn
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
-        """Return the batch of the elements with these indices."""
+        """Return a collated batch of the elements with these indices."""
         return self._collate_fn([self.dataset[index] for index in indices])
 
 
 class Concatenate(CarriesParsers):
-    """Joins batches of one structure along dimension 0, tensor by tensor: a collate function."""
+    """A collate function that concatenates the tensors of batches along dimension 0."""
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        """Return the batches as one.
+        """Return one batch that contains the elements of all ``batches``.
 
         Raises:
-            TypeError: they hold something else than tensors and what is made of them.
+            TypeError: A batch contains a type that cannot be concatenated.
         """
         return _joined(batches)
 

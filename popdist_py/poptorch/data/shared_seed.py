@@ -1,6 +1,7 @@
-"""The seed of orders that instances have to share, for programs that set none.
+"""The seed of random orders that all instances share.
 
-Instance 0 draws it, the others receive it. Who reads what is ``popdist_py.sharding``'s.
+If the program sets no seed, instance 0 draws a seed and sends the seed to the other instances. The
+module ``popdist_py.sharding`` divides the elements of the data set among the instances.
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ from popdist_py.poptorch.options.options import Options
 
 __all__ = ["share_sampler", "shared_seed"]
 
-# torch's own samplers: without a generator each process draws from its own random numbers.
+# If these torch samplers are made without a generator, each process uses its own generator.
 _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.RandomSampler,
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-# By the instances that share it, so that all of them know whether there is one already.
+# The seeds that were drawn, by the indices of the instances that share the seed. A seed is stored
+# on all these instances, so all of them agree on whether to make the collective call.
 _seeds: dict[tuple[int, ...], int] = {}
 
 
 def shared_seed(options: Options) -> int:
-    """Return the seed of the options, or else one that instance 0 draws for the whole job.
+    """Return the seed of the options, or a seed that instance 0 draws for all instances.
 
-    The first call of a program that set no seed is collective: every instance makes it.
+    If the options do not contain a seed, all instances must make the first call, because the
+    instances exchange the seed.
 
     Raises:
-        AssertionError: there is no seed, and nothing connects the processes of ``options``.
+        AssertionError: The options do not contain a seed, and the processes of the options are not
+            the instances of this job.
     """
     if options.exists("random_seed"):
         return int(options.random_seed)
@@ -45,8 +49,8 @@ def shared_seed(options: Options) -> int:
     communicator = context.communicator()
     instances = tuple(communicator.instances)
     if instances not in _seeds:
-        # torch.manual_seed() decides, as it does for torch's own loaders. All instances draw, so
-        # that those whose streams are equal keep them equal.
+        # The program's torch.manual_seed() determines the seed, as for torch's DataLoader. All
+        # instances draw a number, so that equal random generators of instances stay equal.
         seed = communicator.broadcast_object(int(torch.randint(2**31, ())))
         _seeds[instances] = seed
         if communicator.instance_index == 0:
@@ -60,15 +64,15 @@ def shared_seed(options: Options) -> int:
 
 
 def _is_connected(options: Options) -> bool:
-    """Tell whether the processes of the options are the instances of a job."""
+    """Tell whether the processes of the options are the instances of this job."""
     return options.Distributed.numProcesses == context.environment().num_instances
 
 
 def share_sampler(sampler: Any, options: Options) -> None:
-    """Let a sampler of torch draw the same orders on every instance.
+    """Give a sampler of torch a generator that yields the same orders on every instance.
 
-    Equal random numbers of the processes would not do: one draw more on one instance, such as for
-    a sample of a text that only it shows, and the shares would overlap from then on.
+    Equal seeds of the processes' own generators are not sufficient. If one instance drew one more
+    random number than the others, the shares of the instances would overlap in all later epochs.
     """
     draws = isinstance(sampler, _DRAWS_FROM_PROCESS) and sampler.generator is None
     if draws and (options.exists("random_seed") or _is_connected(options)):

@@ -1,8 +1,8 @@
-"""Slots of memory that processes share, each for one item of a data set.
+"""Slots of shared memory, which each hold one item of a data set.
 
-A slot is an anonymous file (memfd), which has no name: nothing can be left behind, even by a
-process that is killed, and no limit of /dev/shm applies. Who may use a slot when, is decided by the
-loader process and the accessor, not here.
+A slot is an anonymous file (memfd). The kernel removes the file even if the processes are killed.
+The size limit of /dev/shm does not apply to anonymous files. The loader process and the accessor
+decide which process may use a slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ __all__ = ["Leaf", "Slot", "SlotWriter", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Where in a slot a tensor lies: offset in bytes, shape and dtype."""
+    """The place of a tensor in a slot.
+
+    Attributes:
+        offset: The offset of the tensor's data in the slot, in bytes.
+        shape: The shape of the tensor.
+        dtype: The dtype of the tensor.
+    """
 
     offset: int
     shape: tuple[int, ...]
@@ -37,22 +43,27 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """The size of the tensor's data in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class _Custom:
-    """A registered custom type: the pickled original without its data, and its tensors."""
+    """The description of an item of a registered custom type.
+
+    Attributes:
+        original: The pickled item, without the data of its tensors.
+        leaves: The places of the item's tensors.
+    """
 
     original: bytes
     leaves: list[Leaf]
 
 
 class Slot:
-    """Shared memory that grows to what is written into it.
+    """Shared memory for one item, which grows to the size of the item.
 
-    It can be given to another process when that process is started.
+    A slot can be sent to another process when the process is started.
     """
 
     def __init__(self) -> None:
@@ -61,11 +72,14 @@ class Slot:
         self._placed: list[tuple[torch.Tensor, Leaf]] = []
 
     def place(self, index: int, leaf: Leaf) -> torch.Tensor:
-        """Return the tensor at ``leaf``, the one of the last time if that was the same.
+        """Return the tensor at the place ``leaf``.
+
+        If the previous item's tensor with this index had the same place, the method returns the
+        same tensor object again.
 
         Args:
-            index: number of the tensor within the item.
-            leaf: where it lies.
+            index: The index of the tensor within the item.
+            leaf: The place of the tensor.
         """
         if index < len(self._placed) and self._placed[index][1] == leaf:
             return self._placed[index][0]
@@ -74,7 +88,7 @@ class Slot:
         return tensor
 
     def tensor(self, leaf: Leaf) -> torch.Tensor:
-        """Return the tensor at ``leaf``, without a copy; the slot grows to hold it."""
+        """Return the tensor at the place ``leaf``, without a copy. The slot grows if necessary."""
         count = prod(leaf.shape)
         if count == 0:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
@@ -88,7 +102,8 @@ class Slot:
             if size < nbytes:
                 size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
                 os.ftruncate(self._file, size)
-            # Tensors of an earlier, smaller mapping keep that one alive: it shows the same pages.
+            # Tensors that use the earlier, smaller mapping stay valid, because both mappings
+            # contain the same pages of the file.
             self._memory = mmap.mmap(self._file, size)
         return self._memory
 
@@ -106,7 +121,7 @@ class Slot:
 
 
 class SlotWriter:
-    """Places the tensors of one item one after the other into a slot."""
+    """A writer that stores the tensors of one item in a slot, one after another."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -114,15 +129,16 @@ class SlotWriter:
         self._placed: dict[int, tuple[torch.Tensor, Leaf]] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor in the slot."""
+        """Return an uninitialised tensor after the tensors that are already in the slot."""
         leaf = Leaf(aligned(self._end), tuple(shape), dtype)
         tensor = self._slot.place(len(self._placed), leaf)
         self._end = leaf.offset + leaf.nbytes
-        self._placed[id(tensor)] = (tensor, leaf)  # holding the tensor keeps its id its own
+        # The reference to the tensor prevents that another object gets the same id.
+        self._placed[id(tensor)] = (tensor, leaf)
         return tensor
 
     def collate(self, samples: list[Any]) -> Any:
-        """Do what torch's default collate function does, and stack straight into the slot."""
+        """Return the batch of torch's default collate function, with its tensors in the slot."""
 
         def stack(batch: list[torch.Tensor], **_: Any) -> torch.Tensor:
             first = batch[0]
@@ -132,13 +148,15 @@ class SlotWriter:
             except (
                 RuntimeError,
                 TypeError,
-            ):  # mixed dtypes, gradients: let torch decide, or explain
+            ):
+                # The tensors have different dtypes or require gradients. This call returns the
+                # stacked tensors, or raises torch's usual error.
                 return torch.stack(batch, 0)
 
         return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack})
 
     def concatenate(self, items: list[Any]) -> Any:
-        """Join items of one structure along dimension 0, straight into the slot."""
+        """Return the concatenation of items along dimension 0, with its tensors in the slot."""
 
         def join(*parts: torch.Tensor) -> torch.Tensor:
             rows = sum(part.shape[0] for part in parts)
@@ -148,13 +166,15 @@ class SlotWriter:
         return map_tensors(join, *items)
 
     def put(self, item: Any) -> Any:
-        """Copy the tensors of ``item`` that are not in the slot yet; return its description.
+        """Copy the tensors of an item to the slot, unless they are already in the slot.
 
-        The description has the structure of the item, with a :class:`Leaf` for every tensor.
+        Returns:
+            The description of the item. The description has the structure of the item, with a
+            :class:`Leaf` in place of every tensor.
 
         Raises:
-            AssertionError: something else than dense tensors, lists, tuples, dicts and registered
-                types.
+            AssertionError: The item contains an object that is not a dense tensor, a list, a tuple,
+                a dict or a registered custom type.
         """
         if isinstance(item, torch.Tensor):
             if id(item) not in self._placed:
@@ -179,7 +199,10 @@ class SlotWriter:
 
 
 def read(slot: Slot, description: Any) -> Any:
-    """Return the item that a :class:`SlotWriter` described, its tensors still in the slot."""
+    """Return the item with a description from :class:`SlotWriter`.
+
+    The tensors of the item use the memory of the slot.
+    """
     if isinstance(description, Leaf):
         return slot.tensor(description)
     if isinstance(description, dict):
@@ -198,7 +221,7 @@ def _hollow(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class _HollowPickler(pickle.Pickler):
-    """Pickles tensors as their shape and dtype only."""
+    """A pickler that stores only the shape and the dtype of tensors."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

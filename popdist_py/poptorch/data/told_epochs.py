@@ -1,6 +1,7 @@
 """Epochs that the program sets on its samplers and data sets with ``set_epoch()``.
 
-They are passed on to the copies in a loader process and in workers that outlive an epoch.
+The loader process sets the same epochs on its copies of the samplers and data sets. Persistent
+workers are replaced by new workers, so that the workers' copies of data sets have the new epochs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ class ToldEpochs:
     """The epochs that were last set on samplers and data sets.
 
     Attributes:
-        samplers: epochs of the samplers in a chain that have an ``epoch``.
-        datasets: epochs of the data sets with a ``set_epoch()``; None where it was not called.
+        samplers: The epochs of a sampler and its inner samplers, if they have an ``epoch``.
+        datasets: The epochs of the data sets with a ``set_epoch()``. If the program has not called
+            the method, the entry is None.
     """
 
     samplers: tuple[int, ...]
@@ -28,11 +30,15 @@ class ToldEpochs:
 
     @classmethod
     def of(cls, sampler: Any, dataset: Any) -> ToldEpochs:
-        """Return the epochs last set on a sampler and a data set."""
+        """Return the epochs that were last set on a sampler and a data set."""
         return cls(sampler_epochs(sampler), dataset_epochs(dataset))
 
     def tell(self, sampler: Any, dataset: Any) -> bool:
-        """Set these epochs on copies; return whether an epoch of the data set has changed."""
+        """Set these epochs on copies of the sampler and the data set in another process.
+
+        Returns:
+            Whether an epoch of the data set has changed.
+        """
         set_sampler_epochs(sampler, self.samplers)
         if dataset_epochs(dataset) == self.datasets:
             return False
@@ -43,9 +49,9 @@ class ToldEpochs:
 
 
 class _RecordedCalls:
-    """Replaces a data set's ``set_epoch`` and records the epoch.
+    """A replacement for a data set's ``set_epoch`` method, which records the epoch.
 
-    The epoch cannot be read from the data set, which may store it in any way.
+    The epoch cannot be read from the data set, because a data set may store its epoch in any form.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -59,7 +65,7 @@ class _RecordedCalls:
 
 
 def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
-    """Return the epoch last set on each data set that has a ``set_epoch()``."""
+    """Return the epoch that was last set on each data set with a ``set_epoch()``."""
     return tuple(
         calls.epoch if isinstance(calls := each.set_epoch, _RecordedCalls) else None
         for each in _with_set_epoch(dataset)
@@ -67,7 +73,10 @@ def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
 
 
 def _with_set_epoch(dataset: Any) -> Iterator[Any]:
-    """Yield the data sets with a ``set_epoch()``, outer ones first, and record its calls."""
+    """Yield a data set and its inner data sets, if they have a ``set_epoch()``.
+
+    The function also starts to record the calls of ``set_epoch()``.
+    """
     waiting, seen = [dataset], set[int]()
     while waiting:
         each = waiting.pop(0)
@@ -79,7 +88,8 @@ def _with_set_epoch(dataset: Any) -> Iterator[Any]:
             if not isinstance(method, _RecordedCalls):
                 try:
                     each.set_epoch = _RecordedCalls(method)
-                except (AttributeError, TypeError):  # the attribute cannot be set
+                except (AttributeError, TypeError):
+                    # The attribute cannot be set, so the calls cannot be recorded.
                     continue
             yield each
         waiting.append(getattr(each, "dataset", None))
