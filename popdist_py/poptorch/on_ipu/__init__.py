@@ -1,8 +1,8 @@
 """The memory and the time that a model would need on an IPU.
 
-This package turns the forward pass of a PopTorch model into a graph of operations. It passes the
-graph and the PopTorch options to ``popdist_py.ipu``, which models the device. The results of that
-package become reports, errors, counters and rows of the timeline.
+This package turns the forward pass of a PopTorch model into a graph of operations. The package
+``popdist_py.ipu``, which is a model of the device, computes memory and time from the graph and the
+PopTorch options. The results become reports, errors, counters and rows of the timeline.
 No module here computes the memory or the cycles of an operation, or changes a model's results.
 May call: ipu, placement, tracing, calls, options, weights, update, execution, enums, logger,
 errors, and the library's environment, popart, run_files, timeline.

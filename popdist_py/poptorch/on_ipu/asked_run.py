@@ -54,8 +54,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "parallel-phased": "parallel phased",
     }
 )
-# Functions from the number of a phase to its IPU. In serial phased execution, all phases run on
-# IPU 0. In parallel phased execution, two IPUs alternate.
+# For each phased strategy, a function that returns the IPU of a phase. In serial phased execution,
+# all phases run on IPU 0. In parallel phased execution, two IPUs alternate.
 _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {"serial-phased": lambda _: 0, "parallel-phased": lambda phase: phase % 2}
 )
@@ -133,7 +133,7 @@ def asked_run(captured: Captured, asked: Asked) -> Run:
 def _micro_batches(asked: Asked, stages: int) -> tuple[int, int]:
     """Return the number of accumulated micro-batches and the number of device iterations.
 
-    If an option does not set the number of micro-batches, it is the smallest that a pipeline needs.
+    Without an option for the number of micro-batches, a pipeline gets the smallest possible number.
 
     Raises:
         ValueError: An option sets fewer micro-batches than a pipeline needs, or an accumulation

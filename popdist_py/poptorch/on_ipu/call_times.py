@@ -1,7 +1,8 @@
 """The times of the micro-batches and the activities of the IPUs during a modelled call.
 
-The module ``ipu.schedule`` gives the order of the work, and ``ipu.cycles`` gives its length. This
-module combines the two into times. All work of one pipeline cycle begins at the same time.
+The module ``ipu.schedule`` computes the order of the work, and the module ``ipu.cycles`` computes
+the cycles that the work takes. This module combines the order and the cycles into times. All IPUs
+begin a pipeline cycle at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes]
 
     Args:
         run: The input of the device model, or None if the model was not captured.
-        options: The options of the PopTorch model. The times are modelled if they name a device.
+        options: The options of the PopTorch model. The times are modelled if the options name a
+            device.
     """
     if options.Emulator.device_named is None:
         return None
@@ -164,7 +166,7 @@ class Window:
 def window(run: Run) -> Window:
     """Return the activities of every IPU of a replica, with their times in device cycles.
 
-    In each pipeline cycle, an IPU runs its activities one after the other. Then it waits for the
+    In each pipeline cycle, an IPU runs its activities one after the other, and then waits for the
     slowest IPU of the cycle.
     """
     report, made, scale, begins = _laid_out(run)

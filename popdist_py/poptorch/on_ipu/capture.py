@@ -1,8 +1,8 @@
 """Functions that capture a model's forward pass as a graph of operations.
 
-They use either the forward pass that compiles the model or a forward pass on tensors without
-values, which need no memory. The module ``dataflow`` interprets the operations, and ``tidying``
-makes the graph.
+These functions observe either the forward pass that compiles the model or a forward pass on tensors
+without values, which need no memory. The module ``dataflow`` interprets the observed operations,
+and the module ``tidying`` makes the graph.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def captured_of_observed(observed: Observed) -> Captured:
 def watched_model(
     model: nn.Module, call: Call, options: Options, *, training: bool
 ) -> WatchedModel:
-    """Return a model, a call and the rules that the options set for tracing its forward pass."""
+    """Return a ``WatchedModel`` for tracing a forward pass by the rules of the options."""
     return WatchedModel(
         model=model,
         call=call,
@@ -83,11 +83,11 @@ def capture(
     Args:
         model: The user's module, which is not changed.
         options: The options of the PopTorch model.
-        args: The positional arguments of a whole call. Only the shapes and types of tensors are
-            used.
+        args: The positional arguments of a call, with tensors for all its micro-batches. Only the
+            shapes and types of the tensors are used.
         kwargs: The keyword arguments of the call.
-        training: Whether the graph is that of a training model. Then the arguments must be those
-            of a training call, and the forward pass must compute a loss.
+        training: Whether to capture a training model. The forward pass of a training model must
+            compute a loss.
 
     Raises:
         Error: The forward pass fails on tensors without values, or PopTorch does not support it.
@@ -137,7 +137,7 @@ def _micro_batch(
 ) -> Callable[[bool], list[torch.Tensor]]:
     """Return a function that makes the input tensors of a micro-batch, without values.
 
-    The argument of the function tells whether integers are converted to 64 bits.
+    The returned function has one argument, which tells whether to convert integers to 64 bits.
     """
 
     def make(widen_integers: bool) -> list[torch.Tensor]:
@@ -169,8 +169,9 @@ class _FakeRun:
     def captured(self, inputs: Callable[[bool], list[torch.Tensor]]) -> Captured:
         """Return the graph of the forward pass.
 
-        The forward pass first runs with the integer types of the inputs. If it fails, it runs again
-        with 64-bit integers, because some operations of torch require them as indices.
+        The forward pass first runs with the integer types of the inputs. After an error, the
+        forward pass runs again with 64-bit integers, because some operations of torch require
+        64-bit indices.
 
         Raises:
             Error: The forward pass fails on tensors without values.

@@ -1,7 +1,7 @@
 """The class Captured, which is the forward pass of a model as a graph for the device model.
 
-The module ``capture`` makes these objects. They do not refer to tensors, so they can be stored with
-an executable.
+The module ``capture`` makes objects of this class. They do not refer to tensors, so the library can
+store them with an executable.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from popdist_py.ipu.graph import Graph, Placement
 
 __all__ = ["LEAST_PROPORTION", "Captured"]
 
-# PopTorch accepts 0 as the available memory proportion. The model of the device needs a positive
-# share, because it computes from it into how many parts an operation is split.
+# PopTorch accepts 0 as the available memory proportion. The device model needs a positive number,
+# because it splits an operation into more parts if the proportion is smaller.
 LEAST_PROPORTION: Final = 0.01
 
 

@@ -1,8 +1,8 @@
-"""From what a forward was seen to do to steps that each make one value: who reads whose result.
+"""The conversion of torch's observed operations to steps that each compute one new value.
 
-Memory that changes in place becomes a new value for each change; views of all of a tensor, copies
-and constants are no steps at all.
-Nothing here drops a step, names one or decides what may share memory: that is tidying.
+An operation that changes memory in place becomes a step that computes a new value. Copies,
+constants and views of whole tensors do not become steps. The module ``tidying`` removes unused
+steps, names the steps, and decides which values share memory.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from popdist_py.poptorch.tracing.observations import (
 
 __all__ = ["forward_of"]
 
-# A value by number, or a weight by name.
+# The content of a tensor, which is the number of a value or the name of a weight.
 _Source = int | str
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 _SCALINGS: Final = frozenset({"div_", "mul_"})
 
 
 def forward_of(observed: Observed) -> Forward:
-    """Return the steps of a forward."""
+    """Return the steps of a forward pass."""
     reading = _Reading(observed)
-    # Recurrent layers are one thing each, whatever they are made of here.
+    # All operations of a recurrent layer are read together, because the device model treats the
+    # layer as a whole.
     for (function, _), group in groupby(observed.operations, lambda seen: seen.function):
         if function in RECURRENT:
             reading.recurrent(list(group))
@@ -60,13 +61,16 @@ def forward_of(observed: Observed) -> Forward:
 
 
 def _batch_of(observed: Observed) -> int:
-    """Return the samples of a micro-batch: the first dimension that most inputs have."""
+    """Return the number of samples of a micro-batch.
+
+    This number is the most frequent size of the inputs' first dimension.
+    """
     sizes = [seen.shape[0] for _, seen in observed.inputs if seen.shape]
     return max(sizes, key=sizes.count, default=1) or 1
 
 
 class _Reading:
-    """What is known after the observations read so far."""
+    """A reader of observed operations, with the steps and values that it has made so far."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
@@ -78,10 +82,12 @@ class _Reading:
         self._checkpoints: set[int] = set()
         self._proportions: dict[int, float] = {}
         self._steps: list[Step] = []
-        # What the memory of each storage holds, and what views of parts of it do.
+        # The current content of each storage, and the current contents of the views of its parts.
         self._whole: dict[int, _Source] = {}
         self._parts: dict[int, dict[Seen, _Source]] = {}
-        self._is_half = False  # in a call whose halves are computed in float32 here alone
+        # Whether the emulation runs the current call of a torch function in float32, although its
+        # tensors are float16. The device keeps the tensors of the call in float16.
+        self._is_half = False
         for weight in observed.weights:
             elements, type_ = prod(weight.value.shape), _type(weight.value.dtype)
             self._weights[weight.name] = Weight(weight.name, elements, type_, weight.is_trained)
@@ -94,7 +100,7 @@ class _Reading:
             self._inputs.append((name, number))
 
     def forward(self) -> Forward:
-        """Return all of it."""
+        """Return the forward pass with all steps, after all operations have been read."""
         outputs = [self._read(seen, None) for seen in self._observed.outputs]
         steps = [
             replace(
@@ -121,7 +127,7 @@ class _Reading:
         return number
 
     def _made(self, seen: Seen, sources: Sequence[_Source], *, kind: Kind) -> int:
-        """Return a new value for a tensor that is computed from others."""
+        """Return the number of a new value for a tensor that is computed from other tensors."""
         elements, batch = seen.elements, self._batch
         values = [self._values[one].is_batched for one in sources if isinstance(one, int)]
         grows = any(values) or not sources
@@ -142,7 +148,11 @@ class _Reading:
         return name
 
     def _read(self, seen: Seen, by: Observation | None) -> _Source:
-        """Return what a tensor holds now; of a part that no view made, make one."""
+        """Return the current content of a tensor.
+
+        If the tensor is a part of a larger value and the part does not have a view step yet, add a
+        view step.
+        """
         if seen.storage not in self._whole:
             self._whole[seen.storage] = self._constant(seen)
         parts = self._parts.get(seen.storage)
@@ -154,7 +164,10 @@ class _Reading:
         return self._part(seen, whole, by)
 
     def _part(self, seen: Seen, of: _Source, by: Observation | None) -> _Source:
-        """Take note that a tensor is a view of what ``of`` holds."""
+        """Record that a tensor is a view of the value or weight ``of``, and return its content.
+
+        A view of only a part of a value becomes a step.
+        """
         result = of
         if isinstance(of, int) and seen.elements < self._values[of].elements:
             result = self._made(seen, [of], kind="view")
@@ -166,14 +179,14 @@ class _Reading:
         return result
 
     def _hold(self, storage: int, source: _Source) -> None:
-        """From now on the memory holds this."""
+        """Record the new content of a storage, and forget the views of the old content."""
         self._whole[storage] = source
         self._parts.pop(storage, None)
 
     # -- operations ---------------------------------------------------------------------------
 
     def call(self, operations: Sequence[Observation]) -> None:
-        """Read the operations of one call of a function of torch."""
+        """Read the operations of one call of a torch function."""
         self._is_half = len(operations) > 2 and any(map(_is_cast, operations))
         for seen in operations:
             self._operation(seen)
@@ -203,7 +216,7 @@ class _Reading:
             self._part(output, self._read(base, seen), seen)
 
     def _computed(self, seen: Observation) -> None:
-        """Read an operation that makes new tensors."""
+        """Read an operation that returns new tensors."""
         sources = [self._read(tensor, seen) for tensor in seen.inputs]
         if seen.operator not in RANDOM and all(one in self._constants for one in sources):
             for output in seen.outputs:
@@ -221,7 +234,11 @@ class _Reading:
                 self._step(seen, output, sources, main=kind is not None)
 
     def _is_copy(self, output: Seen, sources: Sequence[_Source]) -> bool:
-        """Tell whether a copy has nothing that its source has not."""
+        """Tell whether the device can use the source of a copy instead of the copy.
+
+        A copy of a value must have the number of elements and the type of the value. A copy of a
+        weight must not have more elements than the weight.
+        """
         source = sources[0]
         if isinstance(source, str):
             return output.elements <= self._weights[source].elements
@@ -237,7 +254,15 @@ class _Reading:
         main: bool = True,
         hold: bool = True,
     ) -> int:
-        """Add the step that makes a tensor; what comes beside the main result is elementwise."""
+        """Add the step that computes an output of an operation, and return the output's number.
+
+        Args:
+            seen: The operation.
+            output: The tensor that the step computes.
+            sources: The values and weights that the step reads.
+            main: Whether the tensor is the main output. Steps for other outputs are elementwise.
+            hold: Whether to record the output as the new content of the tensor's storage.
+        """
         rule = rule_of(seen.operator)
         kind = rule.kind if main else "elementwise"
         product: Product | None = None
@@ -246,7 +271,7 @@ class _Reading:
             kind = "product" if product else "elementwise"
         result = self._made(output, sources, kind=kind)
         inputs, weights = _parted(sources)
-        # Multiplied with a number, nothing of it is needed for the gradient.
+        # When a tensor is multiplied by a number, the gradient does not depend on the tensor.
         is_scaling = rule.saves == "others" and len(seen.inputs) == 1
         self._steps.append(
             Step(
@@ -268,7 +293,10 @@ class _Reading:
     def _product(
         self, seen: Observation, output: Seen, sources: Sequence[_Source]
     ) -> tuple[Product | None, Sequence[_Source]]:
-        """Return the sizes of a product, and its operands, the one with samples first."""
+        """Return the sizes of a product and the operands, starting with the batched operand.
+
+        For a product with unsupported arguments, the sizes are ``None``.
+        """
         two = sources[:2] if "convolution" in seen.operator else sources[-2:]
         weight_first = isinstance(two[0], str) and not isinstance(two[-1], str)
         found = multiplied(
@@ -281,10 +309,12 @@ class _Reading:
         return replace(found.product, serial=seen.serial), [*operands, *rest]
 
     def _written(self, seen: Observation) -> None:
-        """Read an operation that changes memory in place."""
+        """Read an operation that changes a tensor in place."""
         target = seen.written[0]
         if rule_of(seen.operator).kind == "norm":
-            self._computed(replace(seen, written=()))  # statistics change beside the result
+            # A norm changes its running statistics in place and returns a new tensor. Only the
+            # computation of the new tensor becomes a step.
+            self._computed(replace(seen, written=()))
             return
         before = self._read(target, seen)
         others = [tensor for tensor in seen.inputs if tensor != target]
@@ -300,7 +330,8 @@ class _Reading:
             return
         reads = [] if seen.operator in FILLS | RANDOM else [before]
         if not is_whole:
-            # All of the memory becomes a new value, of which a part is other than before.
+            # The operation changes only a part of the memory. The whole memory becomes a new value,
+            # so the step also reads the whole old value.
             whole = self._whole[target.storage]
             reads = [whole]
         result = self._step(seen, target, [*reads, *sources], hold=False)
@@ -318,10 +349,19 @@ class _Reading:
             return self._weights[source].elements
         return self._values[source].elements
 
-    # -- what is one function and several steps -----------------------------------------------
+    # -- functions that become several steps --------------------------------------------------
 
     def _add(self, seen: Observation, operator: str, kind: Kind, **parts: Any) -> int:
-        """Add a step of a composite; ``value`` is what it makes."""
+        """Add one of several steps of a torch function, and return the number of its value.
+
+        Args:
+            seen: The observed operation.
+            operator: The name of the step.
+            kind: The kind of the step on the device.
+            **parts: The key ``value`` gives the elements, the type and ``is_batched`` of the new
+                value. The key ``sources`` gives the values and weights that the step reads. The
+                other keys are attributes of ``Step``.
+        """
         value = self._value(*parts.pop("value"))
         inputs, weights = _parted(parts.pop("sources"))
         self._steps.append(
@@ -339,7 +379,7 @@ class _Reading:
         return value
 
     def _attention(self, seen: Observation) -> None:
-        """Read scaled dot product attention: a product, a softmax and a product."""
+        """Read scaled dot product attention as a product, a softmax and another product."""
         query, key, value, *masks = seen.inputs
         first, second = attention_products(query, value, self._batch)
         type_, add = self._type_now(query), partial(self._add, seen)
@@ -356,7 +396,11 @@ class _Reading:
         self._hold(seen.outputs[0].storage, result)
 
     def recurrent(self, operations: Sequence[Observation]) -> None:
-        """Read a recurrent layer, of one direction: two products and what follows them."""
+        """Read a recurrent layer (LSTM, GRU or RNN) as two products and elementwise steps.
+
+        Recurrent modules with ``num_layers`` above 1 or with two directions are not supported, so
+        they do not occur here.
+        """
         given = _given(operations)
         sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in given))
         inputs = [one for one in sources if isinstance(one, int)]
@@ -368,7 +412,7 @@ class _Reading:
             self.call(operations)
             return
         seen, outputs = operations[-1], [o for one in operations for o in one.outputs]
-        # The sequence is the largest input; states are smaller.
+        # The largest input is the sequence, because the states of the layer are smaller.
         data = max(inputs, key=lambda one: self._values[one].elements)
         rows = self._values[data].elements // shapes[matrices[0]][1]
         type_ = self._values[data].type
@@ -395,7 +439,7 @@ class _Reading:
 
 
 def _given(operations: Sequence[Observation]) -> list[Seen]:
-    """Return what operations read and none of them made."""
+    """Return the tensors that the operations read and that none of these operations made."""
     made: set[int] = set()
     given: list[Seen] = []
     for seen in operations:
@@ -410,14 +454,17 @@ def _type(dtype: torch.dtype) -> Type:
 
 
 def _is_cast(seen: Observation) -> bool:
-    """Tell whether halves are about to be computed in float32, as products are here."""
+    """Tell whether an operation converts float16 to float32.
+
+    The emulation inserts this conversion into functions that it runs in float32.
+    """
     if seen.operator != "_to_copy" or not seen.inputs:
         return False
     return seen.inputs[0].dtype == torch.float16 and seen.outputs[0].dtype == torch.float32
 
 
 def _parted(sources: Sequence[_Source]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the values and the weights among what is read, each once."""
+    """Return the numbers of values and the names of weights in ``sources``, without duplicates."""
     unique = tuple(dict.fromkeys(sources))
     return (
         tuple(one for one in unique if isinstance(one, int)),

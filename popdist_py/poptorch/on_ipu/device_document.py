@@ -1,7 +1,7 @@
 """The file in the run's folder that describes the memory, schedule and time of a model.
 
-The model of the device computes these values. This module writes them as plain JSON, so that
-programs without this library can show them.
+The device model computes the values. This module writes the values as plain JSON, so that programs
+without this library can show them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
     """Return the results of the device model for a run, as a dictionary for JSON.
 
     The values are bytes, cycles, seconds, and shares between 0 and 1. The entry ``schedule``
-    contains the first steps of a call. Its ``rows`` contain one list of cells for each IPU, and
-    each cell is ``[action, micro-batch, stage]``. Its ``cycles`` contain the pipeline cycle of each
-    step.
+    contains the first steps of a call. The ``rows`` of the schedule contain one list of cells for
+    each IPU, and each cell is ``[action, micro-batch, stage]``. The ``cycles`` of the schedule
+    contain the pipeline cycle of each step.
 
     Args:
         run: The input of the device model.
         name: The name of the user's module.
-        is_named: Whether the program, the launcher or the environment names the device. If not, the
-            device is an assumption.
+        is_named: Whether the program, the launcher or the environment names a device. Without a
+            named device, the results are for the default device.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report = memory(run.graph, placement, settings, ipu, run.estimates)

@@ -1,8 +1,8 @@
-"""A model and one micro-batch for it, as ``module:function`` on a command line says them.
+"""Functions that make a model and a micro-batch from a word ``module:function`` of a command line.
 
-What comes from the user's code may fail in any way: it does so as ``FactoryError``, with the lines
-that are the user's.
-Nothing here computes with real data, or knows what is asked about the model.
+The function that the word names is the factory of the model. An exception of the user's code
+becomes a ``FactoryError`` with the traceback lines of the user's code. This module does not compute
+with real data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         )
     }
 )
-# Frames of a traceback that tell the user nothing: ours, torch's, and those of imports.
+# The beginnings of the file names of traceback frames that are not useful to the user. These frames
+# belong to this library, to torch and to Python's import system.
 _NOT_THE_USER_S: Final = (
     f"{Path(__file__).parents[2]}{os.sep}",
     f"{Path(torch.__file__).parent}{os.sep}",
@@ -63,22 +64,24 @@ _FAKE_TENSOR_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class FactoryError(Exception):
-    """A model that cannot be had as it was asked for; the message is for the user."""
+    """The error for a model or an input that cannot be made, with a message for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of the model: the shape of one sample, and its type."""
+    """The shape of one sample of an input of the model, and the input's type."""
 
     shape: tuple[int, ...]
     type: str = "float32"
 
     @classmethod
     def parse(cls, word: str) -> InputSpec:
-        """Return what ``3x224x224:float16`` says; a type alone is one number for each sample.
+        """Return the input that a word such as ``3x224x224:float16`` describes.
+
+        A word with only a type, such as ``:int64``, describes one number for each sample.
 
         Raises:
-            ValueError: it is no shape, or the type is unknown.
+            ValueError: The word does not contain a valid shape, or the type is unknown.
         """
         shape, _, type_ = word.partition(":")
         try:
@@ -92,19 +95,22 @@ class InputSpec:
         return cls(sizes, type_ or "float32")
 
     def tensor(self, batch: int) -> torch.Tensor:
-        """Return a micro-batch of it: zeros, as nothing depends on values."""
+        """Return a micro-batch of this input.
+
+        All elements are zero, because the device model does not depend on values.
+        """
         return torch.zeros((batch, *self.shape), dtype=_TYPES[self.type])
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model and one micro-batch for it.
+    """A model and the arguments of its forward pass for one micro-batch.
 
     Attributes:
-        module: the model.
-        args: positional arguments of its forward.
-        kwargs: keyword arguments.
-        has_inputs: whether the factory gave them, not the command line.
+        module: The model.
+        args: The positional arguments of the forward pass.
+        kwargs: The keyword arguments of the forward pass.
+        has_inputs: Whether the factory gave the arguments. If not, the command line gave them.
     """
 
     module: nn.Module
@@ -116,16 +122,18 @@ class Example:
 def made_example(
     factory: str, words: Mapping[str, str], inputs: Sequence[InputSpec], batch: int
 ) -> Example:
-    """Return the model that a factory makes, with inputs from it or from the command line.
+    """Return the model that a factory makes, with inputs from the factory or the command line.
 
     Args:
-        factory: ``package.module:function`` or ``path/to/file.py:function``.
-        words: its keyword arguments; Python's literals, anything else is a text.
-        inputs: of the command line.
-        batch: samples of a micro-batch, for those.
+        factory: A word such as ``package.module:function`` or ``path/to/file.py:function``.
+        words: The keyword arguments of the factory. A word that is not a Python literal becomes a
+            ``str``.
+        inputs: The inputs that the command line describes.
+        batch: The number of samples of a micro-batch, for the inputs of the command line.
 
     Raises:
-        FactoryError: there is no such factory, it fails, or it returns something else.
+        FactoryError: The factory does not exist, it fails, it returns a value of a wrong type, or
+            the inputs are missing or given twice.
     """
     function = _function(factory)
     arguments = {name: _value(word) for name, word in words.items()}
@@ -155,8 +163,12 @@ def made_example(
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into an error with the user's lines of the traceback."""
-    _FAKE_TENSOR_LOG.disabled = True  # it would show torch's own lines of the same traceback
+    """Convert an exception of the user's code to a FactoryError.
+
+    The message contains the traceback lines of the user's code.
+    """
+    # This logger of torch would print torch's lines of the same traceback.
+    _FAKE_TENSOR_LOG.disabled = True
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -193,7 +205,7 @@ def _function(factory: str) -> Callable[..., Any]:
 
 
 def _loaded_module(name: str) -> ModuleType:
-    # As python -m does: modules beside the caller are found.
+    # The current folder becomes part of the search path for modules, as with ``python -m``.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -209,7 +221,7 @@ def _loaded_module(name: str) -> ModuleType:
 def _loaded_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FactoryError(f"there is no file {path}")
-    # As python FILE does: modules beside it are found.
+    # The folder of the file becomes part of the search path for modules, as with ``python FILE``.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -234,7 +246,8 @@ def _check_arguments(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # written in C: it will say itself
+        # Callables written in C may not have a signature. They check their own arguments.
+        return
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -243,7 +256,7 @@ def _check_arguments(
         ) from error
 
 
-# What each takes: the first output, and labels; and what labels are for such an output.
+# A loss function, which takes the first output of the model and the labels.
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -264,21 +277,23 @@ LOSSES: Final[Mapping[str, _Loss]] = MappingProxyType(
 
 def _labels(loss: str, output: torch.Tensor) -> torch.Tensor:
     shape = tuple(output.shape)
-    if loss == "cross-entropy":  # classes are dimension 1
+    if loss == "cross-entropy":  # Dimension 1 of the output contains the classes.
         return torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
-    if loss == "token-cross-entropy":  # classes are the last dimension
+    if loss == "token-cross-entropy":  # The last dimension of the output contains the classes.
         return torch.zeros(shape[:-1], dtype=torch.int64)
     return torch.zeros(shape, dtype=output.dtype)
 
 
 @contextmanager
 def with_loss(example: Example, loss: str) -> Iterator[Example]:
-    """Give an example whose forward takes labels first, and returns its loss behind its output.
+    """Yield an example whose forward pass also computes a loss.
 
-    The module's own forward is in its place again afterwards; modules keep their names.
+    The forward pass takes labels as its first argument, and returns a tuple of its output and the
+    loss. On exit, the module gets its original forward method back. The names of the submodules do
+    not change.
 
     Raises:
-        FactoryError: the forward fails, or its first output is no tensor.
+        FactoryError: The forward pass fails, or its first output does not fit the loss.
     """
     if loss == OWN_LOSS:
         yield example
@@ -307,7 +322,10 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
 
 
 def _first_output(example: Example) -> torch.Tensor:
-    """Return the size and type of the model's first output, from a forward without numbers."""
+    """Return a tensor with the shape and type of the model's first output.
+
+    The forward pass runs on tensors without values.
+    """
     with user_code("the forward"), UnknownValues() as mode, torch.no_grad():
         args, kwargs = tree_map_only(
             torch.Tensor,

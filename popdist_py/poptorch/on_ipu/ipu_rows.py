@@ -25,11 +25,11 @@ __all__ = ["MOST_PIECES", "IpuRows", "ShownPiece", "call_pieces"]
 # micro-batches of an IPU between two updates. If those spans are still too many, one span is
 # drawn for each IPU.
 MOST_PIECES: Final = 200
-# The timeline shows the first calls, and later the calls whose training step is a multiple of 8. A
-# timeline file that is full keeps these steps longer than other steps.
+# The timeline shows the first calls, and later the calls whose training step is a multiple of 8.
+# When a timeline file is full, the spans of these steps are kept longer than other spans.
 _FIRST_CALLS: Final = 8
 _EVERY: Final = 8
-# The activities that end a window between two updates.
+# The names of the activities that belong to a weight update.
 _OF_UPDATE: Final = ("reduce", "update")
 
 

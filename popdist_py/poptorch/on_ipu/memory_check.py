@@ -1,6 +1,7 @@
-"""Whether a model fits into the memory of its IPUs: an error, a line of the log, or nothing.
+"""A check whether a model fits into the memory of its IPUs, which raises an error or warns.
 
-Nothing here computes memory, or knows what an option means.
+The package ``popdist_py.ipu`` computes the memory of a model, and advice if the model does not fit.
+This module writes the messages.
 """
 
 from __future__ import annotations
@@ -21,30 +22,32 @@ from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["check_memory"]
 
-# PopTorch's name for what Poplar raises.
+# PopTorch's name for the error that Poplar raises if a model needs too much memory.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
 _UNKNOWN: Final = (
     "Whether an %s has room for this model cannot be told: its forward does what cannot be "
     "captured (POPTORCH_LOG_LEVEL=DEBUG says what). The emulation runs all the same"
 )
-# The first sentences of this process's warnings, so that a model compiled again warns only once.
+# The first sentences of the warnings of this process. A model that is compiled again does not
+# repeat its warning.
 _warned: Final[set[str]] = set()
 
 
 def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus: int) -> None:
-    """Check whether a run fits into memory; if not, do what ``Emulator.memory`` says.
+    """Check whether a run fits into memory, and raise an error or log a warning if not.
 
-    All instances have the same run, so all decide alike; instance 0 warns. If the model of the
-    device cannot compute the memory of a run, only its weights and buffers are counted.
+    The option ``Emulator.memory`` selects the error, the warning or no check. All instances check
+    the same run and get the same result. Only instance 0 warns. If the device model cannot compute
+    the memory of a run, only the weights and buffers are counted.
 
     Args:
-        run: what is compiled; None if the model of the device cannot be asked.
-        options: of the run.
-        state: the weights and buffers of the replicas.
-        num_ipus: the number of IPUs of a replica.
+        run: The input of the device model, or None if the model was not captured.
+        options: The options of the PopTorch model.
+        state: The weights and buffers of the replicas.
+        num_ipus: The number of IPUs of a replica.
 
     Raises:
-        Error: there is no room, and that is enforced.
+        Error: The model does not fit, and ``Emulator.memory`` is "enforce".
     """
     mode = options.Emulator.memory_mode
     speaks = options.Distributed.processId == 0
@@ -68,7 +71,7 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
 
 
 def _fullest(run: Run | None) -> IpuMemory | None:
-    """Return the IPU with the least room; None if the model of the device has no answer."""
+    """Return the IPU with the least free memory, or None if the device model fails."""
     try:
         return None if run is None else run.fullest
     except Exception:
@@ -77,7 +80,10 @@ def _fullest(run: Run | None) -> IpuMemory | None:
 
 
 def _explained(run: Run | None) -> OutOfMemory | None:
-    """Return why a run does not fit, with advice; None if the model of the device cannot tell."""
+    """Return the reason why a run does not fit, with advice.
+
+    The function returns None if the device model fails, or if it finds that the run fits.
+    """
     try:
         lack = None if run is None else explain(run)
     except Exception:
@@ -87,12 +93,16 @@ def _explained(run: Run | None) -> OutOfMemory | None:
 
 
 def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) -> str:
-    """Return an error text if the weights alone exceed the IPUs' memory; else an empty text."""
+    """Return an error message if the weights and buffers alone exceed the memory of the IPUs.
+
+    Otherwise return an empty string.
+    """
     is_on_chip = not options.TensorLocations.exists("location_weight")
     if not is_on_chip or not isinstance(options._execution_strategy, ShardedExecution):
         return ""
-    # A parameter that differs between groups of replicas is there once for each group, as name[0],
-    # name[1], and so on. An IPU holds one of these.
+    # If a parameter differs between groups of replicas, the state contains one copy of the
+    # parameter for each group. The copies are called name[0], name[1], and so on. An IPU stores
+    # only one of the copies.
     own = [p for name, p in state.parameters.items() if name.endswith("[0]") or name[-1] != "]"]
     needed = sum(tensor.nbytes for tensor in (*own, *state.buffers.values()))
     ipu = options.Emulator.ipu
@@ -106,7 +116,7 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
 
 
 def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
-    """Return the warning: the missing memory, the best advice, and which options change this."""
+    """Return a warning with the missing memory, the best advice, and the options for this check."""
     advice = () if lack is None else lack.advice
     helping = [each for each in advice if each.fits] or advice
     better = "".join(

@@ -1,9 +1,10 @@
-"""What each operation of torch is on the device: its kind, its products, what its backward reads.
+"""Tables and functions that describe torch's operations for the model of the device.
 
-An operation that is not listed is one that goes over all elements and whose backward reads what it
-read. Names are those of torch's operations without overload, and without the ``_`` of those that
-work in place.
-Nothing here knows which tensors are weights, or in what order operations run.
+The tables give the kind of each operation and the values that its backward pass reads. The
+functions compute the sizes of matrix products. An operation that is not in the tables counts as
+elementwise, and its backward pass reads its inputs. The name of an operation in the tables does not
+include its overload. An in-place operation has the entry of the same operation without the final
+``_``.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ __all__ = [
     "rule_of",
 ]
 
-# What the backward reads: "others" is, for each input with a gradient, all other operands;
-# "index" is every input but the first.
+# The values that the backward pass of an operation reads. With "others", the gradient of each
+# operand depends on all other operands. With "index", the backward pass reads all inputs except the
+# first input. With "both", the backward pass reads the inputs and the output.
 Saves: TypeAlias = Literal["nothing", "inputs", "output", "both", "others", "index"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operation is on the device.
+    """The properties of an operation on the device.
 
     Attributes:
-        kind: which model of memory and time applies.
-        saves: what its backward reads.
+        kind: The kind of the operation, which selects the rules for its memory and time.
+        saves: The values that the backward pass of the operation reads.
     """
 
     kind: Kind
@@ -93,9 +95,9 @@ _RULES: Final = MappingProxyType(
 )
 _UNKNOWN: Final = Rule("elementwise", "inputs")
 
-# New memory with the values of the old.
+# Operations that copy a tensor to new memory.
 COPIES: Final = frozenset({"clone", "_to_copy", "lift_fresh", "contiguous", "copy", "_copy_from"})
-# What they change is not read first.
+# In-place operations that overwrite a tensor without reading its old values.
 FILLS: Final = frozenset({"copy_", "fill_", "zero_"})
 RANDOM: Final = frozenset(
     {
@@ -104,7 +106,8 @@ RANDOM: Final = frozenset(
         *("exponential_", "log_normal_", "cauchy_", "geometric_", "poisson", "native_dropout"),
     }
 )
-# Functions of torch that are one thing on the device, whatever they call.
+# Functions of torch that run a recurrent layer. The module ``dataflow`` reads all operations of one
+# call of these functions together.
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 ATTENTIONS: Final = frozenset(
     {
@@ -117,7 +120,7 @@ ATTENTIONS: Final = frozenset(
         "scaled_dot_product_attention",
     }
 )
-# As which type elements lie on the device.
+# The type that the device uses for the elements of each torch type.
 TYPES: Final[Mapping[torch.dtype, Type]] = MappingProxyType(
     {
         torch.float64: "float32",
@@ -135,23 +138,23 @@ TYPES: Final[Mapping[torch.dtype, Type]] = MappingProxyType(
 
 
 def rule_of(operator: str) -> Rule:
-    """Return what an operation is on the device."""
+    """Return the properties of an operation on the device."""
     return _RULES.get(operator) or _RULES.get(operator.removesuffix("_"), _UNKNOWN)
 
 
 def per_sample(total: int, batch: int) -> int:
-    """Return the share of one sample of ``batch``, rounded up."""
+    """Return ``total`` divided by the number of samples ``batch``, rounded up."""
     return max(1, -(-total // batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """What a product multiplies.
+    """The operands and the sizes of a matrix product or convolution.
 
     Attributes:
-        first: the operand whose rows belong to samples.
-        second: the other one: weights, or another activation.
-        product: sizes, of one sample.
+        first: The operand whose rows belong to samples.
+        second: The other operand, which contains weights or activations.
+        product: The sizes of the product for one sample.
     """
 
     first: Seen
@@ -162,14 +165,14 @@ class Multiplied:
 def multiplied(
     operator: str, arguments: tuple[Any, ...], output: Seen, *, batch: int, weight_first: bool
 ) -> Multiplied | None:
-    """Return what a product multiplies; None if it takes other arguments than it usually does.
+    """Return the operands and sizes of a product, or None if the arguments are not supported.
 
     Args:
-        operator: its name.
-        arguments: what it was given.
-        output: what it returned.
-        batch: samples of the micro-batch.
-        weight_first: whether the first operand is the same for all samples, and not the second.
+        operator: The name of the operation.
+        arguments: The arguments of the operation.
+        output: The result of the operation.
+        batch: The number of samples of the micro-batch.
+        weight_first: Whether only the first operand is a weight, which all samples share.
     """
     if "convolution" in operator:
         return _convolved(arguments, output, batch)
@@ -207,12 +210,15 @@ def _convolved(arguments: tuple[Any, ...], output: Seen, batch: int) -> Multipli
 
 
 def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, Product]:
-    """Return the products of scaled dot product attention: scores, and mixing the values.
+    """Return the sizes of the two products of scaled dot product attention.
+
+    The first product computes the scores. The second product multiplies the scores by the values.
 
     Args:
-        query: [..., length, depth], heads among the dimensions in front.
-        value: [..., other length, value depth].
-        batch: samples of the micro-batch.
+        query: The queries, with the shape [..., length, depth]. The first dimensions include the
+            heads.
+        value: The values, with the shape [..., other length, value depth].
+        batch: The number of samples of the micro-batch.
     """
     length, depth = query.shape[-2:]
     other, width = value.shape[-2:]

@@ -1,7 +1,4 @@
-"""PopTorch's options and optimisers as the settings of the device's model: small pure tables.
-
-Nothing here asks the model anything, or changes an option.
-"""
+"""The conversion of PopTorch's options and optimisers to settings of the device model."""
 
 from __future__ import annotations
 
@@ -31,7 +28,8 @@ from popdist_py.poptorch.update.device_optimizer import kind_of
 
 __all__ = ["optimizer_of", "run_of", "settings_of"]
 
-# PipelinedExecution is missing here: its schedule is the strategy.
+# This table does not contain PipelinedExecution, because the schedule of a pipeline is the name of
+# its strategy.
 _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
     {
         ShardedExecution: "sharded",
@@ -39,7 +37,8 @@ _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
         ParallelPhasedExecution: "parallel phased",
     }
 )
-# Standard chooses checkpoints by itself: the model keeps those that are marked.
+# With RecomputationType.Standard, PopART chooses checkpoints automatically. The device model uses
+# only the checkpoints that the program marks.
 _RECOMPUTATION: Final[Mapping[RecomputationType, Recompute]] = MappingProxyType(
     {
         RecomputationType.NoRecompute: "none",
@@ -57,7 +56,7 @@ _OUTPUT_MODES: Final[Mapping[enums.OutputMode, OutputMode]] = MappingProxyType(
         enums.OutputMode.Sum: "sum",
     }
 )
-# Fields of a location, by what TensorLocationSettings call them.
+# The attribute of Location for each key of TensorLocationSettings.
 _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "onChip": "on_chip",
@@ -66,7 +65,8 @@ _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "minElementsForReplicatedTensorSharding": "min_sharded",
     }
 )
-# State that an optimiser keeps only with a setting other than 0 or False.
+# Some state of an optimiser exists only if a setting is not 0 or False. This table gives the
+# setting for each key of the state.
 _NEEDED_WITH: Final[Mapping[str, str]] = MappingProxyType(
     {"momentum_buffer": "momentum", "grad_avg": "centered"}
 )
@@ -80,17 +80,17 @@ def run_of(
     training: bool,
     replicas: int | None = None,
 ) -> Run:
-    """Return everything that the model of the device asks about a model's run.
+    """Return the input of the device model for a captured model and its options.
 
     Args:
-        captured: its forward.
-        options: its options, which name the IPU too.
-        optimizer: the user's; None for inference.
-        training: whether the model trains.
-        replicas: over all instances; None takes what the options say.
+        captured: The forward pass of the model.
+        options: The options of the PopTorch model, which also name the IPU.
+        optimizer: The user's optimiser, or None for inference.
+        training: Whether the model trains.
+        replicas: The number of replicas of all instances. By default, the options give this number.
 
     Raises:
-        Error: a session option has a value that PopART does not know, or the engine options in
+        Error: A session option has a value that PopART does not support, or the engine options in
             ``POPLAR_ENGINE_OPTIONS`` are not JSON.
     """
     if replicas is None:
@@ -107,10 +107,10 @@ def settings_of(
     training: bool,
     replicas: int,
 ) -> Settings:
-    """Return the options that change memory, schedule or time on the device.
+    """Return the settings that change the memory, the schedule or the time on the device.
 
     Raises:
-        Error: a session option has a value that PopART does not know, or the engine options in
+        Error: A session option has a value that PopART does not support, or the engine options in
             ``POPLAR_ENGINE_OPTIONS`` are not JSON.
     """
     locations = options.TensorLocations
@@ -143,13 +143,13 @@ def settings_of(
 
 
 def optimizer_of(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """Return what an optimiser keeps for each element of a weight.
+    """Return the types of the state that an optimiser stores for each element of a weight.
 
-    State that any parameter group needs is counted for all. torch's own optimisers keep everything
-    in float32.
+    State that one parameter group needs is counted for all parameter groups. The optimisers of
+    torch store all their state in float32.
 
     Raises:
-        AssertionError: an optimiser that the device does not know.
+        AssertionError: The device does not support the optimiser.
     """
     is_combined = bool(getattr(optimizer, "use_combined_accum", False))
     state = tuple(
@@ -169,7 +169,8 @@ def _is_needed(optimizer: torch.optim.Optimizer, key: str) -> bool:
 
 
 def _state_type(optimizer: torch.optim.Optimizer, name: str) -> Type:
-    type_of = getattr(optimizer, "_state_type", None)  # torch's own have none
+    # Only the optimisers of poptorch.optim have the method ``_state_type``.
+    type_of = getattr(optimizer, "_state_type", None)
     return "float16" if type_of is not None and type_of(name) == torch.float16 else "float32"
 
 
@@ -212,7 +213,7 @@ def _location(options: Options, name: str) -> Location:
 
 
 def _partials(options: Options, *, is_convolution: bool) -> Type:
-    """Return the type of sums inside convolutions, or inside matrix products."""
+    """Return the type of the partial sums inside convolutions or matrix products."""
     session = options._Popart.options
     given = session.get("partialsTypeMatMuls")
     if is_convolution:
@@ -223,7 +224,10 @@ def _partials(options: Options, *, is_convolution: bool) -> Type:
 def _proportions(
     options: Options, placement: Placement, *, is_convolution: bool
 ) -> float | tuple[float, ...]:
-    """Return the share of each IPU, the default for those that are not named."""
+    """Return the available memory proportion of each IPU.
+
+    If the options do not name an IPU, the IPU gets the default.
+    """
     given: Mapping[int, float] = options.available_memory_proportion
     default = _default_proportion(options, is_convolution=is_convolution)
     if not given:
@@ -234,10 +238,10 @@ def _proportions(
 
 
 def _default_proportion(options: Options, *, is_convolution: bool) -> float:
-    """Return the share of IPUs that ``setAvailableMemoryProportion`` does not name.
+    """Return the memory proportion of IPUs that ``setAvailableMemoryProportion`` does not name.
 
     Raises:
-        Error: the session options set a share that is not a number from 0 to 1.
+        Error: A session option sets a proportion that is not a number from 0 to 1.
     """
     name = "convolutionOptions" if is_convolution else "matmulOptions"
     given: Any = options._Popart.options.get(name, {}).get("availableMemoryProportion")

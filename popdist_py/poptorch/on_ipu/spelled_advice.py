@@ -1,6 +1,6 @@
-"""Advice of the device's model, with what a program of PopTorch has to say for it.
+"""Advice of the device model, with the PopTorch calls and options that follow the advice.
 
-Nothing here computes what an advice saves.
+The module ``ipu.what_if`` finds the advice and computes the memory that it saves.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
 
 
 def spelled(lack: OutOfMemory) -> OutOfMemory:
-    """Return an explanation whose advice says how a program follows it."""
+    """Return an out-of-memory explanation whose advice also names the PopTorch calls or options."""
     advice = tuple(replace(one, how=_SPELLINGS[one.kind]) for one in lack.advice)
     return replace(lack, advice=advice)

@@ -68,8 +68,8 @@ class Forward:
 
     Attributes:
         inputs: The name and the number of each value that the host sends.
-        values: All values by number.
-        weights: The parameters, buffers and constants by name.
+        values: A mapping from the number of each value to the value.
+        weights: A mapping from the name of each parameter, buffer or constant to its description.
         steps: The operations in the order of their execution.
         outputs: The numbers of the values that the host receives.
         batch: The number of samples of the micro-batch.

@@ -1,9 +1,9 @@
-"""From steps to the graph that a compiler for the device would make of them.
+"""The conversion of the steps of a forward pass to the graph that a device compiler would make.
 
-What no output depends on is dropped, composites become one operation again, results take the memory
-of what nobody reads any more. Which rules: PopART removes dead code, adds biases in the product,
-derives the loss's gradient from the scores, and works in place wherever it may.
-Nothing here knows torch.
+The rules follow the compiler PopART. PopART removes steps whose results are not used. It makes the
+addition of a bias a part of the product. It merges a softmax with the loss, and computes the
+gradient of the loss from the scores. It lets an operation overwrite an input that is not needed
+afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["captured_of"]
 
 
 def captured_of(forward: Forward) -> Captured:
-    """Return the graph of a forward and where its operations stand."""
+    """Return the graph of a forward pass, and the placement of its operations."""
     steps = _merged(forward, _alive(forward.steps, forward.outputs))
     if not steps:
         return captured_of(_with_identity(forward))
@@ -36,7 +36,10 @@ def captured_of(forward: Forward) -> Captured:
 
 
 def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
-    """Return the steps that an output depends on; what only changes a buffer is none of them."""
+    """Return the steps that an output depends on.
+
+    Steps that only change a buffer are not included.
+    """
     needed, kept = set(outputs), []
     for step in reversed(steps):
         if step.output in needed:
@@ -46,7 +49,7 @@ def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
 
 
 def _with_identity(forward: Forward) -> Forward:
-    """Return a forward that computes nothing as one that does: a stage has an operation."""
+    """Add an identity step to a forward pass without steps, because a stage needs an operation."""
     (_, source), *_ = forward.inputs
     number = len(forward.values)
     step = Step(operator="identity", module="", kind="view", inputs=(source,), output=number)
@@ -55,7 +58,7 @@ def _with_identity(forward: Forward) -> Forward:
 
 
 def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
-    """Return the steps with composites as one: a product and its bias, a softmax and its loss."""
+    """Merge each product with its bias, and each softmax with its loss, and return the steps."""
     readers = Counter(number for step in steps for number in step.inputs)
     readers.update(forward.outputs)
     made: dict[int, int] = {}
@@ -86,7 +89,7 @@ def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_bias(product: Step, step: Step) -> bool:
-    """Tell whether a step adds weights alone to a product with weights."""
+    """Tell whether a step adds a bias to a product of an activation and a weight."""
     adds = step.kind == "add" and len(step.inputs) == 1 and len(step.weights) == 1
     return adds and product.kind == "product" and len(product.weights) == 1
 
@@ -98,7 +101,7 @@ def _ipus(steps: Sequence[Step], stages: Sequence[int]) -> tuple[int, ...]:
 
 
 def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]:
-    """Return the steps with views of what another stage made as copies of it."""
+    """Change each view of another stage's value to a copy, and return the steps."""
     stage_of = {step.output: stage for step, stage in zip(steps, stages, strict=True)}
     return [
         replace(step, kind="elementwise")
@@ -109,14 +112,19 @@ def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]
 
 
 def _names(steps: Sequence[Step]) -> list[str]:
-    """Return a name for each step: its module, and what it does if that one does several things."""
+    """Return a unique name for each step, which begins with the path of its module.
+
+    The operation is a part of the name if the module contains other modules or different
+    operations.
+    """
     several: dict[str, set[str]] = {}
     for step in steps:
         several.setdefault(step.module, set()).add(step.operator)
-    # Modules that hold others.
+    # The paths of the modules that contain other modules.
     outer = {name[:end] for name in several for end, sign in enumerate(name) if sign == "."}
     taken: set[str] = set()
-    # Each name counts on where it stopped: a loop may do the same thousands of times.
+    # For each name, an iterator over the numbered names that were not tried yet. A loop may run the
+    # same operation thousands of times. Trying all numbers again for each operation would be slow.
     untried: dict[str, Iterator[str]] = {}
     names = []
     for step in steps:
@@ -174,7 +182,10 @@ def _graph(
 
 
 def _is_stored(forward: Forward, name: str) -> bool:
-    """Tell whether a weight is one: a constant of one element is part of the code."""
+    """Tell whether a weight is stored in memory.
+
+    A constant with one element is not stored, because it is a part of the code.
+    """
     return not name.startswith("constant") or forward.weights[name].elements > 1
 
 
@@ -196,7 +207,7 @@ def _with_gradient(forward: Forward, steps: Sequence[Step]) -> set[int]:
 
 
 def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]:
-    """Return the values that the backward of a step reads."""
+    """Return the values that the backward pass of a step reads."""
     if step.output not in gradients:
         return ()
     inputs = step.inputs
@@ -214,10 +225,15 @@ def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]
 
 
 def _is_needed(forward: Forward, step: Step, number: int, gradients: set[int]) -> bool:
-    """Tell whether the gradient of any other operand reads this one."""
+    """Tell whether the backward pass of a step reads the value ``number``.
+
+    The backward pass reads the value if the gradient of another operand depends on the value. The
+    backward pass of a step that multiplies a value by itself also reads the value.
+    """
     inputs, weights = step.inputs, step.weights
     if step.kind == "product":
-        # The rest is added: its gradient reads nothing.
+        # Only the first two operands of a product are multiplied. The other operands, such as a
+        # bias, are added to the result, so the gradients do not depend on them.
         inputs, weights = inputs[: 1 if weights else 2], weights[:1]
     if number not in inputs:
         return False
@@ -232,7 +248,11 @@ def _in_place(
     stages: Sequence[int],
     saved: Sequence[tuple[int, ...]],
 ) -> list[int | None]:
-    """Return for each step the value whose memory its result takes, or None."""
+    """Return the input that each step overwrites with its result.
+
+    A step overwrites only an input that is not needed afterwards. The entry None stands for a step
+    that writes its result to new memory.
+    """
     root = {number: number for number in forward.values}
     last: dict[int, int] = {}
     for index, step in enumerate(steps):

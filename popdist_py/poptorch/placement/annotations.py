@@ -1,7 +1,7 @@
 """Annotations that a program adds to a model, for example blocks of operations.
 
 A block is a group of operations that run on the same IPU. Annotations take effect only while a
-forward pass is traced. They never change the results of a model.
+forward pass is traced. Annotations never change the results of a model.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
             "assign it to another one"
         )
     _BlockHook(user_id, ipu_id).register(layer_to_call)
-    # A program can read the block of a module from these two attributes. They are stored in
-    # ``__dict__`` because the type of Module.__setattr__ accepts only tensors and modules.
+    # A program can read the block of a module from these two attributes. The attributes are stored
+    # in ``__dict__`` because the type of Module.__setattr__ accepts only tensors and modules.
     layer_to_call.__dict__.update(_user_id=user_id, _ipu_id=ipu_id)
     return layer_to_call
 

@@ -1,7 +1,8 @@
 """Execution strategies, which assign each block of a model to a stage and an IPU.
 
-A strategy contains stages or phases. Its method ``_placer`` returns a function from block ids to
-places. The module ``tracing.block_recorder`` calls this function for each block of a forward pass.
+A strategy contains stages or phases. The method ``_placer`` of a strategy returns a function that
+maps block ids to places. The module ``tracing.block_recorder`` calls the returned function for each
+block of a forward pass.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ def _described(by_block: dict[str, tuple[Stage, Any]]) -> list[tuple[Any, ...]]:
 
 
 def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
-    """Return the IPU of the stage if it has one, otherwise the block's IPU, or the default."""
+    """Return the IPU for a block of a stage.
+
+    An IPU that was set for the stage comes first, then the block's own IPU, then the default.
+    """
     if stage._ipu_id is not None:
         return stage._ipu_id
     return default if ipu_id is None else ipu_id
@@ -197,7 +201,7 @@ class PipelinedExecution(ShardedExecution):
         """Set the order of forward and backward passes in the model of the device.
 
         The schedule changes the modelled memory and time, but not the results. PopTorch does not
-        have this option. It follows ``PipelineSchedule`` in TensorFlow for the IPU.
+        have this option, which follows ``PipelineSchedule`` of TensorFlow for the IPU.
 
         Args:
             schedule: The default, ``grouped``, is PopTorch's pipeline. Every IPU runs a forward
