@@ -1,7 +1,7 @@
-"""Values of placement: where a block goes, who decides it, and where everything went.
+"""Data classes for the places of blocks, and the interface of execution strategies.
 
-The recorder fills these values, strategies decide them and the rules of overlapped I/O read them.
-This module imports none of those three.
+An execution strategy chooses the place of each block. A ``BlockRecorder`` collects the places of
+one forward in a ``Placement``. This module imports neither of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["BlockPlace", "PlaceBlock", "Placement", "Strategy", "stages_of"]
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where a block goes.
+    """The place of a block.
 
     Attributes:
-        user_id: the block's id; None for what comes before the first block.
-        ipu: index of the IPU within a replica.
-        stage: the strategy's stage number (within its phase, if it has phases).
-        phase: the phase number; 0 for strategies without phases.
+        user_id: The id of the block; None for the operations before the first block.
+        ipu: The index of the IPU within a replica.
+        stage: The number of the stage in the strategy, or in the phase if the strategy has phases.
+        phase: The number of the phase; 0 for strategies without phases.
     """
 
     user_id: Any
@@ -31,12 +31,12 @@ class BlockPlace:
 
 
 def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the stage of each operation of a forward.
+    """Return the number of the stage of each operation of a forward.
 
-    A stage begins where the phase or the IPU changes: neighbouring blocks on one IPU are one stage.
+    A stage begins where the phase or the IPU changes. Consecutive blocks on one IPU are one stage.
 
     Args:
-        places: Phase and IPU of each operation, in the order in which the operations run.
+        places: The phase and the IPU of each operation, in the order of execution.
     """
     stages: list[int] = []
     before = None
@@ -46,33 +46,35 @@ def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
     return stages
 
 
-# Maps the id of a block and the IPU id that its annotation gives, if any, to a place.
+# A function that returns the place of a block. The arguments are the id of the block, and the IPU
+# id that the program gives. If the program does not give an IPU id, the argument is None.
 PlaceBlock = Callable[[Any, int | None], BlockPlace]
 
 
 class Strategy(Protocol):
-    """An execution strategy, as far as placing blocks goes."""
+    """The methods of an execution strategy that concern the places of blocks."""
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether stages run at the same time, each on another micro-batch."""
+        """Whether stages run at the same time, each on a different micro-batch."""
 
     def _placer(self) -> PlaceBlock:
-        """Return what places the blocks of one forward."""
+        """Return a function that chooses the places of the blocks of one forward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where the blocks, operations and parameters of a forward went.
+    """The places of the blocks, operations and parameters of a forward.
 
     Attributes:
-        blocks: the blocks in the order they were met, repetitions included.
-        num_ipus: IPUs that one replica needs.
-        num_stages: Number of pipeline stages; a training model has all but the last one twice.
-        ipu_of_parameter: index of the IPU that holds each parameter: that of its first use.
-        operations: name of each operation's result and the index of its IPU, in order.
-        reads_buffers: whether Python code of the forward reads the value of a buffer.
-        idle_settings: settings of operators that do nothing here, as programs write them.
+        blocks: The blocks in the order of execution, including repetitions.
+        num_ipus: The number of IPUs that one replica needs.
+        num_stages: The number of pipeline stages. In a training model, every stage except the last
+            counts twice: once for the forward pass and once for the backward pass.
+        ipu_of_parameter: The index of the IPU that first uses each parameter.
+        operations: The name of each operation's result, and the index of the operation's IPU.
+        reads_buffers: Whether Python code of the forward reads the value of a buffer.
+        idle_settings: The names of operators' settings that do not have an effect on emulated IPUs.
     """
 
     blocks: tuple[BlockPlace, ...]

@@ -1,7 +1,8 @@
-"""Follows the blocks and the operations of one forward.
+"""The class BlockRecorder, which records the blocks and the operations of one forward.
 
-Annotations tell the recorder where blocks begin and end. The strategy decides where a block goes.
-The result is a Placement. The recorder computes no numbers, and no numbers depend on it.
+The annotations in a program call the recorder where blocks begin and end. The execution strategy
+chooses the place of each block. The recorder returns a Placement. The recorder does not change the
+results of the forward.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from popdist_py.poptorch.tracing.operator_limits import (
 
 __all__ = ["BlockRecorder", "current_blocks", "on_host"]
 
-# Told the name and the value of an operation's result.
+# A function that is called with the name and the value of an operation's result.
 TellResult = Callable[[str, torch.Tensor], None]
 
 _BEFORE_BLOCKS: Final = BlockPlace(None, ipu=0, stage=0)
 
 
 class BlockRecorder:
-    """Follows the blocks and operations of one forward.
+    """The recorder of the blocks and operations of one forward.
 
     Args:
         strategy: The execution strategy.
         module: The user's module, or any callable.
-        inputs: The tensors of the forward's arguments, those inside custom types included.
-        tell_result: Told the name and the value of each operation's result.
-        module_scopes: Whether the names of operations begin with those of their modules.
+        inputs: The tensors in the forward's arguments, including tensors inside custom types.
+        tell_result: A function that is called with the name and the value of each operation's
+            result.
+        module_scopes: Whether the names of operations begin with the names of their modules.
 
     Attributes:
-        names: Names the operations.
-        function: Name of torch's function that runs.
-        calls: How many of torch's functions ran before and with this one.
-        blocks: The blocks, in the order in which they began.
+        names: The object that gives names to the operations.
+        function: The name of the torch function that is running.
+        calls: The number of calls of torch functions so far, including the running function.
+        blocks: The blocks, in the order of execution.
     """
 
     def __init__(
@@ -68,51 +70,54 @@ class BlockRecorder:
         self.blocks: list[BlockPlace] = []
         self._operations: list[tuple[str, BlockPlace]] = []
         self._ipu_of_parameter: dict[str, int] = {}
-        # The tensors on the device. The value tells whether a tensor depends on inputs or
-        # parameters, and not on buffers alone. Of a callable that is no module, all are there.
+        # The keys are the tensors on the device. The value is True if a tensor depends on an input
+        # or a parameter, and False if the tensor depends on buffers only. If ``module`` is a
+        # callable but not a torch module, all tensors are on the device.
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
         self._reads_buffers = False
-        self._idle_settings: dict[str, None] = {}  # a set in order
-        self._on_host = 0  # how many functions of the host run
+        # The keys are used as an ordered set.
+        self._idle_settings: dict[str, None] = {}
+        # The number of ``on_host`` contexts that are open.
+        self._on_host = 0
         self._names_of_parameters: dict[int, str] = {}
 
     @property
     def place(self) -> BlockPlace | None:
-        """Where what runs now goes; None after the end of a block."""
+        """The place of the operations that run now; None after the end of a block."""
         return self._active
 
-    # What annotations tell:
+    # Methods that annotations and operators call:
 
     def begin_block(self, user_id: Any, ipu_id: int | None) -> None:
-        """Everything from here belongs to this block."""
+        """Begin a block, which contains the following operations."""
         if user_id is None:
             user_id = str(self._next_auto_id)
             self._next_auto_id += 1
         self.begin_placed(self._place(user_id, ipu_id))
 
     def begin_placed(self, block: BlockPlace) -> None:
-        """Everything from here belongs to this block, wherever the strategy has its blocks."""
+        """Begin a block at the given place, without a call of the execution strategy."""
         self._active = block
         self.blocks.append(block)
 
     def end_block(self) -> None:
-        """No block is active from here, whatever was before the block that ends."""
+        """End the current block; afterwards no block is active, even if blocks were nested."""
         self._active = None
 
     def restart_auto_ids(self) -> None:
-        """Begin to count blocks without an id from 0 again."""
+        """Number the following blocks without an id from 0 again."""
         self._next_auto_id = 0
 
     def use_idle_settings(self, names: Iterable[str]) -> None:
-        """The forward uses an operator with these settings, which do nothing here."""
+        """Record the names of an operator's settings that do not have an effect."""
         self._idle_settings.update(dict.fromkeys(names))
 
-    # What the forward does:
+    # Methods that follow the forward:
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Follow the submodules of the enclosed forward, and the state that it begins with."""
+        """Follow the submodules of the enclosed forward, and record its parameters and buffers."""
         with self.names.following_modules():
             if self._module is None:
                 yield
@@ -124,7 +129,10 @@ class BlockRecorder:
                 hook.remove()
 
     def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
-        """Take note of the state on the device (that of a functional call included)."""
+        """Record the parameters and buffers on the device.
+
+        If ``torch.func.functional_call`` replaces parameters, the new tensors are recorded.
+        """
         for name, parameter in module.named_parameters():
             self._names_of_parameters[id(parameter)] = name
             self._on_device[parameter] = True
@@ -132,7 +140,7 @@ class BlockRecorder:
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Run the enclosed code on the host, where no limits of the device hold."""
+        """Run the enclosed code on the host, where the limits of the device do not apply."""
         self._on_host += 1
         try:
             yield
@@ -140,10 +148,11 @@ class BlockRecorder:
             self._on_host -= 1
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Count a call, and refuse it if the device cannot do it.
+        """Count a call of a torch function, and check that the device supports the call.
 
         Raises:
-            Error: The device lacks the operation, or does not know a value that the call reads.
+            Error: The device does not support the operation, or Python code reads a value that only
+                the device can compute.
         """
         name = _operation_name(func)
         if name is None:
@@ -158,7 +167,7 @@ class BlockRecorder:
         """Record an operation on the device.
 
         Raises:
-            Error: The operation comes after the end of a block and before the next one.
+            Error: The operation comes after the end of a block and before the next block.
         """
         if _operation_name(func) is None:
             return
@@ -168,7 +177,11 @@ class BlockRecorder:
             self._mark(results, depends=any(map(self._only_device_knows, inputs)))
 
     def _look_at_values(self, name: str, args: Any) -> None:
-        """Note what a call reads in Python; refuse it if only the device knows that."""
+        """Check the values that a call reads in Python, and record whether they are buffers.
+
+        Raises:
+            Error: The call reads a value that only the device can compute.
+        """
         read = values_needed(name, args)
         if any(map(self._only_device_knows, read)):
             refuse_reading(name)
@@ -204,10 +217,10 @@ class BlockRecorder:
             self._on_device[tensor] = depends or self._only_device_knows(tensor)
 
     def placement(self, *, training: bool) -> Placement:
-        """Return where everything went.
+        """Return the places of all blocks, operations and parameters.
 
         Args:
-            training: Whether a backward pass follows.
+            training: Whether a backward pass follows the forward.
         """
         ipus = [place.ipu for _, place in self._operations]
         ipus += [block.ipu for block in self.blocks]
@@ -228,7 +241,7 @@ class BlockRecorder:
         )
 
 
-# These functions neither read nor make a value on the device.
+# The device does not compute anything for these functions.
 _NO_OPERATIONS: Final = frozenset(
     {
         "__format__", "__get__", "__set__", "as_subclass", "register_hook", "requires_grad_",
@@ -238,20 +251,20 @@ _NO_OPERATIONS: Final = frozenset(
 
 
 def _operation_name(func: Any) -> str | None:
-    """Return the name of torch's function, or None if it is no operation."""
+    """Return the name of a torch function; None if the function is not an operation."""
     name = getattr(func, "__name__", "")
     return None if name in _NO_OPERATIONS else name
 
 
 def current_blocks() -> BlockRecorder | None:
-    """Return the recorder of the forward that this thread runs, or None."""
+    """Return the recorder of the forward that this thread runs; None without a recorder."""
     watch = current_watch()
     return None if watch is None else watch.blocks
 
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Mark the enclosed code as Python that has to run on the host, each time the model runs."""
+    """Mark the enclosed code as Python code that has to run on the host in every forward."""
     require_python()
     blocks = current_blocks()
     with blocks.on_host() if blocks else nullcontext():

@@ -1,6 +1,7 @@
-"""The forward that this thread runs: whether it is one of a wrapped model, and what watches it.
+"""The forward of a wrapped model that the current thread runs, in a context variable.
 
-Wrappers and watches set the one variable of this module. Operators and annotations read it.
+The model wrappers and ``ForwardWatch`` set the context variable. Operators and annotations read the
+context variable.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ __all__ = [
 
 
 class Watch(Protocol):
-    """What this module knows of a ``ForwardWatch``; the modules of its parts import this module.
+    """The attributes of a ``ForwardWatch``.
+
+    The class ``ForwardWatch`` cannot be imported here, because its module imports this module.
 
     Attributes:
-        losses: A ``Losses``, or None.
-        blocks: A ``BlockRecorder``, or None.
-        overlap: An ``OverlapMarks``, or None.
-        observer: An ``Observer``, or None.
+        losses: The ``Losses`` of the forward; None if losses are not recorded.
+        blocks: The ``BlockRecorder`` of the forward; None if blocks are not recorded.
+        overlap: The ``OverlapMarks`` of the forward; None if marks are not recorded.
+        observer: The ``Observer`` of the forward; None if operations are not recorded.
         needs_python: Whether Python code of this forward has to run in every forward.
     """
 
@@ -44,11 +47,11 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a wrapper does while it runs the user's forward.
+    """The state of a model wrapper while it runs the user's forward.
 
     Attributes:
-        training: Whether a backward pass follows.
-        tracing: Whether this is the first forward, the one that compiles the model.
+        training: Whether a backward pass follows the forward.
+        tracing: Whether this is the first forward, which compiles the model.
     """
 
     training: bool
@@ -62,7 +65,8 @@ class _CurrentForward:
 
 
 _NO_FORWARD: Final = _CurrentForward()
-# A thread that runs a part of a forward has a copy of the context of the thread that waits for it.
+# A forward may run in several threads. Each thread has a copy of the context of the thread that
+# started the forward.
 _current: Final[ContextVar[_CurrentForward]] = ContextVar("forward", default=_NO_FORWARD)
 
 
@@ -78,18 +82,18 @@ def is_training() -> bool:
 
 
 def is_tracing() -> bool:
-    """Tell whether this code runs inside the first forward, the one that compiles the model."""
+    """Tell whether this code runs inside the first forward, which compiles the model."""
     phase = _current.get().phase
     return phase is not None and phase.tracing
 
 
 def current_watch() -> Watch | None:
-    """Return the watch that follows this forward, or None."""
+    """Return the ``ForwardWatch`` that follows the current forward; None without a watch."""
     return _current.get().watch
 
 
 def require_python() -> None:
-    """Say that Python code of this forward has to run in every forward."""
+    """Record that Python code of the current forward has to run in every forward."""
     watch = current_watch()
     if watch is not None:
         watch.needs_python = True
@@ -107,7 +111,7 @@ def entered(phase: Phase) -> Iterator[None]:
 
 @contextmanager
 def watched_by(watch: Watch) -> Iterator[None]:
-    """Let ``watch`` be the current watch of the enclosed code."""
+    """Make ``watch`` the current watch of the enclosed code."""
     token = _current.set(_CurrentForward(_current.get().phase, watch))
     try:
         yield

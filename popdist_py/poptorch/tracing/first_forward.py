@@ -1,6 +1,6 @@
-"""The first forward: runs the model once and finds out what the later runs need to know.
+"""The function first_forward, which runs a model once and collects facts that compiling requires.
 
-Leaves the device's state as it found it.
+After the run, the device's buffers and the host's random number generator get their old states.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstForward:
-    """What one forward of one micro-batch showed.
+    """The facts about a model that one forward of one micro-batch showed.
 
     Attributes:
-        placement: Where its operations go.
-        outputs: Shape of what forward returns.
-        shared: For each output tensor, whether it shares memory with an input or with state.
-        loss_output: Index of the output tensor that is the loss; None if it is not returned.
-        loss_has_gradient: Whether any parameter leads to the loss.
-        used_parameters: Names of the parameters that got a gradient.
-        modified_buffers: Names of the buffers that changed.
-        modified_parameters: Names of the parameters that the forward itself changed.
-        changed_inputs: Indices of the inputs that the forward changed in place.
-        is_random: Whether random numbers were drawn.
-        needs_python: Whether Python code has to run with every micro-batch.
+        placement: The places of the operations.
+        outputs: The structure of the forward's result.
+        shared: For each output tensor, whether the output shares memory with an input, a parameter,
+            a buffer or a constant.
+        loss_output: The index of the output tensor that is the loss; None if the forward does not
+            return the loss.
+        loss_has_gradient: Whether the loss depends on a parameter.
+        used_parameters: The names of the parameters that get a gradient.
+        modified_buffers: The names of the buffers that the forward changed.
+        modified_parameters: The names of the parameters that the forward changed directly, without
+            an optimizer.
+        changed_inputs: The indices of the inputs that the forward changed in place.
+        is_random: Whether the forward drew random numbers.
+        needs_python: Whether Python code of the forward has to run with every micro-batch.
     """
 
     placement: Placement
@@ -63,13 +66,13 @@ class FirstForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedForward:
-    """The result of a forward, and the watch that followed it.
+    """The result of a forward, and the ``ForwardWatch`` that followed the forward.
 
     Attributes:
-        result: What the forward returned.
+        result: The value that the forward returned.
         loss: The loss of a training model; None for inference.
-        watch: What followed the forward.
-        placement: Where its operations go.
+        watch: The ``ForwardWatch``.
+        placement: The places of the operations.
     """
 
     result: Any
@@ -80,15 +83,15 @@ class WatchedForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedModel:
-    """A model with the arguments of a call, and the rules of its forward.
+    """A model, the arguments of a call, and the options that concern the forward.
 
     Attributes:
         model: The module whose forward runs.
-        call: Arguments of a whole call.
-        training: Whether a backward pass follows.
+        call: The arguments of a whole call, which contain all micro-batches.
+        training: Whether a backward pass follows the forward.
         strategy: The execution strategy.
-        overlap: What the options say of overlapped I/O.
-        module_scopes: Whether the names of operations begin with those of their modules.
+        overlap: The options that concern overlapped I/O.
+        module_scopes: Whether the names of operations begin with the names of their modules.
     """
 
     model: nn.Module
@@ -109,15 +112,15 @@ class WatchedModel:
         """Run the forward of one micro-batch and watch it.
 
         Args:
-            inputs: The micro-batch, in the places of the call's tensors.
-            context: Makes what surrounds the forward.
-            observes: Whether to note the operations below torch's functions.
-            results: What looks at the results of torch's functions.
+            inputs: The micro-batch, which replaces the tensors of the call.
+            context: A function that returns a context manager. The forward runs in this context.
+            observes: Whether to record the operations inside torch's functions.
+            results: A recorder of the results of torch's functions.
 
         Raises:
-            Error: A training model has no loss, or several independent ones. The forward breaks a
-                rule of blocks, operators or overlapped I/O.
-            AssertionError: The strategy does not know a block, or cannot place it.
+            Error: A training model does not have a loss, or has several independent losses. Or the
+                forward breaks a rule of blocks, operators or overlapped I/O.
+            AssertionError: The execution strategy does not contain a block, or cannot place it.
         """
         with context():
             leaves = [tensor.detach() for tensor in inputs]
@@ -155,18 +158,19 @@ def first_forward(
     *,
     observes: bool,
 ) -> tuple[FirstForward, Observer | None]:
-    """Run the forward on one micro-batch, and report.
+    """Run the forward on one micro-batch, and return the collected facts.
 
     Args:
-        model: The model, its call and its rules.
+        model: The model, its call and its options.
         inputs: The micro-batch.
-        state: The device's tensors, on which the model runs.
-        context: Makes what surrounds the forward.
-        observes: Whether to return what observed the operations below torch's functions.
+        state: The model's parameters, buffers and constants on the device.
+        context: A function that returns a context manager. The forward runs in this context.
+        observes: Whether to record the operations inside torch's functions, and to return the
+            ``Observer``.
 
     Raises:
-        Error: As ``WatchedModel.run``; the type of an output is unsupported.
-        AssertionError: As ``WatchedModel.run``.
+        Error: The type of an output is unsupported, or ``WatchedModel.run`` raised an Error.
+        AssertionError: ``WatchedModel.run`` raised an AssertionError.
     """
     before = _StateBefore(state)
     copies = [tensor.clone() for tensor in inputs]
@@ -205,7 +209,8 @@ def first_forward(
     foreign = [
         weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
     ]
-    # Some of torch's transformations hide where their results lie, but nobody else holds these.
+    # Some of torch's transformations hide the memory of their results, so these results seem to be
+    # made outside of the forward. They are freed here, because only ``leaves`` refers to them.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
@@ -213,7 +218,7 @@ def first_forward(
 
 
 class _StateBefore:
-    """The buffers, weights and random numbers before a forward, and what the forward changed."""
+    """The buffers, parameters and random state before a forward, used to detect changes."""
 
     def __init__(self, state: DeviceState) -> None:
         self._state = state
@@ -223,17 +228,17 @@ class _StateBefore:
         self._versions = _versions(state.buffers) | _versions(state.parameters)
 
     def random_numbers_drawn(self) -> bool:
-        """Tell whether the host's random numbers have moved on."""
+        """Tell whether the forward drew numbers from the host's random number generator."""
         return not torch.equal(self._random, torch.get_rng_state())
 
     def modified_buffers(self) -> frozenset[str]:
-        """Return the names of the buffers that changed."""
-        # Batch norms change their statistics without telling the version counter.
+        """Return the names of the buffers that the forward changed."""
+        # Batch norms change their statistics without increasing the version counter of the buffer.
         return self._modified(self._state.buffers, self._buffers)
 
     def modified_parameters(self) -> frozenset[str]:
-        """Return the names of the parameters that the forward itself changed."""
-        # Through ``.data`` a weight changes without telling its version counter.
+        """Return the names of the parameters that the forward changed."""
+        # An assignment through ``.data`` does not increase the version counter of a parameter.
         return self._modified(self._state.parameters, self._weights)
 
     def _modified(
@@ -247,7 +252,7 @@ class _StateBefore:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give the buffers and the host's random numbers their values back."""
+        """Restore the buffers and the state of the host's random number generator."""
         torch.set_rng_state(self._random)
         for name, value in self._buffers.items():
             self._state.buffers[name].copy_(value)
@@ -263,23 +268,24 @@ _FOREIGN_OUTPUT: Final = (
 
 
 class _ResultMemory:
-    """Notes where the results of torch's functions lie.
+    """A recorder of the memory addresses of the results of torch's functions.
 
     Attributes:
-        storages: Their addresses.
+        storages: The addresses of the results' storages.
     """
 
     def __init__(self) -> None:
         self.storages: set[int] = set()
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing: a call has no result yet."""
+        """Do nothing, because ``after`` records the results."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Note the memory of each tensor of a result."""
+        """Record the address of each tensor in a result."""
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, torch.Tensor):
-                with suppress(RuntimeError):  # sparse and batched tensors have no storage to show
+                # Sparse and batched tensors do not give access to a storage.
+                with suppress(RuntimeError):
                     self.storages.add(_place(item))
 
 
@@ -292,7 +298,7 @@ def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[t
 
 
 def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
-    """Return which parameters the loss depends on."""
+    """Return the names of the parameters that the loss depends on."""
     trainable = {id(p): name for name, p in state.parameters.items() if p.requires_grad}
     used: set[str] = set()
     seen = set()
@@ -303,7 +309,8 @@ def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
             continue
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return _with_gradient(loss, state)  # the user's function may give some no gradient
+            # A custom autograd function may return None as the gradient of a parameter.
+            return _with_gradient(loss, state)
         if hasattr(node, "variable") and id(node.variable) in trainable:
             used.add(trainable[id(node.variable)])
         waiting += [before for before, _ in node.next_functions if before is not None]
@@ -311,7 +318,7 @@ def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
 
 
 def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
-    """Run the backward and return which parameters got a gradient."""
+    """Run the backward pass, and return the names of the parameters that get a gradient."""
     trainable = {name: p for name, p in state.parameters.items() if p.requires_grad}
     gradients = torch.autograd.grad(loss.sum(), list(trainable.values()), allow_unused=True)
     return frozenset(
@@ -320,7 +327,7 @@ def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
 
 
 def _names(model: nn.Module, call: Call) -> list[str]:
-    """Return a name for each tensor of a call: the forward's of its argument."""
+    """Return a name for each tensor of a call, made from the name of the forward's parameter."""
     parameters: list[inspect.Parameter] = []
     with suppress(ValueError, TypeError):
         parameters = list(inspect.signature(model.forward).parameters.values())

@@ -1,7 +1,7 @@
-"""The function mode that follows one forward: each call of a torch function goes to its parts.
+"""The class ForwardWatch, a TorchFunctionMode that passes each torch call to several recorders.
 
-A part follows one subject: the losses, the blocks, the marks of overlapped I/O, or the memory of
-the results. This module does not know what a part does with a call.
+A recorder may concern the losses, the blocks, the marks for overlapped I/O, or the memory of
+results. This module does not depend on how a recorder handles a call.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _HOOKING: Final = (
 
 
 class WatchPart(Protocol):
-    """What a part is told of each call of a torch function."""
+    """A recorder, whose methods are called before and after each call of a torch function."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Look at a call, or refuse it with an error."""
+        """Record a call before it runs, or raise an error to prevent the call."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Look at the result of a call."""
+        """Record a call and its result."""
 
 
 class ForwardWatch(TorchFunctionMode):
-    """Follows the forward that runs inside ``with watch.following():``.
+    """A function mode that follows the forward inside ``with watch.following():``.
 
     Args:
-        losses: Follows the losses.
-        blocks: Follows the operations and their blocks.
-        overlap: Follows the marks of overlapped I/O.
-        results: Follows the results, whatever it looks at in them.
-        observer: Notes the operations below torch's functions.
+        losses: The recorder of losses.
+        blocks: The recorder of operations and their blocks.
+        overlap: The recorder of marks for overlapped I/O.
+        results: A recorder of the results of torch's functions.
+        observer: The dispatch mode that records the operations inside torch's functions.
 
     Attributes:
         needs_python: Whether Python code of this forward has to run in every forward.
@@ -74,7 +74,7 @@ class ForwardWatch(TorchFunctionMode):
         """Follow the enclosed forward."""
         outer = current_watch()
         if self.losses is None and outer is not None:
-            # A mark of the program reaches only the innermost watch.
+            # Operators such as identity_loss record only in the innermost watch.
             self.losses = outer.losses
         with ExitStack() as stack:
             stack.enter_context(watched_by(self))
@@ -90,11 +90,9 @@ class ForwardWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call the function, and tell the parts.
-
-        A hook on a gradient runs Python code in each backward pass.
-        """
+        """Call the function, and call the recorders before and after the function."""
         kwargs = kwargs or {}
+        # A hook on a gradient runs Python code in each backward pass.
         if func in _HOOKING:
             self.needs_python = True
         for part in self._parts:

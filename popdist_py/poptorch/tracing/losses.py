@@ -1,7 +1,7 @@
-"""What counts as a loss, and which one a training model minimises.
+"""The losses of a forward, and the final loss, which a training model minimises.
 
-A loss is the result of one of torch's loss functions or of identity_loss. The final loss is the one
-that all others lead to.
+A loss is the result of identity_loss or of one of torch's loss functions. The final loss is the
+loss that depends on all other losses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Losses", "current_losses", "identity_loss"]
 
 
 def _is_name_of_loss(name: str) -> bool:
-    """Tell whether a name has the form of torch's loss functions, or is ``kl_div``."""
+    """Tell whether ``name`` has the form of the names of torch's loss functions."""
     is_named = name.endswith(("_loss", "_loss2d")) or "cross_entropy" in name or name == "kl_div"
     return is_named and not name.startswith("_")
 
@@ -39,14 +39,17 @@ _LOSSES: Final = _loss_functions()
 
 
 def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tensor:
-    """Mark ``x`` as the loss; its gradient is one for every element it sums over.
+    """Reduce ``x`` and mark the result as a loss.
+
+    The backward pass begins with a gradient of one for every element of the result.
 
     Args:
-        x: any shape.
-        reduction: "sum", "mean" (both 0-d) or "none" (shape of ``x``), or the ReductionType.
+        x: A tensor of any shape.
+        reduction: A ReductionType or its name in PyTorch. For "sum" and "mean", the result is 0-d.
+            For "none", the result has the shape of ``x``.
 
     Raises:
-        AssertionError: another reduction.
+        AssertionError: The reduction is unknown.
     """
     name: Any = getattr(reduction, "name", reduction)
     name = {"Sum": "sum", "Mean": "mean", "NoReduction": "none"}.get(name, name)
@@ -61,23 +64,23 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
 
 
 def current_losses() -> Losses | None:
-    """Return what follows the losses of this forward, or None."""
+    """Return the losses of the current forward; None if its losses are not recorded."""
     watch = current_watch()
     return None if watch is None else watch.losses
 
 
 class Losses:
-    """Follows the losses of a forward, and which of them each tensor depends on."""
+    """The record of a forward's losses, and of the losses that each tensor depends on."""
 
     def __init__(self) -> None:
         self._losses: list[torch.Tensor] = []
         self._leads_to: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing: a loss is known from its result."""
+        """Do nothing, because ``after`` records the losses."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record a result that is a loss, or that depends on one."""
+        """Record ``result`` if it is a loss or depends on a loss."""
         if func in _LOSSES:
             self.record(result, args, kwargs)
         elif origins := self._origins(args, kwargs):
@@ -86,13 +89,13 @@ class Losses:
     def record(
         self, loss: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Note that ``loss`` was computed from ``args``."""
+        """Record ``loss``, which was computed from ``args`` and ``kwargs``."""
         origins = self._origins(args, kwargs)
         self._mark(loss, origins | {len(self._losses)})
         self._losses.append(loss)
 
     def _origins(self, args: Any, kwargs: Mapping[str, Any] | None = None) -> set[int]:
-        """Return the losses that led to any of the tensors in ``args``."""
+        """Return the indices of the losses that the tensors in the arguments depend on."""
         if not self._losses:
             return set()
         origins: set[int] = set()
@@ -112,14 +115,17 @@ class Losses:
 
     @property
     def last(self) -> torch.Tensor | None:
-        """The loss met last: the final one, if there is one; None if none was met."""
+        """The loss that was recorded last; None if no loss was recorded.
+
+        After a forward with a final loss, the loss that was recorded last is the final loss.
+        """
         return self._losses[-1] if self._losses else None
 
     def final(self) -> torch.Tensor:
-        """Return the loss on which all others depend.
+        """Return the loss that depends on all other losses.
 
         Raises:
-            Error: there is no loss, or several do not lead to one another.
+            Error: The forward did not compute a loss, or no loss depends on all others.
         """
         if not self._losses:
             raise Error(

@@ -1,7 +1,8 @@
-"""Watching a forward: which operations of torch run, on what memory, and where they stand.
+"""The class Observer, which records the torch operations of a forward and their memory blocks.
 
-What is noted has sizes and numbers of memory blocks, never a tensor or its values.
-Nothing here decides what an operation means to the device, or changes what it computes.
+A record contains the sizes of tensors and the numbers of memory blocks. It does not contain tensors
+or their values. Recording does not change the results of operations. Other modules decide how the
+device would run an operation.
 """
 
 from __future__ import annotations
@@ -36,21 +37,22 @@ __all__ = [
     "serial_products",
 ]
 
-# Named as the functions of poptorch that make the notes.
+# These operator names mark statements of the program about a tensor. They are equal to the names of
+# the poptorch functions that a program calls.
 CHECKPOINT = "recomputationCheckpoint"
 PROPORTION = "set_available_memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A tensor as an operation saw it.
+    """The shape, dtype and memory block of a tensor at the time of an operation.
 
     Attributes:
-        storage: number of its memory block, another one for each block of a forward.
-        shape: its sizes.
-        strides: distances of neighbours along each dimension, in elements.
-        offset: of its first element in the block.
-        dtype: of its elements.
+        storage: The number of the memory block. Each block of a forward has a different number.
+        shape: The sizes of the tensor.
+        strides: The distance between neighbours along each dimension, in elements.
+        offset: The position of the first element in the memory block, in elements.
+        dtype: The dtype of the elements.
     """
 
     storage: int
@@ -61,7 +63,7 @@ class Seen:
 
     @property
     def elements(self) -> int:
-        """Number of different elements: what is expanded counts once."""
+        """The number of elements in memory; an expanded dimension counts as one element."""
         count = 1
         for size, stride in zip(self.shape, self.strides, strict=True):
             count *= size if stride or not size else 1
@@ -70,12 +72,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class SeenWeight:
-    """A parameter or buffer.
+    """A parameter or buffer of a model.
 
     Attributes:
-        name: in the model.
-        value: its tensor.
-        is_trained: whether an update changes it.
+        name: The name of the parameter or buffer in the model.
+        value: The description of the tensor.
+        is_trained: Whether an optimizer step changes the tensor.
     """
 
     name: str
@@ -88,14 +90,15 @@ class Observation:
     """One operation of torch.
 
     Attributes:
-        operator: its name, without that of the overload: ``addmm``.
-        arguments: what it was given, tensors as :class:`Seen`.
-        outputs: tensors that it returned.
-        written: tensors among the arguments that it changed in place.
-        module: path of the submodule whose forward called it.
-        function: name of torch's function that it is part of, and which call that was.
-        place: phase and IPU of the block that it is in.
-        serial: parts that a product is done in.
+        operator: The name of the operator without its overload, such as ``addmm``.
+        arguments: The arguments of the operation, with tensors replaced by :class:`Seen` objects.
+        outputs: The tensors that the operation returned.
+        written: The arguments that the operation changed in place.
+        module: The path of the submodule whose forward called the operation.
+        function: The name of torch's function that called the operation, and the number of the
+            call.
+        place: The phase and the IPU of the block that contains the operation.
+        serial: The number of parts of a matrix product that are computed one after the other.
     """
 
     operator: str
@@ -109,7 +112,7 @@ class Observation:
 
     @property
     def inputs(self) -> tuple[Seen, ...]:
-        """The tensors among its arguments, those in lists included."""
+        """The tensors in the arguments of the operation, including tensors in lists."""
         return tuple(_seen_in(self.arguments))
 
 
@@ -123,13 +126,14 @@ def _seen_in(values: Sequence[Any]) -> Iterator[Seen]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """One forward of one micro-batch.
+    """The record of one forward of one micro-batch.
 
     Attributes:
-        operations: in the order in which they ran.
-        inputs: names and tensors of what the host sends.
-        weights: parameters and buffers; tied ones once.
-        outputs: what the forward returned, and the loss of a training model if it is another one.
+        operations: The operations, in the order of their execution.
+        inputs: The names and the tensors of the inputs from the host.
+        weights: The parameters and buffers. Tied parameters occur only once.
+        outputs: The tensors that the forward returned, and the loss of a training model. A loss
+            that the forward returned occurs only once.
     """
 
     operations: tuple[Observation, ...]
@@ -139,16 +143,18 @@ class Observed:
 
 
 class Observer(TorchDispatchMode):
-    """Notes the operations of the forward that runs inside.
+    """Records the operations of the forward that runs inside this dispatch mode.
 
-    It holds memory blocks weakly, so that none lives longer and no address means two of them.
+    The observer holds weak references to memory blocks. A weak reference does not keep the data of
+    a block alive. While it exists, no other block can get the same address.
 
     Args:
-        blocks: Knows the place of the operation that runs.
-        losses: Knows the loss of a training model; None for inference.
+        blocks: The recorder with the place of the current operation.
+        losses: The losses of a training model; None for inference.
     """
 
-    # torch refuses them inside a mode that does not say so; here they end the observing.
+    # Without this attribute, torch raises an error for a higher-order operator in the forward. With
+    # the attribute, a higher-order operator ends the recording, and the forward continues.
     supports_higher_order_operators = True
 
     def __init__(self, blocks: BlockRecorder, losses: Losses | None) -> None:
@@ -165,10 +171,10 @@ class Observer(TorchDispatchMode):
         self.failure: Exception | None = None
 
     def observed(self) -> Observed:
-        """Return what was seen.
+        """Return the record of the forward.
 
         Raises:
-            Exception: what went wrong while observing: the forward itself goes on then.
+            Exception: An error occurred while recording. The forward continued after the error.
         """
         if self.failure is not None:
             raise self.failure
@@ -180,24 +186,28 @@ class Observer(TorchDispatchMode):
         )
 
     def begin(self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> None:
-        """Take note of the weights of ``model`` and of the inputs, which have these names.
+        """Record the weights of ``model``, and the inputs with their names.
 
-        If the observer cannot do that, the forward runs all the same.
+        An error while recording does not stop the forward.
         """
         self._guarded(self._begin, model, names, inputs)
 
     def finish(self, result: Any) -> None:
-        """Take note of what the forward returned. No tensor is referred to from here on."""
+        """Record the result of the forward, and delete all references to tensors."""
         self._guarded(self._end, result)
         self._losses = None
 
     def mark(self, name: str, tensor: torch.Tensor, *values: Any) -> None:
-        """Take note of what a program says about ``tensor``."""
+        """Record a statement of the program about ``tensor``, such as a checkpoint."""
         self._guarded(lambda: self._note(name, (self._seen(tensor), *values), ()))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell torch that its compiler needs no detour here: it takes longer than the note."""
+        """Return False, so that torch does not wrap ``__torch_dispatch__``.
+
+        Torch would wrap the method to exclude it from torch.compile. A call of the wrapper takes
+        longer than recording an operation.
+        """
         return False
 
     def __torch_dispatch__(
@@ -207,21 +217,24 @@ class Observer(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the operation and note it."""
+        """Call the operation and record it."""
         result = func(*args, **(kwargs or {}))
         self._guarded(self._operation, func, args, kwargs or {}, result)
         return result
 
     def _guarded(self, note: Callable[..., None], *arguments: Any) -> None:
-        """Note something; what goes wrong then stays here: observing decides nothing."""
+        """Call ``note``, and store an exception in ``failure`` instead of raising it.
+
+        An error while recording must not stop the forward.
+        """
         if self.failure is not None:
             return
         try:
-            # To ask a tensor its shape is nothing that a model does.
+            # The function mode must not record that ``note`` reads the shapes of tensors.
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:
-            # Its traceback would keep the tensors of the forward alive.
+            # The traceback would keep the tensors of the forward alive.
             self.failure = error.with_traceback(None)
 
     def _begin(
@@ -303,10 +316,13 @@ class Observer(TorchDispatchMode):
 
 @cache
 def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
-    """Return name and changed arguments of an operation; None of a question about a tensor.
+    """Return the name of an operation, and the positions and names of arguments that it changes.
+
+    For a query about a tensor, such as a query for its device, this function returns None.
 
     Raises:
-        TypeError: an operation of higher order, whose functions run unseen.
+        TypeError: The operation is a higher-order operator. An observer cannot observe the
+            functions that a higher-order operator calls.
     """
     if isinstance(func, HigherOrderOperator):
         raise TypeError(f"{func.name()} calls functions that cannot be observed")
@@ -326,14 +342,17 @@ def _current_observer() -> Observer | None:
 
 
 def note_checkpoint(tensor: torch.Tensor) -> None:
-    """Tell the observer of this forward that this value is kept for the backward."""
+    """Record in the current forward's observer that ``tensor`` is kept for the backward pass."""
     observer = _current_observer()
     if observer is not None:
         observer.mark(CHECKPOINT, tensor)
 
 
 def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
-    """Tell the observer of this forward how much memory may be taken by what made this value."""
+    """Record the proportion of tile memory that the operation with the result ``tensor`` may use.
+
+    The observer of the current forward makes the record.
+    """
     observer = _current_observer()
     if observer is not None:
         observer.mark(PROPORTION, tensor, proportion)
@@ -341,7 +360,10 @@ def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
 
 @contextmanager
 def serial_products(parts: int) -> Iterator[None]:
-    """Tell the observer of this forward that products inside are done in so many parts."""
+    """Record that each enclosed matrix product is computed in ``parts`` parts.
+
+    The observer of the current forward makes the record.
+    """
     observer = _current_observer()
     if observer is None:
         yield

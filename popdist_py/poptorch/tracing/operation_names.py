@@ -1,4 +1,7 @@
-"""Names of a forward's operations: the name scopes around each one, then what it does."""
+"""The class OperationNames, which gives names to the operations of a forward.
+
+A name consists of the name scopes around the operation and the name of torch's function.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ __all__ = ["OperationNames"]
 
 
 class OperationNames:
-    """Gives every operation of one forward a name of its own.
+    """Gives a unique name to every operation of one forward.
 
-    ``fc/0/linear`` is an operation of the module ``fc.0``; a second one there is
-    ``fc/0/linear/1``.
+    For example, a linear operation of the module ``fc.0`` gets the name ``fc/0/linear``. If the
+    module has a second linear operation, that operation gets the name ``fc/0/linear/1``.
 
     Args:
-        module: whose submodules are name scopes; None for none.
+        module: The module whose submodules are name scopes; None if modules are not name scopes.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -33,19 +36,19 @@ class OperationNames:
 
     @property
     def module(self) -> str:
-        """The path of the submodule whose forward runs; empty for the model's own."""
+        """The path of the submodule whose forward is running; empty in the model's own code."""
         return self._open[-1] if self._open else ""
 
     def begin_scope(self, name: str) -> None:
-        """Put ``name`` before the names of the operations from here on."""
+        """Begin a name scope, which is put before the names of the following operations."""
         self._scopes.append(name)
 
     def end_scope(self) -> None:
-        """End the scope that began last."""
+        """End the name scope that began last."""
         self._scopes.pop()
 
     def next(self, func: Callable[..., Any]) -> str:
-        """Return the name of an operation that is done now."""
+        """Return the name of the next operation, which is a call of ``func``."""
         name = "/".join([*self._scopes, getattr(func, "__name__", str(func)).strip("_")])
         self._count[name] += 1
         count = self._count[name] - 1
@@ -53,7 +56,7 @@ class OperationNames:
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Let each submodule be a scope while its forward runs."""
+        """Make each submodule a name scope while the submodule's forward runs."""
         with ExitStack() as stack:
             for hook in (
                 hooks.register_module_forward_pre_hook(self._enter),
@@ -65,7 +68,7 @@ class OperationNames:
     def _enter(self, module: nn.Module, _: Any) -> None:
         path = self._path_of(module)
         if path:
-            # Below the module around it, whose own path is there already.
+            # The scopes already contain the path of the enclosing module.
             outer = self._open[-1] + "." if self._open else ""
             self.begin_scope(path.removeprefix(outer).replace(".", "/"))
             self._open.append(path)
@@ -76,10 +79,11 @@ class OperationNames:
             self.end_scope()
 
     def _path_of(self, module: nn.Module) -> str | None:
-        """Return the path of a submodule of the forward that is followed; else None or empty.
+        """Return the path of a submodule; None if this object does not follow the current forward.
 
-        Hooks of modules are the process's, and forwards of replicas that run in turns are open at
-        the same time.
+        The path of the whole model is empty. Module hooks are global, and the forwards of several
+        replicas may be open at the same time. Therefore the hooks also call this method during the
+        forwards of other replicas.
         """
         watch = current_watch()
         is_followed = watch is not None and watch.blocks is not None and watch.blocks.names is self

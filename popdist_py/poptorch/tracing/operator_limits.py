@@ -1,7 +1,7 @@
-"""What the device's operators lack: limits that a program has to meet to run on hardware.
+"""Checks that a torch function and its arguments are supported by the operators of IPU hardware.
 
-Pure checks of one call each; the recorder of a traced forward makes them. Without them a program
-would run here and fail there.
+A ``BlockRecorder`` calls the checks while it traces a forward. Without the checks, a program could
+run on emulated IPUs and then fail on hardware.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
     """Check one call of the torch function ``name``.
 
     Raises:
-        Error: the device has no such operation, or not with these arguments.
+        Error: The device does not support the function with these arguments.
     """
     check = _CHECKS.get(name)
     if check is not None:
@@ -31,10 +31,10 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
 
 
 def check_proportion(value: Any, where: str) -> None:
-    """Check the share of the tile memory that a program gives to operators.
+    """Check the proportion of tile memory that a program makes available to operators.
 
     Raises:
-        AssertionError: not a number from 0 to 1.
+        AssertionError: The proportion is not a number from 0 to 1.
     """
     assert isinstance(value, (int, float)), (
         f"the available memory proportion is a number, got {value!r} for {where}"
@@ -61,10 +61,10 @@ def values_needed(name: str, args: _Arguments) -> list[torch.Tensor]:
 
 
 def refuse_reading(name: str) -> NoReturn:
-    """Refuse a call of the torch function ``name`` that reads what only the device knows.
+    """Raise the error about a call of ``name`` that reads a value which only the device has.
 
     Raises:
-        Error: always.
+        Error: This function always raises the error.
     """
     raise Error(
         f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "

@@ -1,6 +1,7 @@
-"""Overlapped I/O: marks on a model's inputs and outputs, and the rules they have to keep.
+"""Functions that mark inputs and outputs for overlapped I/O, and checks of the marked tensors.
 
-A mark returns the value it is given; on hardware the transfer then runs beside the computation.
+On hardware, a marked tensor is transferred during computation. On emulated IPUs, the marks do not
+change the results of a call.
 """
 
 from __future__ import annotations
@@ -23,33 +24,36 @@ _MIN_IO_TILES: Final = 32
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Mark inputs of the model: their transfer may overlap with computing.
+    """Mark inputs of the model whose transfer may overlap with computation.
 
     Args:
-        input_tensors: a tensor, or any nesting of tensors in tuples, lists and dicts.
-        mode: how far ahead the transfer may begin.
+        input_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
+        mode: The loop that limits how early the transfer may begin.
 
     Returns:
-        The same values in the same structure; use these and not the inputs.
+        The same values in the same structure. The forward must use the returned values instead of
+        ``input_tensors``.
 
     Raises:
-        Error: something else than a tensor; while compiling: a rule of overlapped I/O is broken.
+        Error: A value is not a tensor. While a model is compiled, an Error also reports a broken
+            rule of overlapped I/O.
     """
     return _marked("set_overlap_for_input", input_tensors, mode)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Mark outputs of the model: their transfer may overlap with computing.
+    """Mark outputs of the model whose transfer may overlap with computation.
 
     Args:
-        output_tensors: a tensor, or any nesting of tensors in tuples, lists and dicts.
-        mode: how late the transfer may end.
+        output_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
+        mode: The loop that limits how late the transfer may end.
 
     Returns:
-        The same values in the same structure, to be returned from forward.
+        The same values in the same structure. The forward must return these values.
 
     Raises:
-        Error: something else than a tensor; while compiling: a rule of overlapped I/O is broken.
+        Error: A value is not a tensor. While a model is compiled, an Error also reports a broken
+            rule of overlapped I/O.
     """
     return _marked("set_overlap_for_output", output_tensors, mode)
 
@@ -86,12 +90,13 @@ def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class OverlapConditions:
-    """What a model's options say of overlapped I/O.
+    """The options of a model that decide whether overlapped I/O is allowed.
 
     Attributes:
-        is_pipelined: whether its stages run at the same time.
-        has_io_tiles: whether tiles are set apart for input and output.
-        output_mode: which outputs return; the default is resolved.
+        is_pipelined: Whether the stages of the model run at the same time.
+        has_io_tiles: Whether the options reserve tiles for input and output.
+        output_mode: The rule that selects the outputs that a call returns. It is not
+            ``OutputMode.Default``, which the options replace by the actual mode.
     """
 
     is_pipelined: bool
@@ -100,7 +105,7 @@ class OverlapConditions:
 
     @property
     def allowed(self) -> bool:
-        """Whether a transfer may overlap with computing."""
+        """Whether transfers may overlap with computation."""
         return (
             self.has_io_tiles
             and not self.is_pipelined
@@ -109,12 +114,12 @@ class OverlapConditions:
 
 
 class OverlapMarks:
-    """Follows the marks that one forward sets, and what it does with the marked tensors.
+    """The record of the marks that one forward sets, and of the uses of tensors.
 
     Args:
         module: The user's module.
-        conditions: What the model's options say.
-        inputs: The tensors of the forward's arguments.
+        conditions: The options of the model that concern overlapped I/O.
+        inputs: The tensors in the forward's arguments.
     """
 
     def __init__(
@@ -125,11 +130,12 @@ class OverlapMarks:
         self._is_copying = False
         self.inputs = list(inputs)
         self.outputs: list[torch.Tensor] = []
-        self.used: list[int] = []  # ids of the tensors that operations took
+        # The ids of the tensors that were arguments of operations.
+        self.used: list[int] = []
         self.marks: list[_Mark] = []
 
     def copy_of(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a view of ``value``; this call is not a use of it."""
+        """Return a view of ``value``, without recording a use of ``value``."""
         self._is_copying = True
         try:
             return value.view_as(value)
@@ -137,24 +143,24 @@ class OverlapMarks:
             self._is_copying = False
 
     def add(self, mark: _Mark) -> None:
-        """Record a mark that the program sets."""
+        """Record a mark that the forward sets."""
         self.marks.append(mark)
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing: only a call that returns a tensor is a use."""
+        """Do nothing, because ``after`` records the uses of tensors."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record which tensors an operation took."""
+        """Record the tensors in the arguments of an operation that returns tensors."""
         is_operation = not self._is_copying and func is not torch.Tensor.view_as
         if is_operation and tensors_of(result):
             self.used += map(id, tensors_of((args, kwargs)))
 
     @contextmanager
     def following_outputs(self) -> Iterator[None]:
-        """Record what the enclosed forward of the module returns, then check all rules.
+        """Record the outputs of the enclosed forward, then check the rules of overlapped I/O.
 
         Raises:
-            Error: The forward broke a rule of overlapped I/O.
+            Error: The forward breaks a rule of overlapped I/O.
         """
 
         def after(_: Any, __: Any, outputs: Any) -> None:
