@@ -168,8 +168,8 @@ class _Thread:
             return
         # If the function has ended already, the reply is not read.
         self._replies.put(_Closed())
-        # A thread whose start was interrupted may not be alive, and cannot be joined. If the
-        # function of such a thread begins later, it ends at its first meet().
+        # A thread whose start was interrupted may not be alive, and cannot be joined. If the thread
+        # begins to run later, its function ends at the first call of meet().
         if self._thread.is_alive():
             self._thread.join()
 

@@ -30,7 +30,7 @@ class Reduction:
     Attributes:
         start: A function that starts the reduction.
         finish: A function that completes the oldest reduction that was started and not completed.
-            None if ``start`` does the whole reduction.
+            ``finish`` is None if ``start`` does the whole reduction.
     """
 
     start: Callable[[], None]

@@ -1,7 +1,7 @@
-"""The optimiser on the device: torch's own update over the device's copy of the weights.
+"""The class DeviceOptimizer, which runs torch's optimisers on the device's copy of the weights.
 
-Settings come from the user's optimiser; which of torch's implementations runs is decided here, and
-so are the names of the state that programs read and write.
+The settings come from the user's optimiser. This module chooses torch's implementation of the
+update, and the names of the state tensors that programs read and write.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An optimiser that the device knows.
+    """An optimiser that the device supports.
 
     Attributes:
-        type: torch's class, or ours where torch has none.
-        settings: names of its settings that count for a group.
-        state: the device's name of each state tensor, by torch's.
-        is_elementwise: whether no element's update depends on another element.
+        type: The class of torch, or of ``poptorch.optim`` for optimisers that torch lacks.
+        settings: The names of the group settings that affect the update.
+        state: A mapping from torch's name of each state tensor to the device's name.
+        is_elementwise: Whether the update of each element is independent of all other elements.
     """
 
     type: type
@@ -44,7 +44,7 @@ class Kind:
 
 _ADAM_STATE: Final = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
 
-# AdamW derives from Adam in torch, so it comes first.
+# AdamW must come before Adam, because torch's AdamW is a subclass of Adam.
 _KINDS: Final = (
     Kind(
         optim.LAMB,
@@ -74,10 +74,10 @@ _KINDS: Final = (
 
 
 def kind_of(source: torch.optim.Optimizer) -> Kind:
-    """Return which of the known optimisers ``source`` is.
+    """Return the kind of a user's optimiser.
 
     Raises:
-        AssertionError: none of them.
+        AssertionError: The device does not support the optimiser.
     """
     for kind in _KINDS:
         if isinstance(source, kind.type):
@@ -89,16 +89,21 @@ def kind_of(source: torch.optim.Optimizer) -> Kind:
 
 
 class DeviceOptimizer:
-    """Runs the update of the user's optimiser on device parameters.
+    """An optimiser that updates device parameters with the settings of the user's optimiser.
 
     Args:
-        source: the user's optimiser.
-        device_of: the device parameters of a host parameter.
-        names: the device parameters that a step updates, by name.
-        stochastic_rounding: round updates of half parameters at random.
+        source: The user's optimiser.
+        device_of: A function that returns the device parameters of a host parameter.
+        names: The device parameters that a step updates, by name.
+        stochastic_rounding: Whether updates of float16 parameters are rounded at random.
+
+    Attributes:
+        parameters: The device parameters that the optimiser updates, in the order of the groups.
+        max_grad_norm: The limit for the Euclidean norm of all gradients; infinity for no limit.
+        loss_scaling: The loss scaling of the device.
 
     Raises:
-        AssertionError: an optimiser that the device does not know.
+        AssertionError: The device does not support the optimiser.
     """
 
     def __init__(
@@ -120,8 +125,9 @@ class DeviceOptimizer:
             for used, group in zip(self._groups, source.param_groups, strict=True)
         ]
         self._optimizer = _make(self._kind.type, groups, source)
-        self._group_indices = list(range(len(groups)))  # of the program's, for each of torch's
-        # Rates that a program loaded and that differ from those that its settings make.
+        # The index of the user's parameter group for each group of torch's optimiser.
+        self._group_indices = list(range(len(groups)))
+        # The rates that a program loaded and that differ from the rates of the user's settings.
         self._loaded_rates: dict[str, torch.Tensor] = {}
         self._rates: Rates | None = None
         # Whether an instance was lost while some parameters were updated and others were not.
@@ -144,7 +150,10 @@ class DeviceOptimizer:
         return {name: group[name] for name in self._kind.settings if name in group}
 
     def sync(self, source: torch.optim.Optimizer) -> None:
-        """Take the present settings of the user's optimiser; new rates replace loaded ones."""
+        """Copy the present settings of the user's optimiser.
+
+        If the user's rates have changed since the last call, they replace loaded rates.
+        """
         self._present = [self._settings(group) for group in source.param_groups]
         self.max_grad_norm = float(getattr(source, "max_grad_norm", float("inf")))
         wanted = Rates.of(source)
@@ -154,7 +163,11 @@ class DeviceOptimizer:
         self._set_groups()
 
     def _set_groups(self) -> None:
-        """Give torch's groups their settings; loaded rates may divide a group."""
+        """Apply the settings and the loaded rates to the groups of torch's optimiser.
+
+        If the parameters of one group have different loaded rates, the group is divided into
+        several groups of torch's optimiser.
+        """
         groups = self._optimizer.param_groups
         if not self._loaded_rates and len(groups) == len(self._present):
             for mine, settings in zip(groups, self._present, strict=True):
@@ -171,7 +184,7 @@ class DeviceOptimizer:
                 own = rates.of_parameter(self._names[id(parameter)], self._loaded_rates)
                 given = rates.given(settings, own, self.loss_scaling, is_sgd=self._is_sgd)
                 targets.setdefault(given, []).extend(self._targets[id(parameter)])
-            if not targets:  # a group that the program keeps for parameters that are not trained
+            if not targets:  # Keep groups without trained parameters.
                 targets[settings["lr"], settings["weight_decay"]] = []
             for (lr, decay), tensors in targets.items():
                 rest = {"lr": lr, "weight_decay": decay, "params": tensors}
@@ -181,7 +194,11 @@ class DeviceOptimizer:
 
     @torch.no_grad()
     def step(self, loss_scale: float) -> None:
-        """Update the parameters from their ``grad``, which is ``loss_scale`` times too large."""
+        """Update the parameters from their ``grad``.
+
+        Args:
+            loss_scale: The loss scale of the gradients, which the update divides out.
+        """
         each_alone = self.max_grad_norm == float("inf")
         self._halves.begin_step(self._optimizer, loss_scale, each_alone=each_alone)
         self._update(loss_scale)
@@ -189,21 +206,23 @@ class DeviceOptimizer:
 
     @property
     def updates_each_alone(self) -> bool:
-        """Whether a parameter's update depends on no other parameter's gradient."""
+        """Whether each parameter can be updated before the gradients of others are reduced."""
         return not self._halves and self.max_grad_norm == float("inf")
 
     def step_in_parts(self, loss_scale: float, parts: Iterable[Sequence[torch.Tensor]]) -> None:
-        """Do as ``step``, some parameters at a time; only if ``updates_each_alone``.
+        """Update the parameters in several parts; call this only if ``updates_each_alone``.
 
         Args:
-            loss_scale: as for ``step``.
-            parts: parameters whose gradients are there; while some are updated, those of others may
-                be on their way.
+            loss_scale: The loss scale of the gradients, which the update divides out.
+            parts: An iterable of groups of parameters whose gradients are reduced. While one group
+                is updated, the gradients of later groups may still be incomplete.
         """
         gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         try:
             for part in parts:
-                if not gradients:  # the first part: all parameters have their gradients' memory
+                # The first part sets the gradients of all parameters aside, so that torch's
+                # optimiser updates only the parameters of the present part.
+                if not gradients:
                     gradients = [(p, p.grad) for p in self.parameters]
                     for parameter in self.parameters:
                         parameter.grad = None
@@ -222,10 +241,10 @@ class DeviceOptimizer:
                 parameter.grad = gradient
 
     def check_whole(self) -> None:
-        """Check that weights and state are those of one step.
+        """Check that all weights and state tensors belong to the same step.
 
         Raises:
-            Error: an instance was lost during an update.
+            Error: An instance was lost during an update.
         """
         if self._is_half_done:
             raise Error(
@@ -252,10 +271,12 @@ class DeviceOptimizer:
     # -- state that programs see --------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state by the device's names, as it begins where no step was made.
+        """Return copies of the optimiser's state tensors, with the device's names as keys.
+
+        Before the first step, the state tensors have their initial values.
 
         Raises:
-            Error: an instance was lost during an update.
+            Error: An instance was lost during an update.
         """
         self.check_whole()
         return {
@@ -269,10 +290,10 @@ class DeviceOptimizer:
         }
 
     def check_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Check that state tensors are of these parameters.
+        """Check that loaded state tensors fit the parameters of this optimiser.
 
         Raises:
-            Error: none of them is, or one has another shape.
+            Error: None of the state tensors belongs to this optimiser, or one has another shape.
         """
         shapes = {
             f"{prefix}___{self._names[id(parameter)]}": () if key == "step" else parameter.shape
@@ -293,7 +314,7 @@ class DeviceOptimizer:
                 )
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the state tensors that ``tensors`` names; the others keep their values."""
+        """Load the state tensors in ``tensors``; other state tensors keep their values."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 name = self._names[id(parameter)]
@@ -304,18 +325,19 @@ class DeviceOptimizer:
                 }
                 state = self._optimizer.state[parameter]
                 if not state:
-                    state["step"] = torch.zeros(())  # all but SGD and LARS count
+                    # All optimisers except SGD and LARS count their steps.
+                    state["step"] = torch.zeros(())
                     for key in self._kind.state:
                         if is_kept(key, group):
                             state[key] = self._state_value(None, key, parameter)
                 for key, value in loaded.items():
                     shape = () if key == "step" else parameter.shape
                     dtype = torch.float32 if key == "step" else parameter.dtype
-                    # Torch's fused updates look at no strides.
+                    # The state must be contiguous, because torch's fused updates ignore strides.
                     state[key] = value.to(dtype).reshape(shape).contiguous()
 
     def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a state tensor; what it begins with if there is none yet."""
+        """Return a copy of the state tensor ``value``; for None, return the initial tensor."""
         if value is None:
             return torch.full(
                 () if key == "step" else parameter.shape,
@@ -325,18 +347,21 @@ class DeviceOptimizer:
         return torch.as_tensor(value, dtype=torch.float32 if key == "step" else None).clone()
 
     def _first_value(self, key: str) -> float:
-        """Return what the elements of a state tensor are before the first step."""
+        """Return the initial value of the elements of a state tensor."""
         is_tensorflows = isinstance(self._optimizer, TensorFlowRMSprop)
         return TensorFlowRMSprop.FIRST_SQUARE if is_tensorflows and key == "square_avg" else 0.0
 
     def parameter_tensors(
         self, source: torch.optim.Optimizer | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return the settings by the device's names.
+        """Return the loss scaling, the learning rates and the weight decays of all parameters.
+
+        The keys of the result are the device's names of these rates.
 
         Args:
-            source: the user's optimiser, whose rates count where it has other ones than at its
-                last sync(); None takes those of the device.
+            source: The user's optimiser. If the optimiser's rates have changed since the last
+                ``sync()``, the new rates are returned. If ``source`` is None, the rates of the
+                device are returned.
         """
         groups, loss_scaling, loaded = self._present, self.loss_scaling, self._loaded_rates
         if source is not None and (wanted := Rates.of(source)) != self._rates:
@@ -351,15 +376,15 @@ class DeviceOptimizer:
         return {**values, **loaded}
 
     def loaded_rates(self) -> dict[str, torch.Tensor]:
-        """Return those of the settings that a program loaded and did not set since."""
+        """Return the rates that a program has loaded, and has not changed since."""
         return dict(self._loaded_rates)
 
     def load_parameter_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the rates that ``tensors`` names; the others are those of the program's settings."""
+        """Load the rates in ``tensors``; set other rates to those of the user's optimiser."""
         assert self._rates is not None
         self._loaded_rates = {}
         self.loss_scaling = self._rates.loss_scaling
-        # First, because the other rates depend on it.
+        # The loss scaling is loaded first, because the device's other rates depend on it.
         self._take_rate(rates.LOSS_SCALING, torch.tensor(self.loss_scaling), tensors)
         if rates.LOSS_SCALING in self._loaded_rates:
             self.loss_scaling = float(self._loaded_rates[rates.LOSS_SCALING])
@@ -370,14 +395,17 @@ class DeviceOptimizer:
     def _take_rate(
         self, name: str, present: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Take a loaded rate, unless the present one is the same: that one may be more precise."""
+        """Load one rate, unless it equals the present rate in float32.
+
+        An equal rate is not loaded, because the present value may be more precise than float32.
+        """
         loaded = tensors.get(name)
         if loaded is not None and float(loaded.to(torch.float32)) != float(present):
             self._loaded_rates[name] = loaded.detach().to(torch.float32, copy=True).reshape(())
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return the first names, and how many there are."""
+    """Return a text with the first names and the number of names."""
     every = sorted(names)
     return f"{', '.join(every[:3])}{', ...' if len(every) > 3 else ''} ({len(every)} in all)"
 
@@ -390,9 +418,9 @@ def parameter_groups(
     """Return the device parameters that each group of the user's optimiser updates.
 
     Args:
-        source: the user's optimiser.
-        device_of: the device parameters of a host parameter.
-        names: the device parameters that a step updates, by name.
+        source: The user's optimiser.
+        device_of: A function that returns the device parameters of a host parameter.
+        names: The device parameters that a step updates, by name.
     """
     used = {id(parameter) for parameter in names.values()}
     return [
@@ -402,7 +430,7 @@ def parameter_groups(
 
 
 def is_kept(key: str, group: Mapping[str, Any]) -> bool:
-    """Tell whether an optimiser with these settings keeps the state tensor ``key``."""
+    """Tell whether an optimiser with the settings ``group`` has the state tensor ``key``."""
     if key == "momentum_buffer":
         return float(group.get("momentum", 0)) != 0
     return key != "grad_avg" or bool(group.get("centered"))
@@ -411,7 +439,7 @@ def is_kept(key: str, group: Mapping[str, Any]) -> bool:
 def _make(
     kind: type, groups: list[dict[str, Any]], source: torch.optim.Optimizer
 ) -> torch.optim.Optimizer:
-    """Build torch's optimiser over device parameters in its fastest form."""
+    """Return an optimiser for groups of device parameters, in torch's fastest implementation."""
     if kind in (optim.LAMB, optim.LARS):
         return kind(groups, lr=1.0)
     if kind is torch.optim.RMSprop:

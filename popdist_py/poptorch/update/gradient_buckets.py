@@ -24,8 +24,8 @@ from popdist_py.poptorch.update.compression import ReductionOf
 __all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-# The autotuner decides after _STEPS steps with each choice. If _FEW_STEPS steps with each choice
-# took longer than _LONG_SECONDS in total, the autotuner decides after these.
+# The autotuner decides after _STEPS steps with each choice. If the first _FEW_STEPS steps with each
+# choice took longer than _LONG_SECONDS in total, the autotuner decides after _FEW_STEPS steps.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 

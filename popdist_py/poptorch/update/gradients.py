@@ -91,8 +91,8 @@ class Gradients(Protocol):
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
         """Yield lists of this instance's gradients, to be read or changed in place.
 
-        If all local replicas add to the same gradients, there is one list. Otherwise there is one
-        list for each replica.
+        If all local replicas add to the same gradients, the method yields one list. Otherwise it
+        yields one list for each replica.
         """
 
     def all_reduce(self) -> None:
@@ -114,8 +114,10 @@ class SharedGradients:
     Args:
         parameters: The parameters that have the gradients.
         communicator: The communicator for calls between the instances.
-        overlap: Whether gradients are reduced during the backward pass. None means no within one
-            host. Between hosts, None means to measure both choices and to use the faster choice.
+        overlap: Whether gradients are reduced during the backward pass. If ``overlap`` is None and
+            there are several hosts, both choices are measured and the faster choice is used. If
+            ``overlap`` is None and there is one host, gradients are reduced after the backward
+            pass.
         slices_only: Whether each instance needs only the sums of the slice that it updates.
         reduction_of: A function that returns the ``Reduction`` of an array of gradients; by default
             an all-reduce without compression.
@@ -194,7 +196,7 @@ class SharedGradients:
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether the gradients are stored in flat buffers, which every window uses again."""
+        """Whether the gradients are stored in flat buffers, which are reused by every window."""
         return self._flat is not None
 
     def _largest(self, seconds: float) -> float:

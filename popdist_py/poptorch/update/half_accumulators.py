@@ -1,7 +1,7 @@
 """Gradients and optimiser state with the precision of float16, which are stored in float32.
 
-Torch computes with these tensors in float32. Their values are rounded to the nearest float16 number
-whenever the device would write them.
+Torch computes with these tensors in float32. After each computation whose result the device would
+store in float16, the tensors are rounded to the nearest float16 numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def keep_half_state(optimizer: torch.optim.Optimizer, source: torch.optim.Optimi
 
     Args:
         optimizer: The optimiser whose state is rounded.
-        source: The user's optimiser. It determines which state tensors have float16 precision.
+        source: The user's optimiser, which determines the state tensors with float16 precision.
     """
     type_of = getattr(source, "_state_type", None)
     if type_of is None:

@@ -1,8 +1,9 @@
-"""Half weights: updated in float32, and then rounded to half, to the nearest or at random.
+"""Updates of float16 weights, which are computed in float32 and rounded to float16.
 
-What torch's fused updates can do element by element is done a block of elements at a time: what a
-block needs in float32 then stays in a core's cache. Every element is computed as if all were
-updated at once. Nothing here knows which optimiser a program asked for, or what its rates mean.
+The weights are rounded to the nearest float16 number or at random. Updates with rounding to the
+nearest number run in blocks of elements, if torch has a fused update. The float32 copies of one
+block fit into the cache of a CPU core. An update in blocks gives the same bits as an update of all
+elements at once. This module does not depend on the user's optimiser.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ import torch
 
 __all__ = ["HalfWeights", "stochastic_half"]
 
-# Bits that float32's mantissa has beyond half's.
+# The number of mantissa bits in float32 minus the number of mantissa bits in float16.
 _DROPPED = 13
-# Elements of a block; a multiple of what the kernels compute at a time, so that these begin and end
-# where they do for a whole parameter.
+# The number of elements in a block. This number is a multiple of the number of elements that
+# torch's kernels process at a time. So the kernels divide a block as they divide a whole parameter.
 _BLOCK: Final = 1 << 17
 
 Kernel = Callable[..., None]
 
 
 def stochastic_half(values: torch.Tensor) -> torch.Tensor:
-    """Return float32 ``values`` as float16, rounded up or down in proportion to the distance.
+    """Return float32 ``values`` as float16, rounded up or down at random.
 
-    Values below half's normal range (6.1e-5) round to a multiple of its smallest step, 2^-24.
+    The probability of each neighbour is proportional to its closeness, so the expected result
+    equals the value. Values below the normal range of float16 (6.1e-5) are rounded to a multiple of
+    2^-24, the smallest float16 number.
     """
     noise = torch.rand_like(values)
-    # Adding noise to the dropped bits carries into the kept ones with the right probability.
+    # The sum of the dropped bits and random bits carries into the kept bits with the probability of
+    # rounding up.
     bits = values.view(torch.int32) + (noise * (1 << _DROPPED)).to(torch.int32)
     normal = (bits & ~((1 << _DROPPED) - 1)).view(torch.float32)
     small = torch.floor(values * 2.0**24 + noise) * 2.0**-24
@@ -40,7 +44,7 @@ def stochastic_half(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shadow:
-    """A half parameter and the float32 tensor that torch's optimiser knows in its place."""
+    """A float16 parameter and the float32 tensor that replaces it in torch's optimiser."""
 
     half: torch.Tensor
     single: torch.Tensor
@@ -48,12 +52,13 @@ class _Shadow:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What of a parameter is updated with a block.
+    """The part of a parameter that belongs to one block.
 
     Attributes:
-        shadow: of the parameter.
-        part: which of its elements; None for all.
-        weights, gradients: room for them in float32.
+        shadow: The parameter with its float32 tensor.
+        part: The slice of the parameter's elements; None for all elements.
+        weights: The memory for the float32 weights of the piece.
+        gradients: The memory for the float32 gradients of the piece.
     """
 
     shadow: _Shadow
@@ -62,31 +67,34 @@ class _Piece:
     gradients: torch.Tensor
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the piece's elements of a tensor that looks like the parameter."""
+        """Return the piece's elements of a tensor that has the shape of the parameter."""
         return tensor if self.part is None else tensor.view(-1)[self.part]
 
 
 class HalfWeights:
-    """The half parameters of one optimiser.
+    """The float16 parameters of one optimiser.
 
     Args:
-        at_random: whether their updates are rounded at random.
+        at_random: Whether updated weights are rounded at random.
     """
 
     def __init__(self, *, at_random: bool) -> None:
         self._at_random = at_random
-        self._shadows: dict[int, _Shadow] = {}  # by the id of the float32 tensor
+        # The pairs of float16 parameter and float32 tensor, by the id of the float32 tensor.
+        self._shadows: dict[int, _Shadow] = {}
+        # The pairs that torch's optimiser updates in the present step, without blocks.
         self._rest: list[_Shadow] = []
-        # What torch keeps of each: to look it up there takes longer than a small update.
+        # Torch's optimiser state of each float32 tensor, by the id of the tensor. A lookup in
+        # torch's optimiser takes longer than a small update.
         self._states: dict[int, dict[str, Any]] = {}
-        # By the index of a group: which shadows were updated in blocks last, and the blocks.
+        # For each parameter group, the pairs that the last step updated in blocks, and the blocks.
         self._blocks: dict[int, tuple[list[_Shadow], list[list[_Piece]]]] = {}
 
     def __len__(self) -> int:
         return len(self._shadows)
 
     def add(self, half: torch.Tensor) -> torch.Tensor:
-        """Return the float32 tensor that torch's optimiser shall update for a half parameter."""
+        """Return a new float32 tensor that torch's optimiser updates for a float16 parameter."""
         single = half.detach().float().requires_grad_()
         self._shadows[id(single)] = _Shadow(half, single)
         return single
@@ -94,12 +102,14 @@ class HalfWeights:
     def begin_step(
         self, optimizer: torch.optim.Optimizer, loss_scale: float, *, each_alone: bool
     ) -> None:
-        """Update what goes in blocks, and leave to ``optimizer`` the others with their gradients.
+        """Update parameters in blocks, and prepare all other parameters for ``optimizer``.
+
+        The preparation copies weights and gradients to float32 tensors.
 
         Args:
-            optimizer: over the float32 tensors.
-            loss_scale: how many times the gradients are too large.
-            each_alone: whether no element's update depends on another element.
+            optimizer: The optimiser of the float32 tensors.
+            loss_scale: The loss scale of the gradients, which the update divides out.
+            each_alone: Whether the update of each element is independent of all other elements.
         """
         if len(self._states) != len(self._shadows):
             self._states = {key: optimizer.state[s.single] for key, s in self._shadows.items()}
@@ -116,7 +126,7 @@ class HalfWeights:
             shadow.single.grad = None if gradient is None else gradient.to(torch.float32)
 
     def end_step(self) -> None:
-        """Round what the optimiser updated."""
+        """Round the weights that the optimiser has updated to float16."""
         for shadow in self._rest:
             single = shadow.single
             shadow.half.copy_(stochastic_half(single) if self._at_random else single)
@@ -130,7 +140,11 @@ class HalfWeights:
         keys: Sequence[str],
         loss_scale: float,
     ) -> set[int]:
-        """Update what of a group can be updated in blocks, and return the ids of that."""
+        """Update the parameters of a group in blocks, if they have gradients and state.
+
+        Returns:
+            The ids of the float32 tensors of the updated parameters.
+        """
         states = self._states
         own = [self._shadows[id(p)] for p in parameters if id(p) in self._shadows]
         ready = [shadow for shadow in own if _is_ready(shadow, states[id(shadow.single)], keys)]
@@ -153,7 +167,7 @@ def _update(
     keys: Sequence[str],
     loss_scale: float,
 ) -> None:
-    """Do the update of one block."""
+    """Update the weights of one block."""
     halves = [piece.of(piece.shadow.half) for piece in block]
     weights = [piece.weights for piece in block]
     gradients = [piece.gradients for piece in block]
@@ -174,16 +188,19 @@ def _update(
 
 
 def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ...]] | None:
-    """Return a group's fused update and the state that it takes; None if there is none.
+    """Return torch's fused update for a group, and the update's state keys.
 
-    It takes weights, gradients, and a list of each state tensor.
+    The arguments of the update are the weights, the gradients, and one list for each state key.
+
+    Returns:
+        The update and its keys; None if the optimiser's settings lack a fused update.
     """
     settings = {name: group[name] for name in ("lr", "weight_decay", "maximize") if name in group}
     if kind is torch.optim.SGD:
         settings.update({name: group[name] for name in ("momentum", "dampening", "nesterov")})
         return partial(_sgd, **settings), ("momentum_buffer",) if group["momentum"] else ()
     if kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]:
-        # Before torch 2.7 the class alone tells.
+        # Before torch 2.7, groups lack decoupled_weight_decay, and the class determines its value.
         decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
         function = torch._fused_adamw_ if decoupled else torch._fused_adam_
         settings.update(beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"])
@@ -213,7 +230,10 @@ def _adam(
 
 
 def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) -> bool:
-    """Tell whether a parameter has a gradient and its state, which the first step makes."""
+    """Tell whether a parameter's gradient and state exist and are contiguous.
+
+    The first step of torch's optimiser creates the state.
+    """
     half = shadow.half
     for tensor in (half, half.grad, *map(state.get, keys)):
         if tensor is None or not tensor.is_contiguous():
@@ -222,7 +242,7 @@ def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) ->
 
 
 def _blocks(shadows: Sequence[_Shadow]) -> Iterator[list[_Piece]]:
-    """Yield the pieces of each block; all blocks use the same room."""
+    """Yield the pieces of each block; all blocks use the same float32 memory."""
     weights, gradients = torch.empty(2, _BLOCK).unbind()
     block: list[_Piece] = []
     used = 0

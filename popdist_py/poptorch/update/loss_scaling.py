@@ -1,8 +1,8 @@
 """Automatic loss scaling, which keeps float16 gradients in the range of float16.
 
 The rule comes from PopART. After an update, the loss scale is halved if too many elements of the
-gradients are near the largest float16 value. Otherwise the loss scale is doubled. The class here
-only inspects gradients and adapts a factor, like torch.amp.GradScaler.
+gradients are near the largest float16 value. Otherwise the loss scale is doubled. The class
+AutomaticLossScaling inspects gradients and adapts a factor, like torch.amp.GradScaler.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class AutomaticLossScaling:
     def overflows(self, gradients: Gradients) -> bool:
         """Tell whether too many gradient elements are near the largest float16 value.
 
-        This is a collective call. It counts elements of every instance's gradients before they are
-        reduced. If the factor will not be adapted after this step, the result is False.
+        All instances must call this method. The method counts elements of every instance's
+        gradients before the gradients are reduced. If the factor will not be adapted after this
+        step, the result is False.
         """
         if not self._ends_period:
             return False

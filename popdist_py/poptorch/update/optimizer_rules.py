@@ -1,4 +1,4 @@
-"""What a program may do with its optimiser: which attributes may change, and which are unknown."""
+"""Checks of the user's optimiser and scheduler, and rules for changes after compiling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
 __all__ = ["Layout", "OptimizerRules", "check_optimizer", "check_scheduler", "mean_strategy"]
 
-# Subclasses of these run their parent's arithmetic only.
+# The optimiser classes that the device can run. For a subclass, the device runs the arithmetic of
+# the parent class.
 _KNOWN: Final = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -41,7 +42,7 @@ _BUILT_IN: Final = (
     "second_order_momentum_accum_type",
 )
 
-# Arguments that choose how torch's optimisers compute on the host.
+# The arguments that choose the implementation of torch's optimisers on the host.
 _SWITCHES_OF_TORCH: Final = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -49,8 +50,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Check that the device can run ``optimizer``.
 
     Raises:
-        AssertionError: an unsupported type, or ``centered`` that differs between groups.
-        ValueError: amsgrad.
+        AssertionError: The type of the optimiser is not supported, ``centered`` differs between
+            groups, or ``betas`` is not a pair.
+        ValueError: The optimiser uses amsgrad.
     """
     kind_of(optimizer)
     if type(optimizer) not in _KNOWN:
@@ -76,7 +78,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Check that ``scheduler`` can be stepped after each weight update of ``optimizer``.
 
     Raises:
-        Error: it is not a scheduler of torch, it needs a metric, or its optimiser is another one.
+        Error: ``scheduler`` is not a scheduler of torch, needs a metric, or belongs to another
+            optimiser.
     """
     for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
         name = type(part).__name__
@@ -98,7 +101,10 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:
-    """Return when gradients are averaged: a running mean keeps a half accumulator in range."""
+    """Return the strategy for averaging gradients that the optimiser's accumulators need.
+
+    Float16 accumulators need a running mean, which keeps the values in the range of float16.
+    """
     half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
     if half and not getattr(optimizer, "use_combined_accum", False):
         return enums.MeanReductionStrategy.Running
@@ -107,12 +113,12 @@ def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrate
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the device's program has of an optimiser besides values that may change.
+    """The parts of an optimiser that are fixed in a compiled program.
 
     Attributes:
-        type: whose arithmetic.
-        groups: ids of each group's parameters, and which state is kept for them.
-        built_in: what else decides how the update runs.
+        type: The optimiser class whose arithmetic the device runs.
+        groups: For each group, the ids of its parameters and the keys of its state tensors.
+        built_in: The values of other attributes that determine the computation of the update.
     """
 
     type: type
@@ -130,13 +136,21 @@ class Layout:
         return cls(kind.type, groups, tuple(getattr(optimizer, n, None) for n in _BUILT_IN))
 
     def trains_as(self, other: Layout) -> bool:
-        """Tell whether both train the same parameters in the same order, in whatever groups."""
+        """Tell whether two layouts have the same parameters in the same order.
+
+        The division of the parameters into groups may differ.
+        """
         own, others = ([i for ids, *_ in one.groups for i in ids] for one in (self, other))
         return own == others
 
 
 class OptimizerRules:
-    """Compares an optimiser with what it was when it was last given to the model."""
+    """A comparison of an optimiser with its state at the last call of ``accept``.
+
+    Args:
+        relaxed: Whether warnings are logged at the debug level.
+        automatic_loss_scaling: Whether the loss scaling changes automatically.
+    """
 
     def __init__(self, *, relaxed: bool, automatic_loss_scaling: bool = False) -> None:
         self._automatic_loss_scaling = automatic_loss_scaling
@@ -148,10 +162,14 @@ class OptimizerRules:
         self._ignored: list[Any] | None = None
 
     def accept(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> bool:
-        """Note the optimiser's settings; return whether any differs from the last ones.
+        """Store the optimiser's settings; return whether they differ from the last settings.
+
+        Args:
+            optimizer: The user's optimiser.
+            compiled: Whether the model is compiled.
 
         Raises:
-            Error: a constant attribute differs from its value at compile time.
+            Error: A constant attribute differs from its value at compile time.
         """
         if self._automatic_loss_scaling and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
@@ -175,9 +193,10 @@ class OptimizerRules:
         return changed
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note which settings are constant from now on: compiling takes their present values.
+        """Store the settings that must not change after compiling, with their present values.
 
-        A torch optimiser's values say what is constant.
+        A PopTorch optimiser marks its variable settings. In a torch optimiser, a setting other than
+        the learning rate is constant if it has torch's default value.
         """
         self._constants = {
             name: value
@@ -203,7 +222,10 @@ class OptimizerRules:
                 self._say(f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}")
 
     def _look_for_ignored(self, optimizer: torch.optim.Optimizer) -> None:
-        """Say that a setting of the other variant of SGD changed; its first value was said."""
+        """Warn if ``velocity_scaling`` has changed and this variant of SGD ignores it.
+
+        The constructor of the optimiser has warned of the first value already.
+        """
         ignored = [
             group.get("velocity_scaling")
             for group in optimizer.param_groups
@@ -214,7 +236,7 @@ class OptimizerRules:
         self._ignored = ignored
 
     def _look_for_idle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn of arguments that choose how torch computes its update on the host."""
+        """Warn of arguments that only affect torch's implementation on the host."""
         groups = optimizer.param_groups
         found = [name for name in _SWITCHES_OF_TORCH if any(group.get(name) for group in groups)]
         if found:
@@ -229,9 +251,10 @@ class OptimizerRules:
             logger.log(self._level, text)
 
 
-# Learning-rate schedulers put these on an optimiser.
+# The attributes that torch's learning-rate schedulers add to an optimiser.
 _HOOK_ATTRIBUTES: Final = {"step", "_step_count", "_opt_called", "_step_supports_amp_scaling"}
-# And these on its groups, for themselves: what they set for the optimiser has other names.
+# The entries that torch's schedulers store in parameter groups for their own use. Optimisers do not
+# read these entries.
 _SCHEDULER_ENTRIES: Final = {
     *("initial_lr", "min_lr", "max_lr", "swa_lr"),
     *("base_momentum", "max_momentum"),
@@ -239,7 +262,7 @@ _SCHEDULER_ENTRIES: Final = {
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return every setting that counts on the device, by ``name`` or ``name of group``."""
+    """Return the settings that the device uses, with keys such as ``lr of group 0``."""
     names = kind_of(optimizer).settings
     if _scales_velocity(optimizer):
         names = (*names, "velocity_scaling")
@@ -254,18 +277,18 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _scales_velocity(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether this is the variant of SGD that ``velocity_scaling`` is for."""
+    """Tell whether the optimiser is the variant of SGD that uses ``velocity_scaling``."""
     return bool(getattr(optimizer, "use_combined_accum", False))
 
 
 def _is_marked(optimizer: torch.optim.Optimizer, setting: str) -> bool:
-    """Tell whether a PopTorch optimiser says that a setting may change after compiling."""
+    """Tell whether a PopTorch optimiser marks a setting as variable after compiling."""
     attributes = getattr(optimizer, "variable_attrs", None)
     return attributes is not None and setting.split(" of ")[0] in attributes._variable_attributes
 
 
 def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
-    """Return what a program does so that a setting may change after compiling."""
+    """Return advice for the user to make a setting variable after compiling."""
     name = setting.split(" of ")[0]
     cycled = any("max_momentum" in group for group in optimizer.param_groups)
     scheduler = ", or give the scheduler cycle_momentum=False" if cycled else ""

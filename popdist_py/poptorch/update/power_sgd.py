@@ -2,11 +2,11 @@
 
 For a gradient M [n, m], the hosts sum P = M Q [n, r], make its columns orthonormal, and sum
 Q = M^T P [m, r]. Every host then computes P Q^T, an approximation of the sum of M. The error of the
-approximation is added to M in the next step, and the next step starts from this Q. The first steps
-and parameters whose factors would be too large are sent without compression, as in torch's
-``powerSGD_hook``.
+approximation is added to M in the next step, which starts from the Q of this step. The gradients of
+the first steps, and gradients whose factors would be too large, are sent without compression, as in
+torch's ``powerSGD_hook``.
 
-This module does not send data. It yields ``Round`` objects that a communicator carries out.
+This module does not send data itself, but yields ``Round`` objects for a communicator.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from popdist_py.poptorch.update.rounded_sums import own_slice, pieces
 
 __all__ = ["PowerSgd", "PowerSgdSettings"]
 
-# A matrix is compressed if it is at least this many times larger than its two factors. The same
-# setting of torch is min_compression_rate.
+# A matrix is compressed if it is at least this many times larger than its two factors. In torch's
+# powerSGD_hook, this number is called min_compression_rate.
 _SMALLEST_RATE: Final = 2
 _NOTHING: Final = np.empty(0, np.float32)
 
@@ -122,8 +122,8 @@ class PowerSgd:
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
         """Yield the rounds that reduce one part (see ``Compression``).
 
-        A compressed matrix has two rounds, the first for P and the second for Q. Any other part has
-        one round.
+        A compressed matrix has two rounds, the first for P and the second for Q. A part without
+        compression has one round.
         """
         found = self._matrices.get((part.start, part.stop))
         if found is None or self._steps <= self._settings.start_step:
@@ -139,8 +139,8 @@ class PowerSgd:
         own, second = _second_factor(matrix, first)
         yield _sum_at(holder, second, rank, num_hosts, orthonormal=False)
         is_finite = _rebuild(matrix, left, first, own, second)
-        # If a gradient is infinite or NaN, the whole result becomes NaN. In that case, the next
-        # step starts without error feedback and from a random Q.
+        # If a gradient is infinite or NaN, the whole result becomes NaN. After a result of NaN, the
+        # next step starts without error feedback and from a random Q.
         if is_finite:
             self._factors[found.index] = second
         else:
@@ -172,8 +172,8 @@ class PowerSgd:
         self._factors = {
             index: factor.numpy().copy()
             for state in states
-            # An instance that reduces no part does not count steps. Its factors may be outdated,
-            # because it has only loaded them.
+            # An instance that reduces no part does not count steps. The factors of such an instance
+            # are skipped, because they are as old as the last checkpoint that it loaded.
             if state["steps"] == self._steps
             for index, factor in state["factors"].items()
         }

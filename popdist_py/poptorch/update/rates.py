@@ -1,7 +1,8 @@
-"""Learning rates and weight decays as the device keeps them: names, and how to come and go.
+"""Conversions of learning rates and weight decays between an optimiser's settings and the device.
 
-Functions of values. SGD has a learning rate that is divided by the loss scaling, and a factor on
-the weights; all others have learning rate and weight decay as the program gives them.
+For SGD, the device stores the learning rate lr * (1 - dampening) / loss_scaling, and the factor
+1 - lr * (1 - dampening) * weight_decay on the weights. For all other optimisers, the device stores
+lr and weight_decay.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _OTHERS: Final = ("learningRate", "weightDecay")
 
 
 def name_of(rate: str, parameter: str) -> str:
-    """Return the device's name of a parameter's rate."""
+    """Return the device's name for the rate of one parameter."""
     return f"{rate}___specific___{parameter}"
 
 
 def of_parameter(parameter: str, rates: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return those of the rates that are a parameter's."""
+    """Return the rates in ``rates`` that belong to one parameter."""
     names = {rate: name_of(rate, parameter) for rate in (*_SGD, *_OTHERS)}
     return {rate: float(rates[name]) for rate, name in names.items() if name in rates}
 
@@ -32,7 +33,7 @@ def of_parameter(parameter: str, rates: Mapping[str, torch.Tensor]) -> dict[str,
 def device_rates(
     settings: Mapping[str, Any], loss_scaling: float, *, is_sgd: bool
 ) -> dict[str, torch.Tensor]:
-    """Return what the device keeps of the settings of a group."""
+    """Return the rates that the device stores for the settings of a group."""
     lr, decay = float(settings["lr"]), float(settings["weight_decay"])
     if is_sgd:
         rate = lr * (1 - float(settings["dampening"]))
@@ -45,13 +46,13 @@ def device_rates(
 def given(
     settings: Mapping[str, Any], loaded: Mapping[str, float], loss_scaling: float, *, is_sgd: bool
 ) -> tuple[Any, Any]:
-    """Return learning rate and weight decay that make the device's rates.
+    """Return the learning rate and the weight decay that correspond to the device's rates.
 
     Args:
-        settings: the program's own of the group.
-        loaded: rates of one parameter that differ from what the settings make.
-        loss_scaling: on the device.
-        is_sgd: whether the optimiser is SGD.
+        settings: The settings of the parameter's group in the user's optimiser.
+        loaded: The loaded rates of one parameter that differ from the rates of ``settings``.
+        loss_scaling: The loss scaling on the device.
+        is_sgd: Whether the optimiser is SGD.
     """
     lr, decay = settings["lr"], settings["weight_decay"]
     if not loaded:
@@ -59,7 +60,7 @@ def given(
     if not is_sgd:
         return loaded.get("learningRate", lr), loaded.get("weightDecay", decay)
     share = 1 - float(settings["dampening"])
-    # The factor on the weights is a value of its own on the device, whatever the learning rate.
+    # On the device, a loaded learning rate does not change the factor on the weights.
     factor = loaded.get("weightDecayScaleFactor0", 1 - float(lr) * share * float(decay))
     if share and "scaledLearningRate0" in loaded:
         lr = loaded["scaledLearningRate0"] * loss_scaling / share

@@ -5,7 +5,7 @@ two hosts, one host adds up a segment and rounds the sum a second time (Tang et 
 does the arithmetic, and torch converts between formats. NumPy's own conversion of float16 takes
 fifty times as long.
 
-This module does not send data. It yields ``Round`` objects that a communicator carries out.
+This module does not send data itself, but yields ``Round`` objects for a communicator.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class RoundedSums:
 def _exponent(values: Array) -> tuple[int, bool]:
     """Return the exponent of the scale that brings ``values`` into the range of float16.
 
-    Decoding multiplies the float16 numbers by two to the power of the exponent.
+    To undo the scale, float16 numbers are multiplied by 2 ** exponent.
 
     Returns:
         The exponent, and whether all values are finite.

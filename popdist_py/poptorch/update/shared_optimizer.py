@@ -1,11 +1,12 @@
-"""One copy of the weights for all instances of a host, of which each updates its own slice.
+"""The class SharedOptimizer, which updates weights in memory that the instances of a host share.
 
-Instances that train on the same weights would all make the same update. Here each one adds up the
-gradients of the slice that it answers for, and updates that slice where the others see it. So the
-reduced gradients need not be handed round, and weights and optimiser state are in memory once.
+Without sharing, all instances would make the same update of the same weights. With sharing, each
+instance sums the gradients of one slice of the weights, and updates this slice in the shared
+memory. So the instances do not exchange reduced gradients, and the host stores weights and
+optimiser state only once.
 
-Only a step writes to the shared memory, and every instance is in that step then. What a program
-loads in between is its instance's own until the next step.
+The shared memory is written only in a step, which all instances make together. Weights and state
+that a program loads between steps remain in the instance's own memory until the next step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ def can_share(
     parameters: Sequence[torch.Tensor],
     communicator: Communicator,
 ) -> bool:
-    """Tell whether each instance may update a slice: they share memory, and elements go alone."""
+    """Tell whether the instances may use a SharedOptimizer.
+
+    The instances must share memory, and the update of each element must be independent of the other
+    elements. The parameters must be contiguous and of dtype float32 or float64.
+
+    Args:
+        optimizer: The user's optimiser.
+        parameters: The device parameters that a step updates.
+        communicator: The communicator for calls between the instances.
+    """
     return (
         communicator.host_memory is not None
         and kind_of(optimizer).is_elementwise
@@ -43,13 +53,13 @@ def can_share(
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What of one parameter this instance updates.
+    """The elements of one parameter that this instance updates.
 
     Attributes:
-        parameter: its index.
-        name: of the parameter.
-        part: which of its elements.
-        weights: they, in memory that the instances share; what torch's optimiser updates.
+        parameter: The index of the parameter.
+        name: The name of the parameter.
+        part: The slice of the elements in the flattened parameter.
+        weights: The elements in the shared memory, as the tensor that torch's optimiser updates.
     """
 
     parameter: int
@@ -59,17 +69,19 @@ class _Shard:
 
 
 class SharedOptimizer(DeviceOptimizer):
-    """Updates this instance's slice of weights that all instances of the host share.
+    """An optimiser that updates this instance's slice of weights that all instances share.
 
-    Making one is collective, and moves the parameters into shared memory.
+    The constructor is a collective call, and moves the parameters into shared memory.
 
     Args:
-        source: the user's optimiser.
-        device_of: the device parameters of a host parameter.
-        names: the device parameters that a step updates, by name.
-        parameters: they, in the order of the gradients; equal on all instances.
-        gradients: where each one's gradient is, of this instance.
-        communicator: the other instances; it has host memory.
+        source: The user's optimiser.
+        device_of: A function that returns the device parameters of a host parameter.
+        names: The device parameters that a step updates, by name.
+        parameters: The device parameters in ``names``, in the order of ``gradients``. All instances
+            must use the same order.
+        gradients: The tensor that contains this instance's gradient of each parameter.
+        communicator: The communicator for calls between the instances, which must have a
+            ``host_memory``.
     """
 
     def __init__(
@@ -97,7 +109,8 @@ class SharedOptimizer(DeviceOptimizer):
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         for shard in self._shards:
             shard.weights.grad = gradients[shard.parameter].view(-1)[shard.part]
-        # Steps done, and by how many steps the count of a loaded state is ahead of them.
+        # The number of steps made, and for each parameter the difference between a loaded step
+        # count and this number.
         self._done = 0
         self._ahead: dict[str, float] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -116,17 +129,21 @@ class SharedOptimizer(DeviceOptimizer):
 
     @property
     def updates_each_alone(self) -> bool:
-        """False: the gradients of a slice are there at once."""
+        """Always False, because all gradients of a slice are reduced at the same time."""
         return False
 
     def sync(self, source: torch.optim.Optimizer) -> None:
-        """Take the present settings of the user's optimiser."""
+        """Copy the present settings of the user's optimiser."""
         super().sync(source)
         self._state_is_shared = False
 
     @torch.no_grad()
     def step(self, loss_scale: float) -> None:
-        """Update this instance's slice from its gradients, and return when all have."""
+        """Update this instance's slice of the weights, and wait for the other instances.
+
+        Args:
+            loss_scale: The loss scale of the gradients, which the update divides out.
+        """
         self._take_weights()
         self._take_loaded()
         self._update(loss_scale)
@@ -135,7 +152,8 @@ class SharedOptimizer(DeviceOptimizer):
         try:
             self._communicator.agree(_UPDATED)
         except PopdistError:
-            self._is_half_done = True  # the slice of whoever did not come may be that of before
+            # The lost instance may not have updated its slice of the weights.
+            self._is_half_done = True
             raise
         self._show_weights()
 
@@ -161,14 +179,14 @@ class SharedOptimizer(DeviceOptimizer):
     # -- weights ------------------------------------------------------------------------------
 
     def _take_weights(self) -> None:
-        """Put this instance's slice of weights that were loaded into the shared memory."""
+        """Copy this instance's slice of loaded weights into the shared memory."""
         for shard in self._shards:
             parameter = self.parameters[shard.parameter]
             if parameter.data_ptr() != self._addresses[shard.parameter]:
                 shard.weights.copy_(parameter.detach().view(-1)[shard.part])
 
     def _show_weights(self) -> None:
-        """Let the parameters be the shared ones."""
+        """Make all parameters use the shared memory."""
         places = zip(self.parameters, self._addresses, self._weights.views, strict=True)
         for parameter, address, view in places:
             if parameter.data_ptr() != address:
@@ -177,14 +195,15 @@ class SharedOptimizer(DeviceOptimizer):
     # -- state --------------------------------------------------------------------------------
 
     def _begin_state(self) -> None:
-        """Let this instance's slice of the state be what it is before the first step."""
+        """Fill this instance's slice of the state with the initial values."""
         for key, rooms in self._state.items():
             first = self._first_value(key)
-            for shard in self._shards if first else ():  # the memory is zeros already
+            # New shared memory already contains zeros.
+            for shard in self._shards if first else ():
                 rooms.views[shard.parameter].view(-1)[shard.part].fill_(first)
 
     def _share_state(self) -> None:
-        """Have the state that torch made where the other instances can read it."""
+        """Move state tensors that torch has allocated into memory that all instances can read."""
         if self._state_is_shared:
             return
         for shard in self._shards:
@@ -199,10 +218,12 @@ class SharedOptimizer(DeviceOptimizer):
         self._state_is_shared = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state by the device's names, as it begins where no step was made.
+        """Return copies of the optimiser's state tensors, with the device's names as keys.
+
+        Before the first step, the state tensors have their initial values.
 
         Raises:
-            Error: an instance was lost during an update.
+            Error: An instance was lost during an update.
         """
         self.check_whole()
         state = {}
@@ -223,7 +244,7 @@ class SharedOptimizer(DeviceOptimizer):
         ).clone()
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the state tensors that ``tensors`` names; the others keep their values."""
+        """Load the state tensors in ``tensors``; other state tensors keep their values."""
         for parameter in self.parameters:
             name = self._names[id(parameter)]
             for key, prefix in self._kind.state.items():
@@ -239,13 +260,14 @@ class SharedOptimizer(DeviceOptimizer):
         self._has_loaded = True
 
     def _take_loaded(self) -> None:
-        """Put this instance's slice of state that was loaded into the shared memory."""
+        """Copy this instance's slice of loaded state into the shared memory."""
         if not self._has_loaded:
             return
         for shard in self._shards:
             group = self._present[self._group_of[shard.parameter]]
             state = self._optimizer.state[shard.weights]
-            state.setdefault("step", torch.zeros(()))  # all of torch's but SGD count
+            # All of torch's optimisers except SGD count their steps.
+            state.setdefault("step", torch.zeros(()))
             for key, prefix in self._kind.state.items():
                 if not is_kept(key, group):
                     continue
@@ -262,7 +284,10 @@ class SharedOptimizer(DeviceOptimizer):
 
 
 def _common(tensors: Sequence[torch.Tensor], memory: HostMemory) -> FlatBuffers:
-    """Return room for the tensors that is the same memory on all instances; collective."""
+    """Return flat buffers for the tensors, in memory that all instances share.
+
+    All instances must call this function.
+    """
     buffers = {
         dtype: torch.from_numpy(memory.common_buffer(count * dtype.itemsize)).view(dtype)
         for dtype, count in element_counts(tensors).items()
@@ -276,7 +301,16 @@ def _shards(
     weights: FlatBuffers,
     memory: HostMemory,
 ) -> list[_Shard]:
-    """Cut out of each parameter what lies in this instance's slice of the flat buffers."""
+    """Return the part of each parameter that is in this instance's slice of the flat buffers.
+
+    Parameters outside the slice are left out.
+
+    Args:
+        parameters: The parameters, in the order of the flat buffers.
+        names: The names of the parameters.
+        weights: The flat buffers in the shared memory.
+        memory: The shared memory, which determines this instance's slice.
+    """
     slices = {dtype: memory.own_slice(flat.numel()) for dtype, flat in weights.buffers.items()}
     shards = []
     for index, (parameter, view) in enumerate(zip(parameters, weights.views, strict=True)):

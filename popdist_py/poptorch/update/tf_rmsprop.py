@@ -1,4 +1,4 @@
-"""TensorFlow's RMSprop, which torch lacks: only the update rule."""
+"""The update rule of TensorFlow's RMSprop, which torch does not have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ __all__ = ["TensorFlowRMSprop"]
 
 
 class TensorFlowRMSprop(torch.optim.Optimizer):
-    """RMSprop as TensorFlow computes it.
+    """RMSprop with the arithmetic of TensorFlow.
 
-    The mean square starts at ones, eps is inside the root, and the learning rate is folded into the
-    momentum buffer. Groups hold lr, alpha, eps, weight_decay, momentum and centered.
+    The mean of the squared gradients starts at one, and eps is added before the square root. The
+    momentum buffer sums updates that are already multiplied by the learning rate. The parameter
+    groups contain lr, alpha, eps, weight_decay, momentum and centered.
     """
 
-    FIRST_SQUARE: Final = 1.0  # what the mean square starts at
+    FIRST_SQUARE: Final = 1.0  # The initial value of the mean of the squared gradients.
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})

@@ -30,10 +30,11 @@ class Training:
         gradient_scale: The factor on every micro-batch's gradients, without the loss scale. The
             factor is 1 / (gradient accumulation x all replicas) for a mean, and 1 for a sum.
         half_accumulators: Whether gradients are rounded to float16 after every micro-batch.
-        scaler: The object that adapts the loss scale. None if the loss scale remains as the program
-            sets it.
-        rounding: A function that seeds the random rounding of an update. It is called with the
-            number of the micro-batch. None if updates are rounded to the nearest value.
+        scaler: The object that adapts the loss scale. If ``scaler`` is None, the program sets the
+            loss scale.
+        rounding: A function that seeds the random rounding of an update. The argument of the
+            function is the number of the micro-batch. If ``rounding`` is None, updates are rounded
+            to the nearest value.
         compression: The compression of gradients between hosts; None for no compression.
     """
 
@@ -84,7 +85,8 @@ class Training:
             with activities.doing(activities.UPDATING):
                 self.optimizer.step(loss_scale)
         else:
-            # step_in_parts also waits for reductions. That time does not count as updating.
+            # step_in_parts also waits for reductions. The time of these waits does not count as
+            # updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
         if self.scaler is not None:
