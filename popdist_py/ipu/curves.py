@@ -1,6 +1,6 @@
-"""Live bytes along a run: what an IPU holds at every moment of a micro-batch and of the update.
+"""The memory of an IPU over time, during a micro-batch and during the weight update.
 
-Nothing here decides what is live: it follows the walks of the memory model.
+The moments and the live data of each moment come from the walks of the module ``memory``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["LiveBytes", "curve"]
 
 @dataclass(frozen=True, slots=True)
 class LiveBytes:
-    """What an IPU holds at one moment.
+    """The number of bytes that are live on an IPU at one moment.
 
     Attributes:
-        moment: the operation and its pass: ``layer1.0.conv1 (backward)``.
-        bytes: of the whole IPU, with what is always live.
+        moment: The name of the operation and of its pass, such as ``layer1.0.conv1 (backward)``.
+        bytes: The bytes that are live on the whole IPU, including data that is always live.
     """
 
     moment: str
@@ -28,9 +28,10 @@ class LiveBytes:
 
 
 def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
-    """Return what an IPU holds at every moment, stage by stage: forward, backward, update.
+    """Return the live bytes of an IPU at every moment of forward pass, backward pass and update.
 
-    The highest is what the IPU needs: gaps between variables are those of that moment.
+    The moments of one stage follow those of the stage before it. The largest value is the memory
+    that the IPU needs. All values include the gaps between variables at the peak.
     """
     own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []

@@ -1,7 +1,8 @@
-"""Search for identical parts of a graph: numbered modules with equal operations and weight sizes.
+"""Search for identical modules of a graph, which could share their weights.
 
-A program may call one of these modules in the place of all. The chip then holds its weights once.
-The module does not compute how much memory that saves.
+A program can call one of several identical modules in place of all of them. The chip then holds the
+weights of the identical modules only once. This Python module does not compute the memory that
+sharing saves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Reuse", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """A graph that calls one of several identical modules in the place of all.
+    """A graph that calls one of several identical modules in place of all of them.
 
     Attributes:
         graph: The graph has the same operations as before and fewer weights.
@@ -30,11 +31,11 @@ class Reuse:
 
 
 def reused(graph: Graph, placement: Placement) -> Reuse | None:
-    """Return a graph whose identical modules share their weights; None if none are identical.
+    """Return a graph whose identical modules share weights; None without identical modules.
 
     Modules are identical if they are numbered members of one module (``layers.3``), are in the
-    same stage, and have operations and weights of equal sizes. Where such modules contain others,
-    the outer ones share their weights.
+    same stage, and have operations and weights of equal sizes. If identical modules contain other
+    identical modules, the outer modules share their weights.
     """
     shared: dict[str, str] = {}
     best: tuple[int, str] = (1, "")
@@ -60,12 +61,12 @@ def reused(graph: Graph, placement: Placement) -> Reuse | None:
     return Reuse(replace(graph, operations=operations, weights=weights), best[1], best[0])
 
 
-# A module's name and its operations.
+# The name of a module, and the operations of the module.
 _Module = tuple[str, Sequence[Operation]]
 
 
 def _groups(graph: Graph, placement: Placement) -> Iterator[list[_Module]]:
-    """Yield groups of identical modules, outer modules before inner ones."""
+    """Yield groups of identical modules, with outer modules before the modules inside them."""
     modules: dict[str, list[Operation]] = {}
     stages: dict[str, set[int]] = {}
     for operation, stage in zip(graph.operations, placement.stages, strict=True):

@@ -1,8 +1,10 @@
-"""How much memory one stage needs while it runs: a walk over forward, recomputation and backward.
+"""The memory that one stage needs during forward pass, recomputation and backward pass.
 
-Each operation makes blocks of memory and reads blocks; a block is live from the moment that makes
-it to the last that reads it. What always stays on the chip (weights, stash) is not counted here.
-Nothing here knows how stages follow one another.
+This module divides the passes of a stage into moments, which are passes of single operations. A
+moment makes (allocates) blocks of memory and reads blocks. A block is live from the moment that
+makes it to the last moment that reads it. This module does
+not count weights and other data that always stay on the chip. It does not depend on the order of
+stages.
 """
 
 from __future__ import annotations
@@ -33,25 +35,27 @@ __all__ = [
     "working_set",
 ]
 
-# A convolution's block of the input with its border, in parts of what its positions read alone:
-# 2 is that of 5 x 5 positions and a kernel of 3 x 3.
+# A border enlarges a tile's block of a convolution's input by this factor. For example, 5 x 5
+# positions and a kernel of 3 x 3 read a block of 7 x 7, which is about twice as large as 5 x 5.
 _BORDER: Final = 2.0
-# The planner counts operands before and after rearranging, partials and their sums. This factor is
-# its count, divided by the bytes that the tiles hold at a time. No source gives it. The memory and
-# cycles of ResNet-101 over two IPUs are published: with more than 6, the default proportion would
-# divide one of its products, and the model would no longer agree with these figures.
+# The planner of Graphcore's library counts a product's operands before and after rearranging, its
+# partial sums, and their sums. This factor is the planner's count, divided by the bytes that the
+# tiles hold at one time. A source does not exist, but the memory and cycles of ResNet-101 over two
+# IPUs are published. With a factor above 6, the default memory proportion would divide one of the
+# products of ResNet-101. This model would then contradict the published figures.
 _PLANNED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One operation as memory sees it.
+    """One pass of an operation, with the blocks of memory that the pass uses.
 
     Attributes:
-        name: of the operation and its pass.
-        reads: names of blocks.
-        makes: bytes of blocks that have to be there; those that are already stay as they are.
-        temporary: bytes for this moment alone.
+        name: The name of the operation and the name of the pass.
+        reads: The names of the blocks that the pass reads.
+        makes: The size in bytes of each block that the pass needs. The pass allocates the blocks
+            that are not live yet.
+        temporary: The bytes that are needed only during this pass.
     """
 
     name: str
@@ -62,12 +66,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment that needs the most.
+    """The moment that needs the most memory.
 
     Attributes:
-        name: of the moment.
-        live: bytes of each block that is live then.
-        temporary: bytes for this moment alone.
+        name: The name of the moment.
+        live: The size in bytes of each block that is live at the peak.
+        temporary: The bytes that are needed only at the peak.
     """
 
     name: str
@@ -76,21 +80,22 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """The bytes of all live blocks and of the temporary memory together."""
         return sum(self.live.values()) + self.temporary
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage of a graph runs, and on what.
+    """One stage of a graph, with the settings and the figures of the IPU that runs the stage.
 
     Attributes:
-        graph: the whole forward.
-        operations: those of the stage.
-        settings: of the run.
-        ipu: which one, for its available memory proportion.
-        tiles: that compute.
-        memory: bytes of an IPU, of which the proportion is taken.
+        graph: The graph of the whole forward pass.
+        operations: The operations of the stage.
+        settings: The settings of the run.
+        ipu: The number of the IPU, which selects its available memory proportion.
+        tiles: The number of tiles that compute, without I/O tiles.
+        memory: The bytes of the tiles that compute. The available memory proportion is a share of
+            this number.
     """
 
     graph: Graph
@@ -101,9 +106,10 @@ class Stage:
     memory: int
 
     def limit(self, operation: Operation) -> float:
-        """Return the bytes of an operation's product that the tiles may hold at a time.
+        """Return the largest number of bytes that the tiles may hold at one time for a product.
 
-        They follow from the operation's available memory proportion, or else from the IPU's.
+        The operation's own available memory proportion determines this number. An operation without
+        a proportion uses the proportion of its IPU.
         """
         proportion = operation.memory_proportion
         if proportion is None:
@@ -112,31 +118,34 @@ class Stage:
         return proportion * self.memory / _PLANNED
 
     def partials(self, operation: Operation) -> Type:
-        """Return the type of the sums inside an operation's product."""
+        """Return the type of the partial sums inside an operation's product."""
         return self.settings.partials_of(is_convolution=_is_convolution(operation))
 
     @cached_property
     def fetches(self) -> bool:
-        """Whether some weights or accumulators are not whole on the chip all the time."""
+        """Whether operations fetch weights or accumulators that are not stored whole on the chip.
+
+        In phased execution, this is False, because phases fetch their data before they run.
+        """
         weights, settings = self.settings.weight_location, self.settings
         is_whole = weights.on_chip and not weights.is_sharded
         return not (settings.is_phased or (is_whole and settings.accumulator_location.on_chip))
 
     @cached_property
     def saved(self) -> frozenset[str]:
-        """Roots of tensors that the backward reads."""
+        """The roots (see ``Graph.root_of``) of the tensors that the backward pass reads."""
         return frozenset(self.graph.root_of[name] for o in self.operations for name in o.saved)
 
     @cached_property
     def incoming(self) -> frozenset[str]:
-        """Roots of tensors that other stages or the host send."""
+        """The roots (see ``Graph.root_of``) of tensors from other stages or from the host."""
         made = {operation.output.name for operation in self.operations}
         names = {name for o in self.operations for name in o.inputs} - made
         return frozenset(self.graph.root_of[name] for name in names)
 
     @cached_property
     def outgoing(self) -> frozenset[str]:
-        """Roots of tensors that other stages or the host read."""
+        """The roots (see ``Graph.root_of``) of tensors that other stages or the host read."""
         own = {operation.name for operation in self.operations}
         others = (o for o in self.graph.operations if o.name not in own)
         read = {name for o in others for name in o.inputs} | set(self.graph.outputs)
@@ -149,7 +158,7 @@ def _is_convolution(operation: Operation) -> bool:
 
 
 def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int) -> Stage:
-    """Return one stage with what memory and time of it depend on."""
+    """Return one stage, with all values that determine its memory and time."""
     return Stage(
         graph=graph,
         operations=tuple(placement.operations_of(graph, stage)),
@@ -162,11 +171,11 @@ def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, s
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of a stage whose backward runs as one.
+    """A part of a stage whose operations are recomputed together, before their backward pass.
 
     Attributes:
-        operations: in the order of the forward.
-        again: those of them that are done again first.
+        operations: The operations of the segment, in the order of the forward pass.
+        again: The operations that are recomputed before the backward pass of the segment.
     """
 
     operations: tuple[Operation, ...]
@@ -174,9 +183,9 @@ class Segment:
 
 
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
-    """Yield, for each moment, the blocks that are live and the bytes of all that is there then.
+    """Yield, for each moment, the live blocks and the bytes of all live and temporary memory.
 
-    The blocks are one mapping, which changes with the next moment.
+    All moments yield the same mapping of live blocks, which is changed for the next moment.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
@@ -195,7 +204,7 @@ def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]
 
 
 def peak(moments: Sequence[Moment]) -> Peak:
-    """Return the moment with the most live bytes; of equal ones the first."""
+    """Return the moment that needs the most memory; the first one if several are equal."""
     found, most = Peak("nothing", {}, 0), -1
     for moment, (live, total) in zip(moments, live_at(moments), strict=True):
         if total > most:
@@ -205,7 +214,7 @@ def peak(moments: Sequence[Moment]) -> Peak:
 
 
 def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
-    """Return the roots of the tensors that a stage keeps for its backward."""
+    """Return the roots of the tensors that a stage keeps for its backward pass."""
     root_of = stage.graph.root_of
     if recompute == "none":
         return stage.saved
@@ -228,7 +237,10 @@ def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
 
 
 def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
-    """Return the parts of a stage between moments at which only what is kept is needed later."""
+    """Divide a stage into segments, which can be recomputed independently of each other.
+
+    A segment ends when all tensors that later operations need are kept tensors.
+    """
     root_of = stage.graph.root_of
     last_read: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
@@ -237,7 +249,8 @@ def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     made: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
         made.setdefault(root_of[operation.output.name], index)
-    # How many blocks that are not kept are needed across the place behind each operation.
+    # For each operation, the change in the number of blocks that later operations need and that
+    # are not kept.
     crossing = [0] * (len(stage.operations) + 1)
     for root, first in made.items():
         if root not in keeps and last_read.get(root, first) > first:
@@ -258,10 +271,10 @@ def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
 def _again(
     stage: Stage, operations: Sequence[Operation], keeps: frozenset[str]
 ) -> tuple[Operation, ...]:
-    """Return what has to run again so that everything saved is there.
+    """Return the operations that must be recomputed before the backward pass of a segment.
 
-    Where something is made again, what came in is kept as it came: what works in place on it has to
-    run again too.
+    A stage that recomputes keeps its incoming tensors in their original state. It therefore also
+    recomputes operations that change an incoming tensor in place.
     """
     if stage.saved <= keeps:
         return ()
@@ -277,7 +290,10 @@ def _again(
 
 
 def forward_moments(stage: Stage) -> list[Moment]:
-    """Return the forward of one micro-batch; what leaves the stage is live to the end."""
+    """Return the moments of the forward pass of one micro-batch.
+
+    The tensors that leave the stage stay live until the end.
+    """
     sizes = stage.graph.root_bytes
     moments = [Moment("receive", (), {root: sizes[root] for root in sorted(stage.incoming)})]
     moments += [
@@ -287,9 +303,10 @@ def forward_moments(stage: Stage) -> list[Moment]:
 
 
 def backward_moments(stage: Stage, keeps: frozenset[str]) -> list[Moment]:
-    """Return the backward of one micro-batch with the recomputation that it needs.
+    """Return the moments of the backward pass of one micro-batch, including the recomputation.
 
-    What is kept is there from its first use on; names of blocks are those of the forward.
+    Kept tensors are live from their first use on. Their blocks have the same names as in the
+    forward pass.
     """
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     gradients = {_gradient(r): sizes[r] for r in stage.outgoing if r in stage.graph.gradient_roots}
@@ -303,7 +320,10 @@ def backward_moments(stage: Stage, keeps: frozenset[str]) -> list[Moment]:
 
 
 def _forward(stage: Stage, operation: Operation, name: str, fresh: frozenset[str]) -> Moment:
-    """Return the forward of an operation; blocks in ``fresh`` are made for the second time."""
+    """Return the moment of an operation's forward pass.
+
+    The blocks of the roots in ``fresh`` are recomputed, and get other names than the first time.
+    """
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     blocks = [root_of[n] for n in (*operation.inputs, operation.output.name)]
     named = {_block(root, fresh): sizes[root] for root in blocks}
@@ -312,7 +332,10 @@ def _forward(stage: Stage, operation: Operation, name: str, fresh: frozenset[str
 
 
 def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Moment:
-    """Return the backward of an operation: gradients of what it read, and of its weights."""
+    """Return the moment of an operation's backward pass, which makes the gradients of its inputs.
+
+    The gradients of its weights are temporary memory.
+    """
     graph, sizes = stage.graph, stage.graph.root_bytes
     root_of = graph.root_of
     saved = {_block(r, fresh): sizes[r] for r in (root_of[n] for n in operation.saved)}
@@ -323,9 +346,10 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
     type_of_gradient = operation.output.type
     if stage.settings.accumulation > 1:
         if operation.kind == "lookup":
-            weights = 0  # rows are added to the accumulator where they belong
+            weights = 0  # The rows of the gradient are added directly to the accumulator.
         elif operation.product is not None:
-            weights //= operation.product.serial  # each part is added before the next is made
+            # The gradient of each part is added before the next part is computed.
+            weights //= operation.product.serial
     temporary = (
         weights * BYTES[type_of_gradient]
         + _product_bytes(stage, operation, backward=True)
@@ -336,7 +360,11 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
 
 
 def _fetched(stage: Stage, operation: Operation, passes: int) -> int:
-    """Return the bytes of weights, and in the backward of accumulators, that are fetched."""
+    """Return the bytes of weights and accumulators that an operation fetches for one pass.
+
+    Weights are fetched if they are sharded or in Streaming Memory. The backward pass, where
+    ``passes`` is 2, also fetches accumulators from Streaming Memory.
+    """
     settings, total = stage.settings, 0
     if not stage.fetches or not operation.weights:
         return 0
@@ -361,7 +389,7 @@ def _gradient(root: str) -> str:
 
 
 def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int:
-    """Return the working set of an operation's products, as large as the proportion lets it be."""
+    """Return the bytes that an operation's products use, limited by the memory proportion."""
     if operation.product is None:
         return 0
     product = _read(operation, operation.product, stage.graph)
@@ -380,17 +408,19 @@ def _held(
     partials: Type,
     tiles: int,
 ) -> int:
-    """Return what the tiles hold during the largest product of a pass if nothing bounds it."""
+    """Return the bytes that the tiles hold during the largest product of a pass, without limit."""
     each = _shapes(product, batch, has_weights=has_weights, backward=backward)
     return max(working_set(shape, operands, partials, tiles) for shape in each) // product.serial
 
 
 def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Product, ...]:
-    """Return the products of a pass over one micro-batch, which is in their sizes.
+    """Return the products that one pass of an operation computes for one micro-batch.
 
-    The backward has two: gradients of the first operand, and of the second. That of a convolution's
-    input is a convolution too: it reads each gradient as often as the forward reads each input. Of
-    a repeated product they are those of all times, with ``repeats``.
+    The sizes of the products are those of the whole micro-batch. The forward pass has one product.
+    The backward pass has two products, the gradient of the first operand and the gradient of the
+    second operand. The gradient of a convolution's input is also a convolution. It reads each
+    gradient as often as the forward pass reads each input. A repeated product is returned once,
+    with its number of repeats.
     """
     if operation.product is None:
         return ()
@@ -403,7 +433,8 @@ def _shapes(
     product: Product, batch: int, *, has_weights: bool, backward: bool
 ) -> tuple[Product, ...]:
     rows, count = product.rows, product.count
-    # Weights are the same for all samples, other operands are not.
+    # All samples share the weights, so that one product computes the rows of all samples. Without
+    # weights, each sample needs a product with its own operands.
     rows, count = (rows * batch, count) if has_weights else (rows, count * batch)
     one = replace(product, rows=rows, count=count, serial=1)
     if not backward:
@@ -416,7 +447,10 @@ def _shapes(
 
 
 def _read(operation: Operation, product: Product, graph: Graph) -> Product:
-    """Return a product with how often it reads its first operand: positions of a kernel, mostly."""
+    """Return ``product`` with the number of times that it reads each element of its first operand.
+
+    For a convolution, this number is usually the number of kernel positions.
+    """
     if not operation.weights or not operation.inputs:
         return product
     elements = graph.tensors[operation.inputs[0]].elements
@@ -428,9 +462,11 @@ def _read(operation: Operation, product: Product, graph: Graph) -> Product:
 def working_set(product: Product, operands: Type, partials: Type, tiles: int) -> int:
     """Return the bytes of operands and partials that the tiles hold during a product.
 
-    Each tile does an equal block of rows, depth and columns and holds what the block needs: least
-    where its sides are equal, as far as the product's own sides let them be. Positions of a
-    convolution side by side share most of what they read, all but a border about as large again.
+    Each tile computes a block of the product and holds the operands and partial sums of the block.
+    All blocks have equal numbers of rows, columns and depth. A block needs the fewest bytes if its
+    three sides are equal, so the sides are as equal as the product permits. Neighbouring positions
+    of a convolution share most of the input that they read. The border of a block is about as large
+    as the rest of its input.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]

@@ -1,9 +1,11 @@
-"""Memory of every IPU as a function of graph, placement, settings and device, part by part.
+"""The model of memory, which computes the contents of every IPU's memory.
 
-What is always live (weights, optimiser state, stash, code, streams) and what is live at the worst
-moment of the rest are added up. Each tensor is spread over the tiles in whole grains, and all begin
-on the same tile: many small ones make that one fuller than the others.
-Nothing here runs or changes anything.
+The memory of an IPU always contains weights, optimiser state, code, stream buffers, and the stash.
+The stash contains the activations of earlier micro-batches in a pipeline. All other data is counted
+at the moment when it needs the most memory.
+
+Each tensor is spread over the tiles in grains, which are small parts of equal size. All tensors
+begin on the same tile, so that many small tensors make that tile fuller than the others.
 """
 
 from __future__ import annotations
@@ -41,17 +43,21 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """What no source tells: bytes a tile, chosen so that published runs fit or do not as they did.
+    """Constants of the model of memory, which are estimated because sources are missing.
+
+    The constants are chosen so that the model is correct about published runs, which did or did not
+    fit into memory. The sizes of code are bytes per tile.
 
     Attributes:
-        base_code: control code, stack and library of any program.
-        distinct_code: vertices and exchange of a pass of an operation; equal ones share it.
-        call_code: calling that, for each pass of each operation.
-        profile_code: counting cycles for a profile, for each pass of each operation; assumed to be
-            two counters of 4 bytes and four instructions.
-        gaps: share of all variables that lies between them.
-        grain: bytes of a tensor that stay together on a tile; vectors are 8 bytes, the widest loads
-            16.
+        base_code: The size of the control code, stack and libraries of any program.
+        distinct_code: The size of the vertices and exchange code for one pass of an operation.
+            Equal operations share this code.
+        call_code: The size of the code that calls the code of an operation, for each pass.
+        profile_code: The size of the code that counts the cycles of a pass for a profile. It is
+            assumed to be two counters of 4 bytes and four instructions.
+        gaps: The memory that is lost between variables, as a share of the memory of all variables.
+        grain: The number of bytes of a tensor that stay together on a tile. Vectors have 8 bytes,
+            and the widest load instructions read 16 bytes.
     """
 
     base_code: int = 32 * 1024
@@ -66,7 +72,8 @@ ESTIMATES: Final = Estimates()
 
 # These categories hold no variables, so the share for gaps does not count for them.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
-# What the forward of a phase fetches, and its backward beside that; the update needs both.
+# The forward pass of a phase fetches weights. The backward pass of a phase also fetches
+# accumulators. The weight update of a phase needs the weights and the accumulators.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 
 
@@ -77,7 +84,7 @@ def memory(
     ipu: IPU,
     estimates: Estimates = ESTIMATES,
 ) -> MemoryReport:
-    """Return what every IPU of a replica holds."""
+    """Return the contents of the memory of every IPU of a replica."""
     numbers = range(placement.num_ipus)
     return MemoryReport(
         tuple(ipu_memory(graph, placement, settings, ipu, n, estimates) for n in numbers)
@@ -92,7 +99,7 @@ def ipu_memory(
     number: int,
     estimates: Estimates = ESTIMATES,
 ) -> IpuMemory:
-    """Return what one IPU of a replica holds."""
+    """Return the contents of the memory of one IPU of a replica."""
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
     parts = _always_live(graph, placement, settings, stages, tiles, estimates)
@@ -128,7 +135,10 @@ def ipu_fits(
     number: int,
     estimates: Estimates = ESTIMATES,
 ) -> bool:
-    """Return whether one IPU of a replica has room, sooner where it has none by far."""
+    """Return whether the stages of one IPU of a replica fit into its memory.
+
+    The result comes sooner if the data that is always live is already too large.
+    """
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
     parts = _always_live(graph, placement, settings, stages, tiles, estimates)
@@ -145,20 +155,22 @@ def _always_live(
     tiles: int,
     estimates: Estimates,
 ) -> list[Contribution]:
-    """Return what stays on the chip for the stages of an IPU, streams and gaps left out."""
+    """Return the data of an IPU's stages that is always live, without stream buffers and gaps."""
     parts = [part for stage in stages for part in _always(graph, placement, settings, stage)]
     return [*parts, *_code(graph, placement, settings, stages, tiles, estimates)]
 
 
 def _fullest_tile(parts: Sequence[Contribution], tiles: int, grain: int) -> int:
-    """Return the bytes of the tile that all parts begin on, each in whole grains."""
+    """Return the bytes of the fullest tile, which is the tile that all parts begin on."""
     return grain * sum(-(-part.bytes // (tiles * grain)) for part in parts)
 
 
 def stash_depth(stage: int, stages: int, settings: Settings) -> int:
-    """Return for how many micro-batches a stage keeps activations beside the one that it works on.
+    """Return the number of micro-batches whose activations a stage keeps in the stash.
 
-    PopART's pipeline: ``2 (N - 1 - s) + 1``, none on the last stage; interleaved: ``N - s``.
+    The current micro-batch does not count. Stage s of N stages keeps ``2 (N - 1 - s) + 1``
+    micro-batches in PopART's pipeline, and ``N - s`` in an interleaved pipeline. The last stage
+    does not need a stash.
     """
     if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
         return 0
@@ -166,9 +178,10 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
 
 
 def least_bytes(graph: Graph, settings: Settings) -> list[int]:
-    """Return, for each operation, bytes that its stage holds for it, whatever else is in it.
+    """Return, for each operation, the bytes that any stage with this operation needs at least.
 
-    They are those of the weights that it is the first to read.
+    These are the bytes of the weights that the operation is the first to read, including their
+    accumulators and optimiser state.
     """
     if settings.is_phased:
         return [0] * len(graph.operations)
@@ -185,7 +198,7 @@ def least_bytes(graph: Graph, settings: Settings) -> list[int]:
 def _always(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
-    """Yield what stays on the chip for a stage, code left out."""
+    """Yield the variables and the stash of a stage, which are always live."""
     if not settings.is_phased:
         for weight in placement.weights_of(graph, stage):
             yield from _variables(weight, settings)
@@ -200,7 +213,7 @@ def _always(
 
 
 def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
-    """Yield what stays on the chip for one weight."""
+    """Yield the weight, its accumulator and its optimiser state, as far as they stay on the chip."""
     replicas, optimizer = settings.replicas, settings.optimizer
     held = settings.weight_location.held(weight.elements, replicas)
     yield Contribution(weight.name, "weights", held * BYTES[weight.type], True)
@@ -217,7 +230,7 @@ def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
 def _streams(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
-    """Yield the buffers of what the host sends to a stage or gets from it."""
+    """Yield the stream buffers for tensors that a stage receives from or sends to the host."""
     if settings.synthetic_data:
         return
     operations = tuple(placement.operations_of(graph, stage))
@@ -239,7 +252,7 @@ def _code(
     tiles: int,
     estimates: Estimates,
 ) -> Iterator[Contribution]:
-    """Yield the code of an IPU; operations of equal sizes share theirs."""
+    """Yield the code on an IPU. Operations of equal kind and sizes share their code."""
     operations = [o for s in stages for o in placement.operations_of(graph, s)]
     distinct = {_signature(graph, operation): operation for operation in operations}
     several = sum(_passes(operation, settings) for operation in distinct.values())
@@ -257,7 +270,11 @@ def _code(
 
 
 def _passes(operation: Operation, settings: Settings) -> int:
-    """Return how many programs an operation has: forward, backward, weights."""
+    """Return the number of programs that the passes of an operation need.
+
+    In training, a product with weights needs three programs. The first computes the forward pass,
+    the second computes gradients of inputs, and the third computes gradients of weights.
+    """
     if operation.kind == "view":
         return 0
     if not settings.is_training:
@@ -273,7 +290,10 @@ def _signature(graph: Graph, operation: Operation) -> tuple[object, ...]:
 def _worst(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> tuple[str, list[Contribution]]:
-    """Return when an IPU needs most beside what is always live, and what it is."""
+    """Return the moment when an IPU needs the most memory, and the data that is live then.
+
+    Data that is always live is not included.
+    """
     found: list[tuple[str, list[Contribution]]] = [("nothing", [])]
     for fetched, moments in walks(graph, placement, settings, ipu, number):
         most = peak(moments)
@@ -284,9 +304,11 @@ def _worst(
 def walks(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> Iterator[tuple[list[Contribution], list[Moment]]]:
-    """Yield what an IPU does in one go, stage by stage, with what is there all the while.
+    """Yield the walks of an IPU's stages, each with the data that is live during the whole walk.
 
-    A stage has one walk where its backward follows its forward at once, else two, and its update.
+    A walk is a sequence of moments without an interruption. If a stage keeps its memory from
+    the forward pass to the backward pass, one walk contains both passes. In all other cases, each
+    pass is a walk. In training, the weight update of a stage is another walk.
     """
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)
@@ -297,7 +319,8 @@ def walks(
                 fetched = [*fetched, *_fetched(weights, settings, sort)]
             yield fetched, moments
         if settings.is_training:
-            # Phases fetch the state of one weight after the other, as what lies off the chip.
+            # A phase fetches the optimiser state of one weight at a time, like optimiser state that
+            # is stored off the chip.
             away = replace(settings, optimizer_location=Location(on_chip=False))
             yield fetched, list(_update(weights, away if settings.is_phased else settings))
 
@@ -305,14 +328,18 @@ def walks(
 def _fetched(
     weights: Sequence[Weight], settings: Settings, category: Category
 ) -> list[Contribution]:
-    """Return what a phase gets from Streaming Memory of one sort, as large as on the chip."""
+    """Return the data of one category that a phase fetches from Streaming Memory."""
     on_chip = replace(settings, weight_location=Location(), accumulator_location=Location())
     parts = (part for weight in weights for part in _variables(weight, on_chip))
     return [replace(part, is_always_live=False) for part in parts if part.category == category]
 
 
 def _passes_of(stage: Stage, placement: Placement, index: int) -> Iterator[list[Moment]]:
-    """Yield forward and backward of a stage, together where nothing comes between them."""
+    """Yield the moments of a stage's forward pass and backward pass.
+
+    If the stage keeps its memory from the forward pass to the backward pass, one list contains both
+    passes.
+    """
     settings = stage.settings
     forward = forward_moments(stage)
     if not settings.is_training:
@@ -335,7 +362,7 @@ def _passes_of(stage: Stage, placement: Placement, index: int) -> Iterator[list[
 
 
 def _of_peak(found: Peak) -> Iterator[Contribution]:
-    """Yield what is live at a peak."""
+    """Yield the data that is live at a peak."""
     prefix = "gradient of "
     for name, size in found.live.items():
         is_gradient = name.startswith(prefix)
@@ -346,16 +373,17 @@ def _of_peak(found: Peak) -> Iterator[Contribution]:
 
 
 def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Moment]:
-    """Yield the updates of the weights of a stage: they follow one another."""
+    """Yield the updates of a stage's weights, which are updated one after the other."""
     for weight in weights:
         if weight.is_trained:
             yield Moment(f"{weight.name} (update)", temporary=_update_bytes(weight, settings))
 
 
 def _update_bytes(weight: Weight, settings: Settings) -> int:
-    """Return what the update of a weight holds: the change, and state from elsewhere.
+    """Return the bytes that the update of a weight needs temporarily.
 
-    The change has the widest type of what it is made from.
+    The bytes are those of the change of the weight, and of optimiser state that is fetched from
+    Streaming Memory. The change has the widest type of the weight, its accumulator and its state.
     """
     where, optimizer = settings.optimizer_location, settings.optimizer
     types = (weight.type, optimizer.accumulator, *optimizer.state)

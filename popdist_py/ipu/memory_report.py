@@ -1,6 +1,6 @@
-"""What the memory of an IPU holds, as values: each part, the fullest tile, whether there is room.
+"""Classes that describe the contents of IPUs' memory, and tell whether the memory is sufficient.
 
-Nothing here works out what a graph needs.
+This module does not compute the memory that a graph needs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Category: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Part of an IPU's memory.
+    """A part of the contents of an IPU's memory.
 
     Attributes:
-        name: of a weight, an operation or a tensor, with its module.
-        category: what it is.
-        bytes: on the whole IPU.
-        is_always_live: whether it stays during the whole run.
+        name: The name of a weight, an operation or a tensor, with the name of its module.
+        category: The category of the contents.
+        bytes: The number of bytes on the whole IPU.
+        is_always_live: Whether the contents stay in memory during the whole run.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Contribution:
     is_always_live: bool
 
     def group(self, depth: int) -> str:
-        """Return the name under which it is counted together with others of its category."""
+        """Return the name of a group of contributions that are added up within one category."""
         if self.category in ("code", "profiling"):
             return "the whole program"
         if self.category == "working set":
@@ -52,19 +52,22 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class IpuMemory:
-    """Memory of one IPU.
+    """The memory of one IPU.
 
-    A tile that lacks room makes a program impossible, whatever the others have left.
+    A program cannot run if one tile lacks memory, even if other tiles have free memory.
 
     Attributes:
-        ipu: which one.
-        tiles: over which everything is spread; I/O tiles are others.
-        tile_bytes: memory of a tile.
-        contributions: what is always live, and what is live at the peak of the rest.
-        peak_at: when that is.
-        fullest_tile: bytes of the tile that holds most.
-        io_tiles: how many there are.
-        fullest_io_tile: bytes of the one of them that holds most: buffers of the host's streams.
+        ipu: The number of the IPU.
+        tiles: The number of tiles that hold the contributions, without I/O tiles.
+        tile_bytes: The memory of one tile in bytes.
+        contributions: The contents that are always live, and the contents that are live at the
+            peak.
+        peak_at: The name of the moment at the peak, when the contents that are not always live need
+            the most memory.
+        fullest_tile: The bytes that the fullest tile needs.
+        io_tiles: The number of I/O tiles.
+        fullest_io_tile: The bytes that the fullest I/O tile needs for code and for the buffers of
+            the host's streams.
     """
 
     ipu: int
@@ -78,32 +81,32 @@ class IpuMemory:
 
     @property
     def capacity(self) -> int:
-        """Bytes of the tiles, I/O tiles left out."""
+        """The memory of all tiles except I/O tiles, in bytes."""
         return self.tiles * self.tile_bytes
 
     @property
     def always_live(self) -> int:
-        """Bytes that stay during the whole run."""
+        """The bytes that stay in memory during the whole run."""
         return sum(part.bytes for part in self.contributions if part.is_always_live)
 
     @property
     def not_always_live(self) -> int:
-        """Bytes of the rest, at its peak."""
+        """The bytes that are live at the peak, without the bytes that are always live."""
         return sum(part.bytes for part in self.contributions if not part.is_always_live)
 
     @property
     def needed(self) -> int:
-        """All of it."""
+        """The bytes of all contributions together."""
         return sum(part.bytes for part in self.contributions)
 
     @property
     def per_tile(self) -> int:
-        """Bytes of a tile if all held the same."""
+        """The bytes per tile if all tiles held equally many bytes."""
         return -(-self.needed // self.tiles)
 
     @property
     def fits(self) -> bool:
-        """Whether there is room on every tile."""
+        """Whether the contents of every tile fit into the tile's memory."""
         return max(self.fullest_tile, self.fullest_io_tile) <= self.tile_bytes
 
     def by_category(self) -> dict[Category, int]:
@@ -116,8 +119,9 @@ class IpuMemory:
     def largest(self, count: int = 5, *, depth: int = 2) -> tuple[Contribution, ...]:
         """Return the largest contributions, largest first.
 
-        Those of a category whose modules have the same first ``depth`` names count as one
-        (``layer4.0.conv1`` and ``layer4.0.conv2`` are ``layer4.0``), and all code does.
+        Contributions of one category are added up if the first ``depth`` parts of their names are
+        equal. For example, ``layer4.0.conv1`` and ``layer4.0.conv2`` are added up as ``layer4.0``.
+        All code counts as one contribution.
         """
         sums: dict[tuple[str, Category, bool], int] = {}
         for part in self.contributions:
@@ -129,16 +133,16 @@ class IpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Memory of all IPUs of a replica."""
+    """The memory of all IPUs of a replica."""
 
     ipus: tuple[IpuMemory, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether there is room on every IPU."""
+        """Whether the contents of every IPU fit into the IPU's memory."""
         return all(ipu.fits for ipu in self.ipus)
 
     @property
     def fullest(self) -> IpuMemory:
-        """The IPU with the least room, or that lacks the most."""
+        """The IPU with the fullest tile of all IPUs."""
         return max(self.ipus, key=lambda ipu: max(ipu.fullest_tile, ipu.fullest_io_tile))

@@ -1,10 +1,10 @@
-"""Two reports of a run: the memory it needs, and what a call of it takes.
+"""Reports about the memory that a run needs, and about the time that one call of a run takes.
 
-Each is a value that prints as text, as rich's tables and as HTML, and becomes JSON. Bytes are
-whole ones in values and in JSON; texts have MB of a million bytes.
-Every table of both stands here, once: hence the length.
-Nothing here computes what a run needs: the figures are those of memory, cycles, schedule, transfers
-and advice.
+A report can be printed as text, shown as rich's tables or as HTML, and converted to JSON. Values
+and JSON contain bytes. Texts contain MB of a million bytes.
+
+This module is long because it defines all tables of both reports. The figures are computed by the
+modules for memory, cycles, schedules, transfers and advice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ __all__ = [
     "memory_page",
 ]
 
-# Of the JSON of both pages: a larger one where a key went or changed its meaning.
+# The version of the JSON of both reports. It is increased when a key is removed or gets another
+# meaning.
 _VERSION: Final = 1
 _LARGEST: Final = 5
 _SLOWEST: Final = 8
@@ -54,14 +55,14 @@ Pass: TypeAlias = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPage(Report):
-    """The memory that every IPU of a replica needs.
+    """The report about the memory that every IPU of a replica needs.
 
     Attributes:
-        device: name of the IPU.
-        tile_bytes: that a tile has.
-        ipus: what each holds.
-        curves: for each IPU what it holds at every moment of a micro-batch and of the update.
-        problem: why it does not fit and what would help; None if it fits.
+        device: The name of the type of IPU.
+        tile_bytes: The memory of one tile in bytes.
+        ipus: The memory of each IPU.
+        curves: For each IPU, the live bytes at every moment of a micro-batch and of the update.
+        problem: The explanation why the run does not fit, with advice; None if the run fits.
     """
 
     device: str
@@ -72,11 +73,11 @@ class MemoryPage(Report):
 
     @property
     def fits(self) -> bool:
-        """Whether there is room on every IPU."""
+        """Whether the run fits into the memory of every IPU."""
         return self.problem is None
 
     def document(self) -> Document:
-        """Return what is shown."""
+        """Return the document that displays this report."""
         number = len(self.ipus)
         where = counted(number, f"{self.device} IPU")
         if self.problem is None:
@@ -92,7 +93,10 @@ class MemoryPage(Report):
         return Document(headline, self.fits, (*sections, self._curves()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the page as what JSON knows: bytes; no advice if it fits."""
+        """Return the report as a dictionary of JSON values.
+
+        Memory is given in bytes. The list of advice is empty if the run fits.
+        """
         return {
             "version": _VERSION,
             "report": "memory",
@@ -154,7 +158,7 @@ class MemoryPage(Report):
         return Section("IPUs (MB; bytes of a tile)", columns, rows, (note,))
 
     def _categories(self) -> Iterator[Section]:
-        """Yield a table for every eight IPUs: more have no room beside one another."""
+        """Yield one table per eight IPUs, because wider tables do not fit into a line of text."""
         for first in range(0, len(self.ipus), _IPUS_IN_A_ROW):
             some = self.ipus[first : first + _IPUS_IN_A_ROW]
             sums = {own.ipu: own.by_category() for own in some}
@@ -209,15 +213,17 @@ class MemoryPage(Report):
 
 @dataclass(frozen=True, slots=True)
 class IpuExecution:
-    """What one IPU does in a call.
+    """The work and the data transfers of one IPU in a call.
 
     Attributes:
-        ipu: which one.
-        busy: share of the call in which it computes.
-        tile_balance: mean work of its tiles, divided by the work of its busiest tile.
-        received: bytes from the host.
-        sent: bytes to the host: outputs, and the requests of tiles that exchange data with it.
-        copied: bytes of activations to other IPUs; training brings as many back as gradients.
+        ipu: The number of the IPU.
+        busy: The share of the call's time that the IPU spends on computing.
+        tile_balance: The mean work of the IPU's tiles, divided by the work of its busiest tile.
+        received: The bytes that the IPU receives from the host.
+        sent: The bytes that the IPU sends to the host. They include outputs, and the requests of
+            tiles that exchange data with the host.
+        copied: The bytes of activations that the IPU sends to other IPUs. In training, the IPU
+            receives gradients of the same size.
     """
 
     ipu: int
@@ -230,14 +236,14 @@ class IpuExecution:
 
 @dataclass(frozen=True, slots=True)
 class OperationCycles:
-    """What one operation takes for a micro-batch.
+    """The cycles of one pass of an operation for one micro-batch.
 
     Attributes:
-        name: of the operation.
-        direction: which pass.
-        stage: in which it is.
-        cycles: that it takes.
-        share: of the forward and backward of all stages.
+        name: The name of the operation.
+        direction: The pass, which is "forward" or "backward".
+        stage: The number of the operation's stage.
+        cycles: The number of cycles of the pass.
+        share: The cycles of the pass, divided by the cycles of all passes of all operations.
     """
 
     name: str
@@ -249,19 +255,20 @@ class OperationCycles:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPage(Report):
-    """What a call takes.
+    """The report about the time that one call takes.
 
     Attributes:
-        device: name of the IPU.
-        batch: samples of a micro-batch.
-        settings: of the run.
-        report: cycles of the call and of its stages.
-        stage_ipus: the IPU of each stage.
-        ipus: what each does.
-        imbalance: work of the slowest stage over that of the mean one.
-        idle_share: of the schedule's steps, whatever each takes.
-        slowest: operations, slowest first.
-        beginning: the schedule's first steps.
+        device: The name of the type of IPU.
+        batch: The number of samples in a micro-batch.
+        settings: The settings of the run.
+        report: The cycles of the call and of its stages.
+        stage_ipus: The number of the IPU of each stage.
+        ipus: The work and the data transfers of each IPU.
+        imbalance: The work of the slowest stage, divided by the mean work of the stages.
+        idle_share: The idle share of the schedule between two updates, if all steps took the same
+            time.
+        slowest: The slowest passes of operations, with the slowest pass first.
+        beginning: The first steps of the schedule.
     """
 
     device: str
@@ -276,7 +283,7 @@ class ExecutionPage(Report):
     beginning: Schedule
 
     def document(self) -> Document:
-        """Return what is shown."""
+        """Return the document that displays this report."""
         own = self.report
         headline = (
             f"Execution: {own.throughput:,.1f} samples/s, {_duration(own.seconds)} a call "
@@ -289,7 +296,10 @@ class ExecutionPage(Report):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the page as what JSON knows: cycles, bytes, seconds and shares between 0 and 1."""
+        """Return the report as a dictionary of JSON values.
+
+        The values are cycles, bytes, seconds, and shares between 0 and 1.
+        """
         own = self.report
         return {
             "version": _VERSION,
@@ -398,7 +408,7 @@ _TITLES: Final = {
 
 
 def memory_page(run: Run) -> MemoryPage:
-    """Return what a run needs of every IPU, and what would help where that is too much."""
+    """Return the report about the memory of a run, with advice if the run does not fit."""
     report = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates)
     return MemoryPage(
         device=run.ipu.name,
@@ -410,7 +420,7 @@ def memory_page(run: Run) -> MemoryPage:
 
 
 def execution_page(run: Run) -> ExecutionPage:
-    """Return what a call of a run takes, whether or not it fits."""
+    """Return the report about the time of a call, even if the run does not fit into memory."""
     graph, placement, settings = run.graph, run.placement, run.settings
     report = cycles(graph, placement, settings, run.ipu, run.model)
     copied = [0] * placement.num_ipus
@@ -467,7 +477,7 @@ def _parts(stage: StageCycles) -> list[tuple[str, float]]:
 
 
 def _fullest(own: IpuMemory) -> int:
-    """Return the bytes of the fullest tile of an IPU, I/O tiles among them."""
+    """Return the bytes of the fullest tile of an IPU, which may be an I/O tile."""
     return max(own.fullest_tile, own.fullest_io_tile)
 
 

@@ -1,7 +1,7 @@
-"""Searches for what fits, or is fastest: batches, splits, recomputation.
+"""Searches for the largest batch, the best splits and the cheapest recomputation that fit.
 
-Every answer is computed: the model is asked about the changed run.
-Nothing here is searched for where a plain question to memory or cycles would do.
+Every result is computed by applying the models of memory and time to changed runs. Questions that
+the modules ``memory`` and ``cycles`` can answer without a search are not part of this module.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ __all__ = [
     "with_checkpoints",
 ]
 
-# Of more places a search takes too long to try them all at first: it grows with their square.
+# The time of a search grows with the square of the number of places. With more places than this, a
+# search does not try all of them at first.
 _MANY_PLACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that the model asks about a run."""
+    """All values that determine the memory and the cycles of a run."""
 
     graph: Graph
     placement: Placement
@@ -54,23 +55,26 @@ class Run:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room on every IPU."""
+        """Whether the run fits into the memory of every IPU."""
         return memory(self.graph, self.placement, self.settings, self.ipu, self.estimates).fits
 
     @property
     def fullest(self) -> IpuMemory:
-        """The IPU with the least room."""
+        """The memory of the IPU with the fullest tile."""
         report = memory(self.graph, self.placement, self.settings, self.ipu, self.estimates)
         return report.fullest
 
     @property
     def cycles(self) -> int:
-        """Cycles of a call."""
+        """The number of cycles that one call takes."""
         return cycles(self.graph, self.placement, self.settings, self.ipu, self.model).total
 
 
 def largest_batch(run: Run, limit: int = 2**16) -> int:
-    """Return the most samples of a micro-batch that fit, 0 if not even one does."""
+    """Return the largest number of samples per micro-batch that fits into memory, up to ``limit``.
+
+    The result is 0 if one sample does not fit.
+    """
 
     def fits(batch: int) -> bool:
         return replace(run, graph=run.graph.with_batch(batch)).fits
@@ -90,20 +94,23 @@ def largest_batch(run: Run, limit: int = 2**16) -> int:
 def best_splits(
     run: Run, stages: int, places: Sequence[int] | None = None, *, tries_all: bool = True
 ) -> Placement | None:
-    """Return the placement on ``stages`` IPUs that fits and whose slowest stage is fastest.
+    """Return the placement on ``stages`` IPUs that fits and whose slowest stage takes least time.
 
-    Dynamic programming: whether a stage fits depends on where it begins and ends, not on how the
-    others are cut, so nothing that fits is missed. Of many places some are tried first, then those
-    near the best of them: the slowest stage may be slower by an operation or two. None if nothing
-    fits.
+    If a placement that fits does not exist, return None. The search uses dynamic programming. Whether a stage
+    fits depends only on where the stage begins and ends. The search therefore finds a placement
+    that fits if there is one.
+
+    If there are many places where stages can begin, the search first tries some of the places. Then
+    it tries the places near the best ones. The slowest stage of the result may then be slower than
+    necessary by one or two operations.
 
     Args:
-        run: all but its placement.
-        stages: how many, each on an IPU of its own.
-        places: numbers of the operations before which a stage may begin. None for those where one
-            tensor alone crosses, or all if there are too few of them.
-        tries_all: whether all of many places are tried where those tried first do not fit, which
-            can take a minute.
+        run: The run. Its placement is not used.
+        stages: The number of stages. Each stage gets its own IPU.
+        places: The numbers of the operations that may be the first of a stage. None means the
+            places that ``places_to_cut`` returns, or all operations if these places are too few.
+        tries_all: Whether to try all places if there are many places and the first tries do not
+            fit. This can take a minute.
     """
     count = len(run.graph.operations)
     inner: Sequence[int] = places_to_cut(run.graph)
@@ -115,7 +122,7 @@ def best_splits(
 
     def best(inner: Sequence[int]) -> tuple[int, ...] | None:
         ends = [0, *inner, count]
-        # Where the last stage fits nowhere, nothing before it matters.
+        # If the last stage does not fit wherever it begins, a search is not necessary.
         lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
         if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
             return None
@@ -137,14 +144,21 @@ def least_slowest(
     work: Callable[[int, int, int], float],
     fits: Callable[[int, int, int], bool],
 ) -> tuple[int, ...] | None:
-    """Return the places, of those given, between stages that fit and the slowest of which is least.
+    """Return the ends of stages that fit, so that the slowest stage takes the least time.
 
-    What would be best if everything fitted says what to try first, and when to stop.
+    The result contains only places from ``ends``. If the stages cannot fit, return None. The
+    optimum for unlimited memory decides which places the search tries first, and when it stops.
+
+    Args:
+        ends: The numbers of the operations where a stage may begin or end.
+        stages: The number of stages.
+        work: A function that returns the time of a stage from its begin, end and number.
+        fits: A function that tells whether a stage fits, from its begin, end and number.
     """
     ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
-        """Return how slow the slowest is at least, with each place where the stage may begin."""
+        """Return each place where a stage may begin, with a minimum for the slowest stage."""
         if not stage:
             return [(ideal[0][last], 0)]
         before = ideal[stage - 1]
@@ -153,7 +167,10 @@ def least_slowest(
 
     @cache
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
-        """Return the least slowest of the stages up to one that ends at a place, and the cuts."""
+        """Return the best split of the operations before a place into stages up to ``stage``.
+
+        The result contains the time of the slowest stage, and the ends of the stages.
+        """
         found = None
         for least, first in options(stage, last):
             if found is not None and least >= found[0]:
@@ -172,7 +189,10 @@ def least_slowest(
 def _ideal(
     ends: Sequence[int], stages: int, work: Callable[[int, int, int], float]
 ) -> list[list[float]]:
-    """Return, for each stage and place where it ends, the least slowest if everything fitted."""
+    """Return the least time of the slowest stage if memory were unlimited.
+
+    The result has one list per stage, with one time for each place where the stage can end.
+    """
     table = [[work(0, end, 0) for end in ends]]
     for stage in range(1, stages):
         before = table[-1]
@@ -186,21 +206,27 @@ def _ideal(
 
 
 def cheapest_recomputation(run: Run) -> Run | None:
-    """Return the run with the recomputation and checkpoints that fit in the fewest cycles.
+    """Return the run with the recomputation and checkpoints that fit and take the fewest cycles.
 
-    None if none fits.
+    If the run does not fit with any recomputation, return None.
     """
     fitting = [other for other in _recomputations(run) if other.fits]
     return min(fitting, key=lambda other: other.cycles, default=None)
 
 
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
-    """Return the numbers of the operations before which a single tensor crosses."""
+    """Return the places where only one tensor passes from earlier operations to later ones.
+
+    A place is the number of the first of the later operations.
+    """
     return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
 
 
 def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
-    """Return a graph that keeps what crosses before each of the operations named by number."""
+    """Return a graph with recomputation checkpoints at the given places.
+
+    A checkpoint keeps the tensors that pass from the operations before the place to later ones.
+    """
     wanted = dict(_crossings(graph))
     marked = set()
     for place in places:
@@ -216,9 +242,10 @@ def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
 
 
 def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield, for each operation but the first, the roots that it or later ones read from earlier.
+    """Yield each place, with the roots of the tensors that pass from earlier to later operations.
 
-    What the host sends does not count: every stage may have it.
+    A place is the number of the first of the later operations. Tensors from the host do not count,
+    because every stage may receive them.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
     inputs = {tensor.name for tensor in graph.inputs}
@@ -231,13 +258,17 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
 
 
 def _placement(cuts: Sequence[int]) -> Placement:
-    """Return the stages between neighbouring cuts, each on an IPU of its own."""
+    """Return a placement with one stage between neighbouring cuts, each on its own IPU."""
     stages = [s for s in range(len(cuts) - 1) for _ in range(cuts[s + 1] - cuts[s])]
     return Placement(tuple(stages), tuple(range(len(cuts) - 1)))
 
 
 def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
-    """Return a function of begin, end and stage: cycles of a micro-batch, checkpoints left out."""
+    """Return a function that computes the cycles of a stage for one micro-batch.
+
+    The function's arguments are the stage's first operation, its end and its number. The function
+    ignores checkpoints.
+    """
     whole = Placement((0,) * len(run.graph.operations), (0,))
     forward, backward = operation_cycles(run.graph, whole, run.settings, run.ipu, run.model)
     sums = [0.0, *accumulate(forward)], [0.0, *accumulate(backward)]
@@ -251,17 +282,19 @@ def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
 
 
 def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
-    """Return a function of begin, end and stage: whether a stage of these operations fits.
+    """Return a function that tells whether a stage fits into memory.
 
-    Two short cuts, both safe: the variables alone may be too much, and a stage that fits does so
-    with a smaller stash as well.
+    The function's arguments are the stage's first operation, its end and its number. The function
+    saves time in two ways, which do not change its result. A stage does not fit if its variables
+    alone are too large. A stage that fits also fits with a smaller stash of activations.
     """
     sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
     room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
     one_each = Placement(tuple(range(stages)), tuple(range(stages)))
     again = run.settings.recomputing(one_each)
     depths = [stash_depth(stage, stages, run.settings) for stage in range(stages)]
-    # The deepest stash that is known to fit, and the shallowest that is known not to.
+    # For each stage, the largest depth of the stash that fits, and the smallest depth that does
+    # not fit, as far as they are known.
     known: dict[tuple[int, int, bool, bool, float], tuple[int, int]] = {}
 
     def fits(begin: int, end: int, stage: int) -> bool:
@@ -282,7 +315,10 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
 
 
 def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool:
-    """Return whether a stage of these operations fits; how the others are cut does not matter."""
+    """Return whether a stage with the operations from ``begin`` to ``end`` fits.
+
+    The result does not depend on the ends of the other stages.
+    """
     before = [*range(stage), begin] if stage else [0]
     count, after = len(run.graph.operations), stages - stage - 1
     rest = [*range(count - after + 1, count + 1)] if after else []
@@ -291,7 +327,7 @@ def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool
 
 
 def _recomputations(run: Run) -> Iterator[Run]:
-    """Yield a run with every sort of recomputation, and checkpoints at ever fewer places."""
+    """Yield the run with each kind of recomputation, then with fewer and fewer checkpoints."""
     for recompute in ("none", "norm", "stage"):
         yield replace(run, settings=replace(run.settings, recompute=recompute))
     places = places_to_cut(run.graph)

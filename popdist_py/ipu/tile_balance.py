@@ -1,8 +1,9 @@
-"""Tile balance of each IPU: the mean work of its tiles, divided by the most work of a tile.
+"""The tile balance of IPUs, which is the mean work of the tiles divided by the largest work.
 
-The inputs, weights and output of an operation are spread over the tiles in whole grains, from the
-same tile on, as in ``memory``. A tile's work grows with its number of grains. The module does not
-know how long a call takes.
+The inputs, weights and output of an operation are spread over the tiles in grains, which are small
+parts of equal size. The spreading begins on the same tile for all operations, as in the module
+``memory``. A tile's work is proportional to its number of grains. This module does not compute the
+duration of a call.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ def tile_balance(
     model: CycleModel,
     grain: int,
 ) -> tuple[float, ...]:
-    """Return a share between 0 and 1 for each IPU of a replica; 1 for one without work.
+    """Return the tile balance of each IPU of a replica, as a share between 0 and 1.
+
+    The tile balance of an IPU without work is 1.
 
     Args:
-        graph: the operations of the forward.
-        placement: the stage of each operation, and the IPU of each stage.
-        settings: the settings of the run.
-        ipu: the device.
-        model: the model of time. Launching and synchronising are left out, because they take the
-            same time on all tiles.
-        grain: the number of bytes that stay together on a tile.
+        graph: The graph of the forward pass.
+        placement: The stage of each operation, and the IPU of each stage.
+        settings: The settings of the run.
+        ipu: The figures of the IPU.
+        model: The constants of the model of time. The time for launching and synchronising is not
+            counted, because it is equal on all tiles.
+        grain: The number of bytes that stay together on a tile.
     """
     tiles = ipu.tiles - settings.io_tiles
     alone = replace(model, operation_cycles=0)

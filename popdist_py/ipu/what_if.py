@@ -1,7 +1,6 @@
-"""Why a run does not fit, and advice: what each change would save.
+"""The explanation why a run does not fit into memory, and advice with the bytes that it saves.
 
-Every answer is computed: the model is asked about the changed run.
-Nothing here searches or builds a run of its own accord.
+Every saving is computed by applying the model of memory to the changed run.
 """
 
 from __future__ import annotations
@@ -43,14 +42,15 @@ _MOST_IO_TILES = 192
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change that needs less memory.
+    """A change of a run that saves memory.
 
     Attributes:
-        change: what to do.
-        saved: bytes less on the fullest IPU, whichever that is then.
-        fits: whether everything fits with this change alone.
-        kind: which change it is, for programs.
-        how: what to type for it, where who asks has words for that.
+        change: The description of the change.
+        saved: The bytes that the change saves on the fullest IPU. After the change, the fullest IPU
+            may be another IPU.
+        fits: Whether the run fits into memory with this change alone.
+        kind: The kind of the change, for use by programs.
+        how: The code to type for the change; empty if the caller of the model does not add it.
     """
 
     change: str
@@ -62,12 +62,12 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Why a run does not fit.
+    """The explanation why a run does not fit into memory.
 
     Attributes:
-        memory: of the IPU that lacks the most.
-        advice: changes that would help, those that save most first. A change that makes another
-            model comes last.
+        memory: The memory of the IPU with the fullest tile.
+        advice: The changes that would help, sorted by saved bytes, with the largest saving first.
+            A change that results in another model comes last.
     """
 
     memory: IpuMemory
@@ -96,7 +96,7 @@ class OutOfMemory:
 
 
 def explain(run: Run) -> OutOfMemory | None:
-    """Return why a run does not fit and what would help, None if it fits."""
+    """Return an explanation with advice if a run does not fit into memory; None if it fits."""
     own = run.fullest
     if own.fits:
         return None
@@ -106,13 +106,13 @@ def explain(run: Run) -> OutOfMemory | None:
         if after.needed < own.needed or after.fits:
             saved = max(0, own.needed - after.needed)
             found.append(Advice(change, saved, after.fits, kind))
-    # Sharing weights makes another model, so that advice comes last.
+    # The advice to share weights comes last, because sharing weights changes the model.
     ordered = sorted(found, key=lambda one: (one.kind == "identical parts", -one.saved))
     return OutOfMemory(own, tuple(ordered))
 
 
 def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield what may save memory: in the order of Graphcore's own tips."""
+    """Yield changes that may save memory, in the order of Graphcore's tips for saving memory."""
     graph, settings = run.graph, run.settings
     if graph.batch > 1:
         batch = graph.batch // 2
@@ -149,7 +149,7 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield the changes that need another program: shared weights, or a run without a profile."""
+    """Yield changes of the program, such as sharing weights or running without a profile."""
     graph, settings = run.graph, run.settings
     reuse = reused(graph, run.placement)
     if reuse is not None:
@@ -161,7 +161,7 @@ def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _in_half(run: Run) -> Run:
-    """Return a run with the types of the half-precision example, the optimiser's among them."""
+    """Return a run in half precision, with the optimiser's types of the half-precision example."""
     graph = run.graph.cast(data="float16", weights="float16")
     optimizer = run.settings.optimizer
     first: tuple[Type, ...] = ("float16",) if optimizer.state else ()
