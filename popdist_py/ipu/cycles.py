@@ -89,10 +89,10 @@ class StageCycles:
         backward: The cycles for computing the gradients of activations and weights, and for
             accumulating the gradients of weights.
         receive: The cycles for receiving the stage's inputs from the host.
-        copy: The cycles for sending the stage's activations to other IPUs. Gradients that come back
-            are not included.
-        load: The cycles for loading weights and inputs of the stage from Streaming Memory. The
-            value counts only in phased execution.
+        copy: The cycles for sending the stage's activations to other IPUs. The cycles for gradients
+            that come back are not included.
+        load: The cycles for loading weights and inputs of the stage from Streaming Memory. ``load``
+            is used only in phased execution.
         offload: The cycles for moving weights, accumulators and kept activations from and to
             Streaming Memory; 0 in phased execution.
         update: The cycles of one update of the stage's weights, including transfers from and to
@@ -186,7 +186,7 @@ def cycles(
 def _window(
     stages: tuple[StageCycles, ...], placement: Placement, settings: Settings, model: CycleModel
 ) -> tuple[float, list[float]]:
-    """Return the cycles between two updates, and the cycles that each IPU computes."""
+    """Return the cycles between two updates, and the cycles that each IPU spends computing."""
     one = settings.one_window
     made = schedule(placement, one)
     lasting = cycle_lengths(made, stages, placement, settings)
@@ -365,7 +365,7 @@ class _Device:
     def update(self, weights: tuple[Weight, ...]) -> float:
         """Return the cycles of a weight update.
 
-        The update reads weights, gradients and optimiser state. It writes weights and state.
+        A weight update reads weights, gradients and optimiser state, and writes weights and state.
         """
         optimizer = self.stage.settings.optimizer
         trained = [weight for weight in weights if weight.is_trained]

@@ -1,8 +1,8 @@
 """Classes that describe a model's forward pass as data, and its division into stages.
 
-The backward pass is derived from the forward pass. It runs the operations in reverse order, and
-each operation reads the tensors that it saved. For sizes that grow with the batch, the size of one
-sample is stored. This module does not depend on an IPU or on the settings of a run.
+The backward pass is derived from the forward pass. The backward pass runs the operations in reverse
+order, and each operation reads the tensors that it saved. For sizes that grow with the batch, the
+size of one sample is stored. This module does not depend on an IPU or on the settings of a run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Tensor:
         name: The name of the tensor, which is unique in the graph.
         elements: The number of elements per sample.
         type: The type of the elements.
-        is_batched: Whether the size of the tensor grows with the batch. It is False for a loss, for
-            example.
+        is_batched: Whether the size of the tensor grows with the batch. ``is_batched`` is False for
+            a loss, for example.
     """
 
     name: str
@@ -96,10 +96,10 @@ class Product:
         serial: The number of parts into which the product is divided (``serializedMatMul``). The
             parts are computed one after the other.
         repeats: The number of times that the product is computed, where each time needs the
-            previous result (the steps of an LSTM). The rows are those of one time. The program
-            contains the code once.
-        reads: The number of times that each element of the first operand is read. It is above 1 in
-            convolutions. The module ``liveness`` computes this number when it needs it.
+            previous result (the steps of an LSTM). ``rows`` counts the rows of one time. The
+            program contains the code once.
+        reads: The number of times that each element of the first operand is read, which is above 1
+            in convolutions. The module ``liveness`` sets ``reads`` from the sizes of tensors.
         is_convolution: Whether the settings for convolutions apply. If False, the settings for
             other matrix products apply.
     """

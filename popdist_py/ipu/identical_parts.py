@@ -1,4 +1,4 @@
-"""Search for identical modules of a graph, which could share their weights.
+"""Search for identical modules of a model, which could share their weights.
 
 A program can call one of several identical modules in place of all of them. The chip then holds the
 weights of the identical modules only once. This Python module does not compute the memory that
@@ -33,8 +33,8 @@ class Reuse:
 def reused(graph: Graph, placement: Placement) -> Reuse | None:
     """Return a graph whose identical modules share weights; None without identical modules.
 
-    Modules are identical if they are numbered members of one module (``layers.3``), are in the
-    same stage, and have operations and weights of equal sizes. If identical modules contain other
+    Modules are identical if they are numbered members of one module (``layers.3``), are in the same
+    stage, and have operations and weights of equal sizes. If identical modules contain other
     identical modules, the outer modules share their weights.
     """
     shared: dict[str, str] = {}

@@ -2,9 +2,8 @@
 
 This module divides the passes of a stage into moments, which are passes of single operations. A
 moment makes (allocates) blocks of memory and reads blocks. A block is live from the moment that
-makes it to the last moment that reads it. This module does
-not count weights and other data that always stay on the chip. It does not depend on the order of
-stages.
+makes it to the last moment that reads it. This module does not count weights and other data that
+always stay on the chip. The module does not depend on the order of stages.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ __all__ = [
 _BORDER: Final = 2.0
 # The planner of Graphcore's library counts a product's operands before and after rearranging, its
 # partial sums, and their sums. This factor is the planner's count, divided by the bytes that the
-# tiles hold at one time. A source does not exist, but the memory and cycles of ResNet-101 over two
+# tiles hold at one time. No source gives the factor. The memory and cycles of ResNet-101 over two
 # IPUs are published. With a factor above 6, the default memory proportion would divide one of the
-# products of ResNet-101. This model would then contradict the published figures.
+# products of ResNet-101 into parts. This model would then contradict the published figures.
 _PLANNED: Final = 6
 
 
@@ -125,7 +124,7 @@ class Stage:
     def fetches(self) -> bool:
         """Whether operations fetch weights or accumulators that are not stored whole on the chip.
 
-        In phased execution, this is False, because phases fetch their data before they run.
+        In phased execution, ``fetches`` is False, because phases fetch their data before they run.
         """
         weights, settings = self.settings.weight_location, self.settings
         is_whole = weights.on_chip and not weights.is_sharded
@@ -249,8 +248,8 @@ def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     made: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
         made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of blocks that later operations need and that
-    # are not kept.
+    # For each operation, the change in the number of blocks that later operations need and that are
+    # not kept.
     crossing = [0] * (len(stage.operations) + 1)
     for root, first in made.items():
         if root not in keeps and last_read.get(root, first) > first:
@@ -305,8 +304,8 @@ def forward_moments(stage: Stage) -> list[Moment]:
 def backward_moments(stage: Stage, keeps: frozenset[str]) -> list[Moment]:
     """Return the moments of the backward pass of one micro-batch, including the recomputation.
 
-    Kept tensors are live from their first use on. Their blocks have the same names as in the
-    forward pass.
+    Kept tensors are live from their first use on. The blocks of kept tensors have the same names as
+    in the forward pass.
     """
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     gradients = {_gradient(r): sizes[r] for r in stage.outgoing if r in stage.graph.gradient_roots}
@@ -322,7 +321,8 @@ def backward_moments(stage: Stage, keeps: frozenset[str]) -> list[Moment]:
 def _forward(stage: Stage, operation: Operation, name: str, fresh: frozenset[str]) -> Moment:
     """Return the moment of an operation's forward pass.
 
-    The blocks of the roots in ``fresh`` are recomputed, and get other names than the first time.
+    ``fresh`` contains the roots of recomputed tensors. The blocks of recomputed tensors get other
+    names than in the forward pass.
     """
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     blocks = [root_of[n] for n in (*operation.inputs, operation.output.name)]
@@ -334,7 +334,7 @@ def _forward(stage: Stage, operation: Operation, name: str, fresh: frozenset[str
 def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Moment:
     """Return the moment of an operation's backward pass, which makes the gradients of its inputs.
 
-    The gradients of its weights are temporary memory.
+    The gradients of weights count as temporary memory of the moment.
     """
     graph, sizes = stage.graph, stage.graph.root_bytes
     root_of = graph.root_of
@@ -418,9 +418,9 @@ def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Produ
 
     The sizes of the products are those of the whole micro-batch. The forward pass has one product.
     The backward pass has two products, the gradient of the first operand and the gradient of the
-    second operand. The gradient of a convolution's input is also a convolution. It reads each
-    gradient as often as the forward pass reads each input. A repeated product is returned once,
-    with its number of repeats.
+    second operand. The gradient of a convolution's input is also a convolution. This convolution
+    reads each gradient as often as the forward pass reads each input. A repeated product is
+    returned once, with its number of repeats.
     """
     if operation.product is None:
         return ()

@@ -1,8 +1,8 @@
 """The model of memory, which computes the contents of every IPU's memory.
 
-The memory of an IPU always contains weights, optimiser state, code, stream buffers, and the stash.
-The stash contains the activations of earlier micro-batches in a pipeline. All other data is counted
-at the moment when it needs the most memory.
+Weights, optimiser state, code, stream buffers and the stash are counted as live all the time. The
+stash contains the activations of earlier micro-batches in a pipeline. All other data is counted at
+the moment when it needs the most memory.
 
 Each tensor is spread over the tiles in grains, which are small parts of equal size. All tensors
 begin on the same tile, so that many small tensors make that tile fuller than the others.
@@ -70,7 +70,7 @@ class Estimates:
 
 ESTIMATES: Final = Estimates()
 
-# These categories hold no variables, so the share for gaps does not count for them.
+# These categories do not contain variables, so gaps between variables are not added to them.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # The forward pass of a phase fetches weights. The backward pass of a phase also fetches
 # accumulators. The weight update of a phase needs the weights and the accumulators.
@@ -137,7 +137,7 @@ def ipu_fits(
 ) -> bool:
     """Return whether the stages of one IPU of a replica fit into its memory.
 
-    The result comes sooner if the data that is always live is already too large.
+    The function returns early if the data that is always live is already too large.
     """
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
@@ -178,9 +178,9 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
 
 
 def least_bytes(graph: Graph, settings: Settings) -> list[int]:
-    """Return, for each operation, the bytes that any stage with this operation needs at least.
+    """Return, for each operation, a lower bound of the bytes that the operation's stage needs.
 
-    These are the bytes of the weights that the operation is the first to read, including their
+    The bound is the size of the weights that the operation is the first to read, including their
     accumulators and optimiser state.
     """
     if settings.is_phased:
@@ -213,7 +213,7 @@ def _always(
 
 
 def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
-    """Yield the weight, its accumulator and its optimiser state, as far as they stay on the chip."""
+    """Yield the parts of a weight, its accumulator and its optimiser state that are on the chip."""
     replicas, optimizer = settings.replicas, settings.optimizer
     held = settings.weight_location.held(weight.elements, replicas)
     yield Contribution(weight.name, "weights", held * BYTES[weight.type], True)
@@ -272,8 +272,8 @@ def _code(
 def _passes(operation: Operation, settings: Settings) -> int:
     """Return the number of programs that the passes of an operation need.
 
-    In training, a product with weights needs three programs. The first computes the forward pass,
-    the second computes gradients of inputs, and the third computes gradients of weights.
+    In training, a product with weights needs one program for the forward pass, one program for the
+    gradients of its inputs, and one program for the gradients of its weights.
     """
     if operation.kind == "view":
         return 0
@@ -306,9 +306,9 @@ def walks(
 ) -> Iterator[tuple[list[Contribution], list[Moment]]]:
     """Yield the walks of an IPU's stages, each with the data that is live during the whole walk.
 
-    A walk is a sequence of moments without an interruption. If a stage keeps its memory from
-    the forward pass to the backward pass, one walk contains both passes. In all other cases, each
-    pass is a walk. In training, the weight update of a stage is another walk.
+    A walk is a list of moments, which are passes of single operations. If a stage keeps its memory
+    from the forward pass to the backward pass, one walk contains both passes. In all other cases,
+    each pass is a walk. In training, the weight update of a stage is another walk.
     """
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)
@@ -382,8 +382,9 @@ def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Moment]:
 def _update_bytes(weight: Weight, settings: Settings) -> int:
     """Return the bytes that the update of a weight needs temporarily.
 
-    The bytes are those of the change of the weight, and of optimiser state that is fetched from
-    Streaming Memory. The change has the widest type of the weight, its accumulator and its state.
+    The update needs memory for the change of the weight, and for optimiser state that is fetched
+    from Streaming Memory. The change of a weight has the widest type of the weight, its accumulator
+    and its optimiser state.
     """
     where, optimizer = settings.optimizer_location, settings.optimizer
     types = (weight.type, optimizer.accumulator, *optimizer.state)

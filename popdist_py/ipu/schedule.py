@@ -1,9 +1,9 @@
 """Schedules, which contain the action of every IPU in each step of a run.
 
 In one step, an IPU performs one action. A pipeline cycle consists of one or more steps. In PopART's
-pipeline ("grouped"), a pipeline cycle contains a forward pass and a backward pass of every stage.
-It may also contain a recomputation. A schedule does not contain steps without any action. This
-module does not depend on the duration of steps.
+pipeline ("grouped"), a pipeline cycle contains a forward pass and a backward pass of every stage. A
+pipeline cycle may also contain a recomputation. Steps without any action are left out. This module
+does not depend on the duration of steps.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
 def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
     """Return the idle share of a run with one IPU per stage and without recomputation.
 
-    The result is a formula's value. Forward pass and backward pass take one step each. A pipeline
-    of N stages runs M micro-batches in ``M + N - 1`` forward steps and as many backward steps. An
-    IPU works in M steps of each kind. If the cycles of PopART's pipeline are counted instead of
-    steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
+    The share is computed by a formula. Forward pass and backward pass take one step each. A
+    pipeline of N stages runs M micro-batches in ``M + N - 1`` forward steps and as many backward
+    steps. An IPU works in M steps of each kind. If the cycles of PopART's pipeline are counted
+    instead of steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
     """
     if strategy in ("grouped", "interleaved"):
         return (stages - 1) / (micro_batches + stages - 1)

@@ -37,8 +37,8 @@ __all__ = [
     "with_checkpoints",
 ]
 
-# The time of a search grows with the square of the number of places. With more places than this, a
-# search does not try all of them at first.
+# The time of a search grows with the square of the number of places. If there are more places than
+# ``_MANY_PLACES``, a search does not try all places at first.
 _MANY_PLACES: Final = 64
 
 
@@ -94,18 +94,18 @@ def largest_batch(run: Run, limit: int = 2**16) -> int:
 def best_splits(
     run: Run, stages: int, places: Sequence[int] | None = None, *, tries_all: bool = True
 ) -> Placement | None:
-    """Return the placement on ``stages`` IPUs that fits and whose slowest stage takes least time.
+    """Return the placement on ``stages`` IPUs that makes the slowest stage as fast as possible.
 
-    If a placement that fits does not exist, return None. The search uses dynamic programming. Whether a stage
-    fits depends only on where the stage begins and ends. The search therefore finds a placement
-    that fits if there is one.
+    Every stage of the result fits into memory. Return None if no placement fits. The search uses
+    dynamic programming. Whether a stage fits depends only on where the stage begins and ends. The
+    search therefore does not miss placements that fit.
 
     If there are many places where stages can begin, the search first tries some of the places. Then
-    it tries the places near the best ones. The slowest stage of the result may then be slower than
-    necessary by one or two operations.
+    the search tries all places near the best places found. The slowest stage of the result may then
+    be slower than necessary by the time of one or two operations.
 
     Args:
-        run: The run. Its placement is not used.
+        run: The run. The placement of the run is not used.
         stages: The number of stages. Each stage gets its own IPU.
         places: The numbers of the operations that may be the first of a stage. None means the
             places that ``places_to_cut`` returns, or all operations if these places are too few.
@@ -146,8 +146,8 @@ def least_slowest(
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit, so that the slowest stage takes the least time.
 
-    The result contains only places from ``ends``. If the stages cannot fit, return None. The
-    optimum for unlimited memory decides which places the search tries first, and when it stops.
+    The result contains only places from ``ends``. Return None if the stages cannot fit. The optimum
+    for unlimited memory decides which places the search tries first, and when the search stops.
 
     Args:
         ends: The numbers of the operations where a stage may begin or end.
@@ -158,7 +158,7 @@ def least_slowest(
     ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
-        """Return each place where a stage may begin, with a minimum for the slowest stage."""
+        """Return each place where a stage may begin, with a lower bound of the slowest time."""
         if not stage:
             return [(ideal[0][last], 0)]
         before = ideal[stage - 1]
@@ -208,7 +208,7 @@ def _ideal(
 def cheapest_recomputation(run: Run) -> Run | None:
     """Return the run with the recomputation and checkpoints that fit and take the fewest cycles.
 
-    If the run does not fit with any recomputation, return None.
+    Return None if the run does not fit with any recomputation.
     """
     fitting = [other for other in _recomputations(run) if other.fits]
     return min(fitting, key=lambda other: other.cycles, default=None)
@@ -293,8 +293,8 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
     one_each = Placement(tuple(range(stages)), tuple(range(stages)))
     again = run.settings.recomputing(one_each)
     depths = [stash_depth(stage, stages, run.settings) for stage in range(stages)]
-    # For each stage, the largest depth of the stash that fits, and the smallest depth that does
-    # not fit, as far as they are known.
+    # The results so far. The values are the largest stash depth that fits, and the smallest stash
+    # depth that does not fit.
     known: dict[tuple[int, int, bool, bool, float], tuple[int, int]] = {}
 
     def fits(begin: int, end: int, stage: int) -> bool:

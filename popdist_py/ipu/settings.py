@@ -34,8 +34,8 @@ Strategy: TypeAlias = Literal[
 ]
 # The value "none" keeps every tensor that the backward pass reads. The value "stage" keeps the
 # inputs of a stage and the tensors marked as checkpoints. The value "norm" recomputes
-# normalisations and the element-wise operations that follow them. The value "default" means
-# "stage" in pipelines over more than one IPU, and "none" in all other runs.
+# normalisations and the element-wise operations that follow them. The value "default" means "stage"
+# in pipelines over more than one IPU, and "none" in all other runs.
 Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
@@ -58,7 +58,7 @@ class Optimizer:
 SGD: Final = Optimizer()
 MOMENTUM: Final = Optimizer(state=("float32",))
 ADAM: Final = Optimizer(state=("float32", "float32"))
-# These types are those of the half-precision example, which stores second moments in float32.
+# HALF_ADAM uses the types of the half-precision example, which stores second moments in float32.
 HALF_ADAM: Final = Optimizer(state=("float16", "float32"), accumulator="float16")
 
 
@@ -111,8 +111,8 @@ class Settings:
         recompute: The kind of recomputation, which decides which tensors are kept for the backward
             pass.
         recomputes_last: Whether the last stage of a pipeline also recomputes activations. The last
-            stage does not need that, because its backward pass follows its forward pass
-            immediately. PopTorch recomputes in the last stage if the stage contains a
+            stage does not need recomputation, because its backward pass immediately follows its
+            forward pass. PopTorch recomputes in the last stage if the stage contains a
             ``recomputationCheckpoint`` (uncertain).
         weight_location: The location of weights.
         accumulator_location: The location of accumulated gradients.
@@ -122,7 +122,7 @@ class Settings:
         matmul_partials: The type of the partial sums inside matrix products that are not
             convolutions. None means the value of ``partials``.
         memory_proportion: The available memory proportion of convolutions and other matrix
-            products. It is one value for all IPUs or one value per IPU.
+            products. The setting is one value for all IPUs or one value per IPU.
         matmul_proportion: The available memory proportion of matrix products that are not
             convolutions. None means the value of ``memory_proportion``.
         io_tiles: The number of I/O tiles. I/O tiles only load and store data, and other tiles
@@ -137,10 +137,11 @@ class Settings:
         is_profiled: Whether the tiles count the cycles of each program for a profile.
 
     Raises:
-        ValueError: A number of micro-batches, iterations or replicas, or N, is below 1.
-            ``accumulation`` is not 1 for inference. The number of I/O tiles is not accepted by
-            PopTorch, or it is 0 although ``overlaps_io`` is set. N does not divide
-            ``device_iterations``. A proportion is not above 0 and at most 1.
+        ValueError: ``accumulation``, ``device_iterations``, ``replicas`` or
+            ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference. The number
+            of I/O tiles is not accepted by PopTorch, or it is 0 although ``overlaps_io`` is set.
+            ``output_return_period`` does not divide ``device_iterations``. A memory proportion is
+            not above 0 and at most 1.
     """
 
     is_training: bool = True

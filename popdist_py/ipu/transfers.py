@@ -1,9 +1,9 @@
-"""Bytes between an IPU and the host, other IPUs, other replicas and Streaming Memory.
+"""The bytes that an IPU exchanges with the host, other IPUs, replicas and Streaming Memory.
 
 The numbers of bytes are computed from shapes and are exact, except for the requests that tiles send
 to the host. The size of requests is inferred from one published profile. Bytes that programs add
-for other purposes, such as profiling,
-are not counted. This module does not compute the duration of transfers.
+for other purposes, such as profiling, are not counted. This module does not compute the duration of
+transfers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
 # 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to 12 bytes for each of the
 # IPU's 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
-# The bytes of the smallest part of a tensor that a tile exchanges with the host. The value
-# is inferred from a profile of ResNet-101 on two Mk2 IPUs. The second IPU in that profile returns
+# The bytes of the smallest part of a tensor that a tile exchanges with the host. The value is
+# inferred from a profile of ResNet-101 on two Mk2 IPUs. The second IPU in that profile returns
 # 128,002 bytes and sends 141 or 142 kB. Every value from 93 to 97 agrees with these figures.
 _LEAST_BYTES: Final = 96
 
@@ -75,7 +75,7 @@ def request_bytes(
 ) -> tuple[int, ...]:
     """Return the bytes of the requests that each IPU of a replica sends to the host in one call.
 
-    A tile sends one request for each tensor that it holds a part of.
+    A tile sends one request for each tensor that it exchanges a part of with the host.
     """
     sent = [0] * placement.num_ipus
     if settings.synthetic_data:

@@ -50,7 +50,8 @@ class Advice:
             may be another IPU.
         fits: Whether the run fits into memory with this change alone.
         kind: The kind of the change, for use by programs.
-        how: The code to type for the change; empty if the caller of the model does not add it.
+        how: The code that makes the change in the user's program. It is empty by default, because
+            the caller of this package adds it.
     """
 
     change: str
@@ -66,8 +67,8 @@ class OutOfMemory:
 
     Attributes:
         memory: The memory of the IPU with the fullest tile.
-        advice: The changes that would help, sorted by saved bytes, with the largest saving first.
-            A change that results in another model comes last.
+        advice: The changes that would help, sorted by saved bytes, with the largest saving first. A
+            change that results in another model comes last.
     """
 
     memory: IpuMemory
@@ -161,7 +162,7 @@ def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _in_half(run: Run) -> Run:
-    """Return a run in half precision, with the optimiser's types of the half-precision example."""
+    """Return the run in half precision, including the types of the optimiser's values."""
     graph = run.graph.cast(data="float16", weights="float16")
     optimizer = run.settings.optimizer
     first: tuple[Type, ...] = ("float16",) if optimizer.state else ()

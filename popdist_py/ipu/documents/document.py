@@ -69,8 +69,8 @@ class Document:
 
     Attributes:
         headline: The line with the main result of the report.
-        is_good: Whether the main result is good news for the user. A terminal shows the headline in
-            green if it is, and in red otherwise.
+        is_good: Whether the main result is good news for the user. A terminal shows the headline of
+            good news in green, and other headlines in red.
         sections: The tables and notes below the headline.
     """
 
@@ -101,8 +101,8 @@ def _level(value: float, last: int) -> int:
 def text(document: Document) -> str:
     """Return a document as lines of at most 100 characters, without a final newline.
 
-    Long names lose their middle. A line is longer only if its table cannot be made narrower, or if
-    a note contains a long word.
+    The middle of a long name is replaced by dots. A line is longer only if its table cannot be made
+    narrower, or if a note contains a long word.
     """
     return "\n\n".join([document.headline, *map(_lines, document.sections)])
 
