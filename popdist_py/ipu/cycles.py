@@ -49,22 +49,22 @@ class CycleModel:
     The same constants apply to all devices and runs.
 
     Attributes:
-        product_share: The share of their peak rate that matrix products reach. The value is
+        product_share: The share of their peak rate that matrix products reach. ``product_share`` is
             assumed.
-        memory_share: The share of the tile memory's bandwidth that other operations reach. The
-            value is assumed.
+        memory_share: The share of the tile memory's bandwidth that other operations reach.
+            ``memory_share`` is assumed.
         operation_cycles: The cycles that each program of an operation needs for its launch, for
-            synchronisation and for rearranging data. The value is fitted to the steady state of
-            ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
+            synchronisation and for rearranging data. ``operation_cycles`` is fitted to the steady
+            state of ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
         part_cycles: The fixed cycles for each part after the first, if a product is computed in
-            several parts, one after the other. The value is assumed to be half of
+            several parts, one after the other. ``part_cycles`` is assumed to be half of
             ``operation_cycles``.
-        host_bandwidth: The bytes per second from the host. The value is fitted to the cycles that
-            8-bit input saves in the runs of ResNet-101 (4.63 million for 24 MiB).
+        host_bandwidth: The bytes per second from the host. ``host_bandwidth`` is fitted to the
+            cycles that 8-bit input saves in the runs of ResNet-101 (4.63 million for 24 MiB).
         call_seconds: The time that each call by the host needs in addition to its micro-batches.
-            The value is fitted to the runs of ResNet-101 (33 million cycles).
+            ``call_seconds`` is fitted to the runs of ResNet-101 (33 million cycles).
         sync_cycles: The cycles for synchronising all IPUs of a replica at the end of each pipeline
-            cycle. The value is uncertain.
+            cycle. ``sync_cycles`` is uncertain.
     """
 
     product_share: float = 0.7

@@ -84,9 +84,9 @@ class Product:
     """The sizes of a matrix product or a convolution.
 
     The operation consists of ``count`` products of shape [rows, depth] x [depth, columns]. The rows
-    of a convolution are the positions of its output. Its depth is the number of input channels per
-    group times the number of kernel positions. Its columns are the output channels per group, and
-    its count is the number of groups.
+    of a convolution are the positions of its output. The depth of a convolution is the number of
+    input channels per group times the number of kernel positions. The columns of a convolution are
+    the output channels per group, and its count is the number of groups.
 
     Attributes:
         rows: The number of rows per sample.
@@ -100,8 +100,8 @@ class Product:
             program contains the code once.
         reads: The number of times that each element of the first operand is read, which is above 1
             in convolutions. The module ``liveness`` sets ``reads`` from the sizes of tensors.
-        is_convolution: Whether the settings for convolutions apply. If False, the settings for
-            other matrix products apply.
+        is_convolution: Whether the settings for convolutions apply. For other matrix products,
+            ``is_convolution`` is False.
     """
 
     rows: int

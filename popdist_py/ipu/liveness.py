@@ -248,8 +248,8 @@ def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     made: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
         made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of blocks that later operations need and that are
-    # not kept.
+    # For each operation, the change in the number of open blocks. A block is open if it is not kept
+    # and a later operation reads it.
     crossing = [0] * (len(stage.operations) + 1)
     for root, first in made.items():
         if root not in keeps and last_read.get(root, first) > first:
@@ -272,8 +272,8 @@ def _again(
 ) -> tuple[Operation, ...]:
     """Return the operations that must be recomputed before the backward pass of a segment.
 
-    A stage that recomputes keeps its incoming tensors in their original state. It therefore also
-    recomputes operations that change an incoming tensor in place.
+    A stage that recomputes keeps its incoming tensors in their original state. Operations that
+    change an incoming tensor in place are therefore also recomputed.
     """
     if stage.saved <= keeps:
         return ()

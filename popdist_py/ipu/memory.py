@@ -1,11 +1,11 @@
 """The model of memory, which computes the contents of every IPU's memory.
 
 Weights, optimiser state, code, stream buffers and the stash are counted as live all the time. The
-stash contains the activations of earlier micro-batches in a pipeline. All other data is counted at
-the moment when it needs the most memory.
+stash contains the activations of earlier micro-batches in a pipeline. Activations, gradients and
+other temporary data are counted at the moment when they need the most memory.
 
 Each tensor is spread over the tiles in grains, which are small parts of equal size. All tensors
-begin on the same tile, so that many small tensors make that tile fuller than the others.
+begin on the same tile, so that many small tensors make this tile fuller than the others.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Estimates:
         distinct_code: The size of the vertices and exchange code for one pass of an operation.
             Equal operations share this code.
         call_code: The size of the code that calls the code of an operation, for each pass.
-        profile_code: The size of the code that counts the cycles of a pass for a profile. It is
-            assumed to be two counters of 4 bytes and four instructions.
+        profile_code: The size of the code that counts the cycles of a pass for a profile.
+            ``profile_code`` is assumed to be two counters of 4 bytes and four instructions.
         gaps: The memory that is lost between variables, as a share of the memory of all variables.
         grain: The number of bytes of a tensor that stay together on a tile. Vectors have 8 bytes,
             and the widest load instructions read 16 bytes.
@@ -292,7 +292,7 @@ def _worst(
 ) -> tuple[str, list[Contribution]]:
     """Return the moment when an IPU needs the most memory, and the data that is live then.
 
-    Data that is always live is not included.
+    Weights and other data that is always live are not included.
     """
     found: list[tuple[str, list[Contribution]]] = [("nothing", [])]
     for fetched, moments in walks(graph, placement, settings, ipu, number):
@@ -304,11 +304,11 @@ def _worst(
 def walks(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> Iterator[tuple[list[Contribution], list[Moment]]]:
-    """Yield the walks of an IPU's stages, each with the data that is live during the whole walk.
+    """Yield the walks (lists of moments) of an IPU's stages, each with the data live throughout.
 
-    A walk is a list of moments, which are passes of single operations. If a stage keeps its memory
-    from the forward pass to the backward pass, one walk contains both passes. In all other cases,
-    each pass is a walk. In training, the weight update of a stage is another walk.
+    A moment is one pass of an operation. If a stage keeps its memory from the forward pass to the
+    backward pass, one walk contains both passes. In all other cases, each pass is a walk. In
+    training, the weight update of a stage is another walk.
     """
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)

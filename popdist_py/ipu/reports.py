@@ -38,8 +38,8 @@ __all__ = [
     "memory_page",
 ]
 
-# The version of the JSON of both reports. It is increased when a key is removed or gets another
-# meaning.
+# The version of the JSON of both reports. The version is increased when a key is removed or gets
+# another meaning.
 _VERSION: Final = 1
 _LARGEST: Final = 5
 _SLOWEST: Final = 8
@@ -220,8 +220,8 @@ class IpuExecution:
         busy: The share of the call's time that the IPU spends on computing.
         tile_balance: The mean work of the IPU's tiles, divided by the work of its busiest tile.
         received: The bytes that the IPU receives from the host.
-        sent: The bytes that the IPU sends to the host. They include outputs, and the requests of
-            tiles that exchange data with the host.
+        sent: The bytes that the IPU sends to the host. ``sent`` includes outputs, and the requests
+            of tiles that exchange data with the host.
         copied: The bytes of activations that the IPU sends to other IPUs. In training, the IPU
             receives gradients of the same size.
     """

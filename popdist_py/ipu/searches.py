@@ -158,7 +158,7 @@ def least_slowest(
     ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
-        """Return each place where a stage may begin, with a lower bound of the slowest time."""
+        """Return each place where a stage may begin, with a lower bound of the slowest stage."""
         if not stage:
             return [(ideal[0][last], 0)]
         before = ideal[stage - 1]

@@ -67,8 +67,8 @@ class Location:
     """The location of tensors of one kind, like PopTorch's ``TensorLocationSettings``.
 
     Attributes:
-        on_chip: Whether the tensors are in the IPU's own memory. If False, they are in Streaming
-            Memory.
+        on_chip: Whether the tensors are in the IPU's own memory. Streaming Memory contains the
+            tensors if ``on_chip`` is False.
         is_sharded: Whether each replica stores only a part of each tensor (replicated tensor
             sharding).
         min_off_chip: The smallest number of elements of a tensor that is stored in Streaming
@@ -128,7 +128,8 @@ class Settings:
         io_tiles: The number of I/O tiles. I/O tiles only load and store data, and other tiles
             cannot use their memory.
         overlaps_io: Whether I/O tiles load inputs and store outputs while the other tiles compute.
-            If False, I/O tiles do not take part in transfers from and to the host.
+            If ``overlaps_io`` is False, I/O tiles do not take part in transfers from and to the
+            host.
         output_mode: The mode that decides which outputs the host gets from a call. None means
             PopTorch's default, which is "final" for training and "all" for inference.
         output_return_period: The number N of the output mode "every n". N must divide

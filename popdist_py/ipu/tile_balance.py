@@ -1,4 +1,4 @@
-"""The tile balance of IPUs, which is the mean work of the tiles divided by the largest work.
+"""The tile balance of IPUs, which is the mean work of tiles divided by the busiest tile's work.
 
 The inputs, weights and output of an operation are spread over the tiles in grains, which are small
 parts of equal size. The spreading begins on the same tile for all operations, as in the module

@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 # The bytes of a request. A tile sends one request to the host for each tensor of a micro-batch that
-# it reads from the host or returns. The value is inferred from a profile of ResNet-101 on two Mk2
-# IPUs. The first IPU reads images and does not return outputs. It sends 51.8, 138 and 552 kB (of
-# 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to 12 bytes for each of the
+# it reads from the host or returns. ``_REQUEST`` is inferred from a profile of ResNet-101 on two
+# Mk2 IPUs. The first IPU reads images and does not return outputs. It sends 51.8, 138 and 552 kB
+# (of 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to 12 bytes for each of the
 # IPU's 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
 # The bytes of the smallest part of a tensor that a tile exchanges with the host. The value is

@@ -50,8 +50,8 @@ class Advice:
             may be another IPU.
         fits: Whether the run fits into memory with this change alone.
         kind: The kind of the change, for use by programs.
-        how: The code that makes the change in the user's program. It is empty by default, because
-            the caller of this package adds it.
+        how: The code that makes the change in the user's program. ``how`` is empty by default,
+            because the caller of this package adds the code.
     """
 
     change: str

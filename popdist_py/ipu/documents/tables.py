@@ -53,7 +53,7 @@ def _cell(cell: Cell) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A cell that is drawn with block characters, or with ASCII if the terminal needs that."""
+    """A cell that is drawn with block characters, or with ASCII on a terminal without Unicode."""
 
     cell: Share | Course
 
