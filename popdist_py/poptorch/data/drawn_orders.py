@@ -72,7 +72,8 @@ def check(communicator: Communicator) -> None:
         return
     for own in everyone[0]:
         for index, others in enumerate(everyone):
-            # Samplers with equal number, class and length most likely belong to the same loader.
+            # If samplers of two instances have the same number, class and length, they most likely
+            # belong to the same loader of the program.
             same = [each for each in others if each[:3] == own[:3]]
             if same and same[0].digest != own.digest:
                 first, other = communicator.instances[0], communicator.instances[index]

@@ -315,7 +315,7 @@ class _Loader:
 
         Returns:
             The iterator over the epoch's remaining items, and the first item. If the epoch is
-            empty, None is in the place of the first item.
+            empty, the second value is None instead of the first item.
         """
         skipped = 0
         if self._resume is not None:

@@ -1,7 +1,8 @@
 """Epochs that the program sets on its samplers and data sets with ``set_epoch()``.
 
-The loader process sets the same epochs on its copies of the samplers and data sets. Persistent
-workers are replaced by new workers, so that the workers' copies of data sets have the new epochs.
+The loader process sets the same epochs on its copies of the samplers and data sets. If the epoch of
+a data set has changed, new workers replace persistent workers, so that their copies of the data set
+have the new epoch.
 """
 
 from __future__ import annotations
