@@ -205,7 +205,7 @@ def _laid_out(run: Run) -> tuple[CycleReport, Schedule, float, list[float]]:
 
 
 def _ends(rows: Sequence[Sequence[Cell]], last: int) -> tuple[dict[int, Cell], dict[int, Cell]]:
-    """Return the forward cells of the first stage and of the last stage, by micro-batch."""
+    """Return the cells with forward passes of the first and the last stage, by micro-batch."""
     forwards = [cell for row in rows for cell in row if cell.action == "forward"]
     forwards.sort(key=lambda cell: cell.step)
     first, end = (

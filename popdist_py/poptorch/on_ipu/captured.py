@@ -1,7 +1,7 @@
 """The class Captured, which is the forward pass of a model as a graph for the device model.
 
-The module ``capture`` makes objects of this class. They do not refer to tensors, so the library can
-store them with an executable.
+The module ``capture`` makes objects of this class. The objects do not refer to tensors, so the
+library can store them with an executable.
 """
 
 from __future__ import annotations

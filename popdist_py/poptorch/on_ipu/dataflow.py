@@ -148,7 +148,7 @@ class _Reading:
         return name
 
     def _read(self, seen: Seen, by: Observation | None) -> _Source:
-        """Return the current content of a tensor.
+        """Return the value or weight that a tensor contains now.
 
         If the tensor is a part of a larger value and the part does not have a view step yet, add a
         view step.

@@ -246,7 +246,7 @@ def _check_arguments(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Callables written in C may not have a signature. They check their own arguments.
+        # Callables written in C may lack a signature, and check their own arguments.
         return
     try:
         signature.bind(**arguments)

@@ -109,7 +109,7 @@ def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
     The result contains at most MOST_PIECES spans, or one span for each IPU.
 
     Args:
-        of: The activities of the IPUs in one window. The call repeats this window.
+        of: The activities of the IPUs in one window. A call may repeat the window several times.
     """
     total = of.count * of.cycles
     for pieces in (of.pieces, _by_stages(of.pieces)):

@@ -1,9 +1,8 @@
 """The conversion of the steps of a forward pass to the graph that a device compiler would make.
 
-The rules follow the compiler PopART. PopART removes steps whose results are not used. It makes the
-addition of a bias a part of the product. It merges a softmax with the loss, and computes the
-gradient of the loss from the scores. It lets an operation overwrite an input that is not needed
-afterwards.
+The rules follow the compiler PopART. PopART removes steps whose results are not used. PopART adds a
+bias as a part of the product. PopART merges a softmax with the loss, and computes the gradient of
+the loss from the scores. PopART lets an operation overwrite an input that is not needed afterwards.
 """
 
 from __future__ import annotations

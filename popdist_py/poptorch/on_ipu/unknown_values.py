@@ -1,7 +1,7 @@
 """A dispatch mode of torch that runs a forward pass on tensors without values.
 
-The tensors have shapes and types. Only small constants have values, because a forward pass may read
-them. For example, torchvision's ``Normalize`` checks whether a deviation is 0, and random
+Most tensors have only a shape and a type. Small constants also have values, because a forward pass
+may read them. For example, torchvision's ``Normalize`` checks whether a deviation is 0, and random
 transforms read the numbers that they draw. Inputs and weights do not have values, so an operation
 that reads the value of an input or a weight raises an error.
 """
@@ -37,8 +37,8 @@ class UnknownValues(FakeTensorMode):
         self._own: set[StorageWeakRef] = set()
         # The memory whose values became unknown, because an operation without values wrote to it.
         self._lost: set[StorageWeakRef] = set()
-        # This flag is False during an operation without values. It makes the operations inside that
-        # operation also run without values.
+        # This flag is False while an operation without values runs. The operations that are called
+        # inside the operation then also run without values.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

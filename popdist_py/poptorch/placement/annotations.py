@@ -238,7 +238,7 @@ class NameScope(_Context):
 class Attribute(_Context):
     """A context manager that accepts attributes for the operations inside it.
 
-    The emulation stores the attributes and does not use them.
+    The attributes have no effect in the emulation.
 
     Args:
         **attributes: A dictionary for each name, for example ``__outline={"layer": "embedding"}``.

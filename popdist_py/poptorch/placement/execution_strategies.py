@@ -204,10 +204,11 @@ class PipelinedExecution(ShardedExecution):
         have this option, which follows ``PipelineSchedule`` of TensorFlow for the IPU.
 
         Args:
-            schedule: The default, ``grouped``, is PopTorch's pipeline. Every IPU runs a forward
-                and a backward pass in each cycle. With ``interleaved``, forward and backward cycles
-                alternate. Each cycle lasts as long as its slowest forward or backward pass. A stage
-                then keeps the activations of about half as many micro-batches.
+            schedule: The default, ``grouped``, is PopTorch's pipeline. In each cycle of the
+                pipeline, every IPU runs a forward and a backward pass. With ``interleaved``, an IPU
+                runs a forward or a backward pass in each cycle. Each cycle lasts as long as its
+                slowest forward or backward pass. A stage of an interleaved pipeline keeps the
+                activations of about half as many micro-batches.
 
         Raises:
             ValueError: The schedule is unknown.
@@ -355,7 +356,7 @@ class _PhasedExecution(_IExecutionStrategy):
     def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
         """Run the backward pass in separate phases, also for the last forward phase.
 
-        The emulation stores this setting and does not use it.
+        This setting has no effect in the emulation.
         """
         self._separate_backward_phase = use
         return self
@@ -391,7 +392,7 @@ class SerialPhasedExecution(_PhasedExecution):
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Set whether tensors stay in the IPU's memory between phases.
 
-        The emulation stores this setting and does not use it.
+        This setting has no effect in the emulation.
 
         Raises:
             AssertionError: The argument is not a :class:`Liveness`.
@@ -423,7 +424,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
         """Move tensors out of the IPU's memory after the forward pass.
 
-        The emulation stores this setting and does not use it.
+        This setting has no effect in the emulation.
         """
         self._off_chip_after_forward = off_chip
         return self
