@@ -103,7 +103,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:
     """Return the strategy for averaging gradients that the optimiser's accumulators need.
 
-    Float16 accumulators need a running mean, which keeps the values in the range of float16.
+    Float16 accumulators need a running mean, which keeps the values in the range of float16. With
+    ``use_combined_accum``, the mean is computed after the accumulation.
     """
     half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
     if half and not getattr(optimizer, "use_combined_accum", False):
