@@ -1,4 +1,4 @@
-"""The PopTorch API on emulated IPUs, in plain PyTorch: names follow PopTorch."""
+"""The PopTorch API on emulated IPUs, in plain PyTorch and with PopTorch's names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from popdist_py import __version__
 
-# Imported before torch, because importing torch loads the OpenMP runtime, which reads this module's
-# setting. If the program has imported torch already, the setting has no effect.
+# This import must precede the import of torch, which loads the OpenMP runtime. The runtime reads a
+# setting of this module. If the program has imported torch already, the setting does nothing.
 from popdist_py.start_hook import popdist_thread_waiting  # noqa: F401
 
 # isort: split
@@ -183,5 +183,5 @@ torch_ops.install()
 Options._names_in_files["poptorch"] = sys.modules[__name__]
 install_excepthook()
 
-if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist
+if not TYPE_CHECKING:  # Type checkers still report names that do not exist.
     __getattr__ = old_spellings.module_names("poptorch", __name__)

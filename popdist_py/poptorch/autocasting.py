@@ -1,6 +1,7 @@
-"""Automatic casts of PopTorch before 3.0: accepted, and nothing is cast.
+"""The automatic casts of PopTorch releases before 3.0, which this library accepts and ignores.
 
-Half and float mix as in torch here, which is never less exact. Only the names live here.
+Operations on float16 and float32 tensors follow torch's rules. The results are at least as exact as
+with automatic casts.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ __all__ = ["Policy", "autocast", "default"]
 
 
 class Policy:
-    """Which operations would have run in half; kept and not read.
+    """The number formats of operations, which this library stores but does not use.
 
     Args:
-        fp16: operations in half.
-        fp32: operations in float.
-        promote: operations in the wider format of their inputs.
-        demote: operations in the narrower one.
+        fp16: The operations in float16.
+        fp32: The operations in float32.
+        promote: The operations in the widest format of their inputs.
+        demote: The operations in the narrowest format of their inputs.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ default = Policy()
 
 
 class autocast(ContextDecorator):  # PopTorch's name
-    """A context, or a decorator of functions, in which nothing is cast."""
+    """A context manager and decorator of functions, which does not cast any tensor."""
 
     def __init__(self, enabled: bool = True) -> None:
         old_spellings.say("poptorch", "autocast")

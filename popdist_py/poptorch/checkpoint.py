@@ -1,8 +1,8 @@
-"""Saving a training and going on where it stopped, to the bit.
+"""Checkpoints that let an interrupted training continue with the same results.
 
-This module gathers the state of a training from the instances, with the position in the data and
-the host's random numbers. The model says itself what its state is; files are
-``popdist_py.checkpoint``'s matter.
+This module gathers the state of a training from the instances. The state includes the position in
+the data and the host's random number generators. The model returns its own state, and the module
+``popdist_py.checkpoint`` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -27,25 +27,29 @@ from popdist_py.poptorch.model.training_state import own_state
 __all__ = ["TrainingCheckpoints", "Weights", "weights_of"]
 
 _VERSION = 2
-# Where loaders and samplers without a ``state_dict()`` keep what they go through.
+# Loaders and samplers without a ``state_dict()`` store the samplers that they read, their random
+# generators and their epoch counters in attributes with these names.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
 _COUNTERS = ("_epoch", "epoch")
 
 
 class TrainingCheckpoints:
-    """The checkpoints of one training: model, optimiser, position in the data, random numbers.
+    """The checkpoints of one training, with the model, optimiser, data position and random numbers.
 
-    Every instance makes one of these and calls the same methods; instance 0 reads and writes the
-    files. After ``resume()`` the training goes on with the very numbers that it would have had.
-    With another number of instances than before it goes on too, but what is left of the epoch may
-    come in another order, and the host's own random numbers are those of instance 0.
+    Every instance makes one of these objects and calls the same methods. Instance 0 reads and
+    writes the files. After ``resume()``, the results are equal to those of a training without
+    interruption, to the bit.
+
+    A training can also resume with another number of instances. In this case, the rest of the epoch
+    may have another order, and all instances continue with the random numbers of instance 0.
 
     Args:
-        folder: where the files are, on instance 0's host.
-        model: the ``poptorch.trainingModel``.
-        loader: what ``batches()`` reads; any iterable that starts a new epoch each time.
-        keep: how many checkpoints are kept.
+        folder: The folder of the files, on the host of instance 0.
+        model: The model from ``poptorch.trainingModel``.
+        loader: The data loader that ``batches()`` reads. Any iterable that starts a new epoch in
+            each iteration is allowed.
+        keep: The number of checkpoints that are kept.
     """
 
     def __init__(
@@ -59,16 +63,16 @@ class TrainingCheckpoints:
         self._model = model
         self._data = _Stateful(loader) if _is_stateful(loader) else _Rewound(loader)
         self._epoch = 0
-        self._done = 0  # batches of this epoch that were given out
+        self._done = 0  # The number of batches of this epoch that ``batches()`` has returned.
         self._resumed_random: dict[str, Any] | None = None
 
     @property
     def epoch(self) -> int:
-        """Number of epochs that are complete."""
+        """The number of complete epochs."""
         return self._epoch
 
     def batches(self) -> Iterator[Any]:
-        """Read the rest of the current epoch, batch by batch."""
+        """Yield the remaining batches of the current epoch."""
         random_state, self._resumed_random = self._resumed_random, None
         if random_state is None:
             batches = self._data.begin()
@@ -81,16 +85,16 @@ class TrainingCheckpoints:
         self._done = 0
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
-        """Save the training after ``step`` steps; all instances call this together.
+        """Save the training after ``step`` steps. All instances must call this method.
 
         Args:
-            step: the number of steps done.
-            extra: more to keep, such as a scheduler's ``state_dict()``: tensors, numbers, texts,
-                and lists, tuples and dictionaries of them.
+            step: The number of completed steps.
+            extra: Other values to save, such as the ``state_dict()`` of a scheduler. The values may
+                be tensors, numbers, texts, and lists, tuples and dictionaries of these types.
 
         Raises:
-            Error: the model has not run yet, or ``extra`` or the state of the model's scheduler
-                holds something else.
+            Error: The model has not run yet, or a value in ``extra`` or in the state of the model's
+                scheduler has another type.
         """
         _check_extra(extra or {})
         with activities.doing(activities.SAVING, "save"):
@@ -119,16 +123,17 @@ class TrainingCheckpoints:
         self._files.save(step, _to_bytes(state))
 
     def resume(self) -> tuple[int, dict[str, Any]]:
-        """Load the newest whole checkpoint, if there is one; all instances call this together.
+        """Load the newest complete checkpoint, if one exists. All instances must call this method.
 
-        Call it before the model runs. What the launcher says of steps counts on from here.
+        Call this method before the model runs. The launcher's count of steps continues from the
+        loaded step.
 
         Returns:
-            The number of steps done, 0 to start from the beginning, and what was saved as
-            ``extra``.
+            The number of completed steps, and the values that ``save()`` received as ``extra``. If
+            no checkpoint exists, the number of steps is 0.
 
         Raises:
-            Error: the checkpoint is of another version, or no training's.
+            Error: The checkpoint has another version, or does not contain a training.
         """
         with activities.doing(activities.SAVING, "load"):
             return self._resume()
@@ -152,12 +157,12 @@ class TrainingCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a checkpoint holds for those who do not go on from it.
+    """The weights in a checkpoint, for programs that do not continue the training.
 
     Attributes:
-        step: the number of steps done.
-        model: the module's ``state_dict()``, as instance 0 had it.
-        extra: what was saved as ``extra``.
+        step: The number of completed steps.
+        model: The ``state_dict()`` of the module on instance 0.
+        extra: The values that ``save()`` received as ``extra``.
     """
 
     step: int
@@ -166,14 +171,14 @@ class Weights:
 
 
 def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weights:
-    """Return the weights in a checkpoint, such as for a validation.
+    """Return the weights in a checkpoint, for a validation for example.
 
     Args:
-        checkpoint: of ``popdist_py.checkpoint.Checkpoints``.
-        folder: where it comes from, for messages.
+        checkpoint: A checkpoint from ``popdist_py.checkpoint.Checkpoints``.
+        folder: The folder of the checkpoint, for error messages.
 
     Raises:
-        Error: the checkpoint is of another version, or no training's.
+        Error: The checkpoint has another version, or does not contain a training.
     """
     state = _training_in(checkpoint, folder)
     return Weights(checkpoint.step, state["training"]["model"], state["extra"])
@@ -201,48 +206,50 @@ def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict
 
 
 def _is_stateful(loader: Any) -> bool:
-    """Tell whether a loader has torch's stateful protocol."""
+    """Tell whether a loader has the methods ``state_dict()`` and ``load_state_dict()``."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 
 class _Stateful:
-    """The position in a loader that knows it: the next ``iter()`` goes on with the next batch.
+    """The position in a loader that saves and loads its own position.
+
+    After the loader has loaded a position, the next ``iter()`` continues with the next batch.
 
     Args:
-        loader: has ``state_dict()`` and ``load_state_dict()``.
+        loader: A loader with ``state_dict()`` and ``load_state_dict()``.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._is_known = True  # whether the loader knows where it is
+        self._is_known = True  # Whether the loaded state contains the loader's position.
 
     def begin(self) -> Iterator[Any]:
         """Begin an epoch."""
         return iter(self._loader)
 
     def state(self) -> dict[str, Any]:
-        """Return where the loader is.
+        """Return the state of the loader, which contains the loader's position.
 
         Raises:
-            Error: the loader's state holds what a checkpoint cannot.
+            Error: The loader's state contains a value of a type that a checkpoint cannot contain.
         """
         state = {"loader": self._loader.state_dict()}
         _check_loadable(state["loader"], f"The state_dict() of {type(self._loader).__name__}")
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state` returned."""
+        """Load a state that :meth:`state` returned."""
         self._is_known = "loader" in state
         if self._is_known:
             self._loader.load_state_dict(state["loader"])
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
-        """Return the rest of the epoch that was saved.
+        """Return the remaining batches of the epoch that was saved.
 
         Raises:
-            Error: a loader without a state of its own wrote the state.
+            Error: The checkpoint was saved with a loader that has no ``state_dict()``.
         """
-        del epoch, done  # the loader knows
+        del epoch, done  # The loader has loaded its position already.
         if not self._is_known:
             raise Error(
                 "The checkpoint was saved with a loader that has no state_dict(), but "
@@ -253,10 +260,13 @@ class _Stateful:
 
 
 class _Rewound:
-    """The position in any other iterable: its epoch begins as it began, and batches are skipped.
+    """The position in an iterable that cannot save its own position.
+
+    To resume, this class starts the epoch again with the same random numbers, and skips the batches
+    that were already used.
 
     Args:
-        loader: starts a new epoch each time.
+        loader: An iterable that starts a new epoch in each iteration.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -264,23 +274,28 @@ class _Rewound:
         self._start: dict[str, Any] = {}
 
     def begin(self) -> Iterator[Any]:
-        """Begin an epoch, and note how."""
+        """Begin an epoch, and store the state of the random generators at its beginning."""
         self._start = {"random": _host_random(), "parts": _parts_state(self._loader)}
         return iter(self._loader)
 
     def state(self) -> dict[str, Any]:
-        """Return how the epoch began."""
+        """Return the state of the random generators at the beginning of the epoch."""
         return self._start
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state` returned."""
+        """Load a state that :meth:`state` returned."""
         self._start = dict(state)
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
-        """Begin the epoch as it began, and skip the batches that were trained on.
+        """Begin the saved epoch again, and return the batches that were not used yet.
+
+        Args:
+            epoch: The number of complete epochs before the saved epoch.
+            done: The number of used batches of the saved epoch.
+            random_state: The state of the host's random generators when the training was saved.
 
         Raises:
-            Error: a loader with a state of its own wrote the state.
+            Error: The checkpoint was saved with a loader that has a ``state_dict()``.
         """
         if "loader" in self._start:
             raise Error(
@@ -288,7 +303,8 @@ class _Rewound:
                 f"{type(self._loader).__name__} has none: resume with the loader that was saved"
             )
         if getattr(self._loader, "_accessor", None) is not None:
-            # Another process loads, whose samplers are out of reach: it reads all epochs again.
+            # Another process loads the batches, and this process cannot change the samplers of that
+            # process. So the loader reads all complete epochs again.
             for _ in range(epoch):
                 for _ in self._loader:
                     pass
@@ -306,8 +322,8 @@ class _Rewound:
 # --- bytes ------------------------------------------------------------------------------------
 
 
-# Bytes in a state are written as a text and the call that makes them bytes again, which torch lets
-# a file do from 2.5 on.
+# torch.save writes bytes as text and a call of ``codecs.encode``. From torch 2.5 on, torch.load
+# allows this call. For earlier versions, which lack ``safe_globals``, this module allows the call.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 
@@ -319,7 +335,7 @@ def _to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
-    """Refuse now what ``resume()`` could not load."""
+    """Raise Error if ``extra`` contains a value that ``resume()`` could not load."""
     for key, value in extra.items():
         _check_loadable(value, f"extra[{key!r}]")
 
@@ -335,7 +351,7 @@ def _check_loadable(value: Any, name: str) -> None:
 
 
 def _from_bytes(data: bytes) -> Any:
-    """Load tensors and plain values only: a file cannot run code."""
+    """Load tensors and plain values only, so that a file cannot run code."""
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
@@ -343,7 +359,7 @@ def _from_bytes(data: bytes) -> Any:
 
 
 def _host_random() -> dict[str, Any]:
-    """Return the state of the generators that a program on the host draws from."""
+    """Return the states of the random number generators of torch, Python and NumPy."""
     numpy: Any = np.random.get_state(legacy=False)
     return {
         "torch": torch.get_rng_state(),
@@ -368,7 +384,7 @@ def _load_host_random(state: Mapping[str, Any]) -> None:
 
 
 def _parts(loader: Any) -> Iterator[Any]:
-    """Return the loader and the samplers that it reads through, each once."""
+    """Yield the loader and the samplers that the loader uses, each once."""
     seen: set[int] = set()
     waiting = [loader]
     while waiting:
@@ -381,7 +397,7 @@ def _parts(loader: Any) -> Iterator[Any]:
 
 
 def _parts_state(loader: Any) -> list[dict[str, Any]]:
-    """Return the generators and epoch counters of a loader and its samplers."""
+    """Return the states of the generators and epoch counters of a loader and its samplers."""
     state: list[dict[str, Any]] = []
     for part in _parts(loader):
         values = getattr(part, "__dict__", {})
@@ -401,7 +417,7 @@ def _load_parts_state(loader: Any, state: list[dict[str, Any]]) -> None:
     for part, part_state in zip(_parts(loader), state, strict=False):
         values = getattr(part, "__dict__", {})
         for name, value in part_state.items():
-            # A loader made for another number of instances may have other samplers.
+            # A loader for another number of instances may have other samplers.
             if isinstance(value, torch.Tensor) and isinstance(values.get(name), torch.Generator):
                 values[name].set_state(value)
             elif isinstance(values.get(name), int):

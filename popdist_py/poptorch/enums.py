@@ -1,4 +1,4 @@
-"""The enumerations of the PopTorch API: names and values, no behaviour."""
+"""The enumerations of the PopTorch API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class OutputMode(IntEnum):
-    """Which micro-batches' outputs a call returns."""
+    """The micro-batches whose outputs a call of a model returns."""
 
     Final = 0
     EveryN = 1
@@ -37,7 +37,7 @@ class OutputMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """How values of micro-batches or replicas are combined."""
+    """The operation that combines the values of micro-batches or replicas."""
 
     Sum = 0
     Mean = 1
@@ -45,7 +45,7 @@ class ReductionType(IntEnum):
 
 
 class MeanReductionStrategy(IntEnum):
-    """When a mean over gradient accumulation and replicas is divided."""
+    """The method that computes the mean of gradients over micro-batches and replicas."""
 
     Running = 0
     Post = 1
@@ -53,7 +53,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class DataLoaderMode(IntEnum):
-    """Whether a data loader works in the program's process or beside it."""
+    """Whether a data loader loads batches in the program's process or in another process."""
 
     Sync = 0
     Async = 1
@@ -61,7 +61,7 @@ class DataLoaderMode(IntEnum):
 
 
 class SharingStrategy(IntEnum):
-    """How a loader process is started and gets its data set."""
+    """The way that a data loader's process is started and receives its data set."""
 
     SharedMemory = 0
     FileSystem = 1
@@ -70,7 +70,7 @@ class SharingStrategy(IntEnum):
 
 
 class ConnectionType(IntEnum):
-    """When a model attaches to its device."""
+    """The time when a model attaches to its device."""
 
     Always = 0
     OnDemand = 1
@@ -78,7 +78,7 @@ class ConnectionType(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """How IPUs synchronise; no numeric effect."""
+    """The way that IPUs synchronise, which does not change results."""
 
     Full = 0
     SinglePipeline = 1
@@ -86,7 +86,7 @@ class SyncPattern(IntEnum):
 
 
 class HalfFloatCastingBehavior(IntEnum):
-    """Deprecated: how half and float mix."""
+    """The deprecated rules for operations on float16 and float32 tensors."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
@@ -94,7 +94,7 @@ class HalfFloatCastingBehavior(IntEnum):
 
 
 class Liveness(IntEnum):
-    """Where tensors of a phase live between phases."""
+    """The memory that stores the tensors of an execution phase between phases."""
 
     AlwaysLive = 0
     OffChipAfterFwd = 1
@@ -103,21 +103,21 @@ class Liveness(IntEnum):
 
 
 class AutoStage(IntEnum):
-    """How stages are made from blocks."""
+    """The rule that assigns the blocks of a model to stages."""
 
     SameAsIpu = 0
     AutoIncrement = 1
 
 
 class MultiConvPlanType(IntEnum):
-    """How the convolutions of a MultiConv are planned."""
+    """Whether the convolutions of a MultiConv run in parallel or in sequence."""
 
     Parallel = 0
     Serial = 1
 
 
 class CommGroupType(IntEnum):
-    """Which replicas form a group."""
+    """The rule that divides replicas into groups."""
 
     All = 0
     Consecutive = 1
@@ -126,14 +126,14 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which replicas' values of a grouped variable the host reads."""
+    """The replicas that send their values of a grouped variable to the host."""
 
     OnePerGroup = 0
     AllReplicas = 2
 
 
 class MatMulSerializationMode(Enum):
-    """Along which dimension a matrix product is cut."""
+    """The dimension along which a matrix product is split into parts."""
 
     InputChannels = "input_channels"
     ReducingDim = "reducing_dim"
@@ -142,12 +142,12 @@ class MatMulSerializationMode(Enum):
 
 
 class OverlapMode(Enum):
-    """How the transfer of a tensor overlaps with computing."""
+    """The loop, if any, whose computation overlaps with the transfer of a tensor."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist
+if not TYPE_CHECKING:  # Type checkers still report names that do not exist.
     __getattr__ = old_spellings.module_names("poptorch.enums", __name__)

@@ -1,6 +1,6 @@
-"""The exceptions of the PopTorch API, with their spelling and attributes.
+"""The exceptions of the PopTorch API, with PopTorch's names and attributes.
 
-Nothing else lives here. Wrong argument *types* are reported by AssertionError, as PopTorch does.
+Arguments of a wrong *type* raise AssertionError, as in PopTorch.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ __all__ = ["ConfigFileError", "Error", "RecoverableError", "UnrecoverableError"]
 
 
 class Error(Exception):
-    """What PopTorch reports on its own behalf.
+    """An error that PopTorch itself reports.
 
     Attributes:
-        message: the text without the type.
-        type: kind of error; ``poptorch_py_error`` when raised by this Python layer.
-        location: where in the stack below it arose; empty when raised by this Python layer.
+        message: The text of the error without its type.
+        type: The kind of the error, which is ``poptorch_py_error`` for errors from Python code.
+        location: The place in the lower layers of software where the error occurred, or an empty
+            text for errors from Python code.
     """
 
     def __init__(
@@ -31,10 +32,10 @@ class Error(Exception):
 
 
 class RecoverableError(Error):
-    """An error that a reset would cure.
+    """An error that a reset of the device would correct.
 
     Attributes:
-        recovery_action: IPU_RESET, LINK_RESET, PARTITION_RESET or FULL_RESET.
+        recovery_action: The reset, which is IPU_RESET, LINK_RESET, PARTITION_RESET or FULL_RESET.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class RecoverableError(Error):
 
 
 class UnrecoverableError(Error):
-    """An error that ends the use of the device."""
+    """An error after which the device cannot be used."""
 
 
 class ConfigFileError(Exception):
-    """A line of an options file that cannot be understood; the message shows where."""
+    """An error for an invalid line of an options file. The message shows the line."""

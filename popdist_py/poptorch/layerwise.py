@@ -1,7 +1,7 @@
-"""LAMB and LARS as torch would have them: a group's settings, and the update on the CPU.
+"""The optimisers LAMB and LARS in the form of torch's optimisers.
 
-That update is the reference, and what the device runs on its own copy of the weights. What the
-device adds to it stands in ``optim.py``, with torch's own optimisers.
+The device runs the same update on its own copy of the weights. The module ``optim.py`` adds
+PopTorch's arguments to these classes and to torch's optimisers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class _LayerWise(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], settings: Mapping[str, Any]) -> None:
         super().__init__(params, dict(settings))
-        # torch adds it to every optimiser that loads a state: nothing that a program did.
+        # torch adds this key to every optimiser that loads a state. The constructor adds the key
+        # already, so that loading a state does not look like a change by the program.
         self.defaults.setdefault("differentiable", False)
 
     @torch.no_grad()
@@ -36,12 +37,12 @@ class _LayerWise(torch.optim.Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Update the parameters of one group, all with one call per operation."""
+        """Update the parameters of one group. Each operation is one call for all parameters."""
         raise NotImplementedError
 
 
 class LAMB(_LayerWise):
-    """The settings of each parameter group, and one update of them all."""
+    """The optimiser LAMB, with layer-wise adaptive moments."""
 
     def __init__(
         self,
@@ -98,10 +99,10 @@ class LAMB(_LayerWise):
 
 
 class LARS(_LayerWise):
-    """The settings of each parameter group, and one update of them all.
+    """The optimiser LARS, which is SGD with layer-wise adaptive rates.
 
     Raises:
-        ValueError: a setting of a group is below 0.
+        ValueError: A setting of a parameter group is below 0.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class LARS(_LayerWise):
 def _trust_ratios(
     group: Mapping[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return how much of the learning rate each parameter gets; 1 where a norm is 0."""
+    """Return the factor on the learning rate of each parameter, which is 1 if a norm is 0."""
     decay, epsilon = group["weight_decay"], group["epsilon"]
     ratios = []
     norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(gradients), strict=True)

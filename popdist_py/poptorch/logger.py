@@ -1,6 +1,7 @@
-"""The log of the PopTorch API: one logger named ``poptorch::python`` that writes to stderr.
+"""The log of the PopTorch API, a logger with the name ``poptorch::python`` that writes to stderr.
 
-Levels and their numbers are PopTorch's; Python's own numbers stay inside this module.
+The names and numbers of log levels are those of PopTorch. Only this module uses the level numbers
+of Python's package logging.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _COLOURS: Final = {
 
 
 class _Formatter(logging.Formatter):
-    """``[HH:MM:SS.mmm] [name] [level] message``, coloured on a terminal only."""
+    """Formats lines as ``[HH:MM:SS.mmm] [name] [level] message``, in colour on a terminal only."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -52,9 +53,9 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever ``sys.stderr`` is at the time, so that redirection is honoured.
+    """A handler that writes to the current ``sys.stderr``, so that redirections work.
 
-    A line that the program's own log shows already is not written a second time.
+    The handler does not write a line that the program's own log handlers show already.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -65,9 +66,9 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _bars_aside() -> AbstractContextManager[None]:
-    """Take progress bars away while a line is written, which would land behind one of them.
+    """Clear progress bars while a log line is written, so that the line starts on an empty line.
 
-    tqdm makes its locks when it is first asked, so it is not asked while there is no bar.
+    The first call of tqdm makes locks, so this function does not call tqdm while no bar exists.
     """
     bars = getattr(tqdm, "_instances", None)
     return tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext()
@@ -84,20 +85,20 @@ def _program_shows(record: logging.LogRecord) -> bool:
 
 
 def _stream(handler: logging.Handler) -> object:
-    """Return where a handler writes: its stream, or that of its console as rich has one."""
+    """Return the stream of a log handler. Handlers of the package rich have it in a console."""
     return getattr(handler, "stream", None) or getattr(
         getattr(handler, "console", None), "file", None
     )
 
 
 def setLogLevel(level: str | int) -> None:
-    """Set how much PopTorch logs.
+    """Set the level of PopTorch's log.
 
     Args:
         level: TRACE, DEBUG, INFO, WARN, ERR or OFF, or their numbers 0, 1, 2, 3, 4, 6.
 
     Raises:
-        ValueError: any other level.
+        ValueError: The level is unknown.
     """
     if isinstance(level, int):
         if level not in _PYTHON:
@@ -115,9 +116,10 @@ def setLogLevel(level: str | int) -> None:
 
 
 def install_excepthook() -> None:
-    """Send the traceback of an exception that nobody catches through the log.
+    """Write the traceback of an uncaught exception to the log.
 
-    A hook that stands already stays: it may have to end a whole job.
+    This function does not replace an exception hook that another module has installed, because that
+    hook may have to end a whole job.
     """
     previous = sys.excepthook
     if previous is not sys.__excepthook__:
@@ -133,7 +135,7 @@ def install_excepthook() -> None:
 
 
 def _configure() -> None:
-    """Give the logger its handler and its first level, once."""
+    """Add the handler to the logger and set the initial level, unless this was done already."""
     if logger.handlers:
         return
     logger.propagate = True
@@ -144,7 +146,7 @@ def _configure() -> None:
 
 
 def _take_level(text: str) -> None:
-    """Set the level that the environment asks for; a program is not stopped by a wrong one."""
+    """Set the level from an environment variable. An unknown level only causes a warning."""
     try:
         setLogLevel(int(text) if text.isdigit() else text)
     except ValueError as error:

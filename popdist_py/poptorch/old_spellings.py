@@ -1,7 +1,8 @@
-"""Names and arguments of earlier PopTorch releases: one table, and what makes an entry work.
+"""The table of names and arguments of earlier PopTorch releases, and functions that apply it.
 
-A program that uses one gets what the present spelling gives, and one warning that names it. Nothing
-here does the work of an option or an operation; docs/old-spellings.md shows the table.
+A program that uses an old spelling gets the effect of the current spelling, and one warning with
+the current spelling. The functions of this module only translate names and arguments. The page
+docs/old-spellings.md shows the table.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class How(Enum):
-    """What becomes of an old spelling."""
+    """Whether an old spelling works like a new spelling, does nothing or is refused."""
 
     SAME = auto()
     NOTHING = auto()
@@ -42,16 +43,17 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One old spelling.
+    """One old spelling of a name or an argument.
 
     Attributes:
-        where: what has the name: a module, a kind of options, an enumeration; of an argument, the
-            function with ``()``.
-        old: the name or the argument.
-        new: what has the same effect, in the same place; dots lead to what lies inside of it.
-        how: whether it works, does nothing, or is refused.
-        why: why it does nothing, or what to do instead of a refused one.
-        given: arguments of the new spelling that the old one stood for.
+        where: The module, group of options or enumeration that contains the name. For an argument,
+            this is the name of the function with ``()``.
+        old: The old name or argument.
+        new: The new name or argument with the same effect, which may be a dotted path.
+        how: Whether the old spelling works, does nothing or is refused.
+        why: The reason why the old spelling does nothing, or the replacement for a refused
+            spelling.
+        given: The arguments that the new spelling needs to have the effect of the old spelling.
     """
 
     where: str
@@ -63,12 +65,12 @@ class Spelling:
 
     @property
     def old_text(self) -> str:
-        """How a program wrote it."""
+        """The old spelling, as a program writes it."""
         return _written(self.where, self.old)
 
     @property
     def new_text(self) -> str:
-        """How a program writes it today; empty if nothing has its effect."""
+        """The new spelling, as a program writes it, or an empty text if it does not exist."""
         if self.how is not How.SAME:
             return ""
         arguments = ", ".join(f"{name}={value}" for name, value in self.given.items())
@@ -82,7 +84,7 @@ def _written(where: str, name: str) -> str:
 _NO_AUTOCAST: Final = "half and float mix as in torch; call .half() on what is to be in half"
 
 TABLE: Final = (
-    # Output modes were called anchor modes.
+    # Earlier releases called output modes anchor modes.
     Spelling("poptorch", "AnchorMode", "OutputMode"),
     Spelling("poptorch.enums", "AnchorMode", "OutputMode"),
     Spelling("Options", "anchorMode", "outputMode"),
@@ -105,7 +107,7 @@ TABLE: Final = (
         "accumulation_reduction_type",
         "accumulation_and_replication_reduction_type",
     ),
-    Spelling("MeanReductionStrategy", "PostAndLoss", "Post"),  # the mean is the same
+    Spelling("MeanReductionStrategy", "PostAndLoss", "Post"),  # Both give the same mean.
     Spelling(
         "Options.Jit",
         "traceModel",
@@ -127,7 +129,7 @@ TABLE: Final = (
         how=How.NOTHING,
         why="emulated IPUs have no configuration files",
     ),
-    # Automatic casts ended with 3.0.
+    # PopTorch 3.0 removed automatic casts.
     Spelling("poptorch", "autocast", "autocasting.autocast", How.NOTHING, _NO_AUTOCAST),
     # Execution strategies and blocks.
     Spelling("poptorch", "PhasedExecution", "SerialPhasedExecution"),
@@ -137,7 +139,7 @@ TABLE: Final = (
         how=How.REFUSED,
         why="use poptorch.BeginBlock(layer, ipu_id=n) or, around code, poptorch.Block(ipu_id=n)",
     ),
-    # Wrappers, which took what options and forwards say today.
+    # Arguments of model wrappers, which options and the forward of the model replace.
     Spelling(
         "poptorch.trainingModel()",
         "loss",
@@ -180,12 +182,12 @@ _said: set[str] = set()
 
 
 def find(where: str, old: str) -> Spelling | None:
-    """Return the entry of the name ``old`` in the place ``where``, if there is one."""
+    """Return the table's entry for the name ``old`` in ``where``, or None."""
     return _FOUND.get((where, old))
 
 
 def say(where: str, old: str) -> None:
-    """Log that a name of the table is old, once in a program, on instance 0."""
+    """Log that a program uses an old name, once for each name and on instance 0 only."""
     spelling = _FOUND[where, old]
     if spelling.old_text in _said or context.environment().instance_index != 0:
         return
@@ -197,10 +199,10 @@ def say(where: str, old: str) -> None:
 
 
 def current_name(spelling: Spelling) -> str:
-    """Return the present name, after saying that the old one is old.
+    """Log a warning about an old spelling, and return the new name.
 
     Raises:
-        AttributeError: it is refused.
+        AttributeError: The old spelling is refused.
     """
     if spelling.how is How.REFUSED:
         raise AttributeError(f"{spelling.old_text} is gone: {spelling.why}")
@@ -209,20 +211,25 @@ def current_name(spelling: Spelling) -> str:
 
 
 def attribute(spelling: Spelling, owner: Any) -> Any:
-    """Return what the old name stands for in ``owner``.
+    """Return the attribute of ``owner`` that replaces an old name.
 
     Raises:
-        AttributeError: it is refused.
+        AttributeError: The old name is refused.
     """
     path = current_name(spelling)
     if not path:
-        return lambda *_, **__: owner  # a setter without effect
+        return lambda *_, **__: owner  # This setter does nothing.
     value = attrgetter(path)(owner)
     return partial(value, **spelling.given) if spelling.given else value
 
 
 def module_names(where: str, module: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``module``, which programs know as ``where``."""
+    """Return a ``__getattr__`` function that finds the old names of a module.
+
+    Args:
+        where: The name of the module in the table.
+        module: The full name of the module in ``sys.modules``.
+    """
 
     def of_module(name: str) -> Any:
         spelling = find(where, name)
@@ -234,7 +241,11 @@ def module_names(where: str, module: str) -> Callable[[str], Any]:
 
 
 def takes(where: str) -> Callable[[_Function], _Function]:
-    """Let a function take the old arguments of ``where``, such as ``Options.outputMode()``."""
+    """Return a decorator that lets a function accept its old arguments.
+
+    Args:
+        where: The name of the function in the table, such as ``Options.outputMode()``.
+    """
     spellings = {spelling.old: spelling for spelling in TABLE if spelling.where == where}
 
     def decorate(function: _Function) -> _Function:
@@ -250,7 +261,11 @@ def takes(where: str) -> Callable[[_Function], _Function]:
 
 
 def _rename(arguments: dict[str, Any], spelling: Spelling) -> None:
-    """Give an argument its present name; TypeError if it is refused, or there already."""
+    """Give an old argument its new name.
+
+    Raises:
+        TypeError: The old argument is refused, or both the old and the new argument are given.
+    """
     if spelling.how is How.REFUSED:
         raise TypeError(f"{spelling.old_text} is gone: {spelling.why}")
     if spelling.new in arguments:

@@ -1,7 +1,7 @@
 """PopTorch's operations: control flow, dynamic slices, hints for the compiler, host and custom ops.
 
-Each computes in plain PyTorch what the device would; what has a module of its own (printing, CTC
-decoding, point clouds, overlapped I/O, MultiConv) is only exported here.
+The operations compute the results of the device in plain PyTorch. Printing, CTC decoding, point
+clouds, overlapped I/O, custom operations and MultiConv are imported from other modules.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ __all__ = [
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor``; on hardware it stops optimisations across this point.
+    """Return ``tensor``. On hardware, this call stops optimisations across it.
 
     Raises:
-        Error: not a tensor.
+        Error: ``tensor`` is not a tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"nop needs a torch.Tensor, got {type(tensor).__name__}")
@@ -69,16 +69,17 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep these values for the backward pass instead of computing them again.
+    """Keep tensors for the backward pass instead of computing them again.
 
     Args:
-        *tensors: tensors, or one list or tuple of them.
+        *tensors: The tensors, or one list or tuple of tensors.
 
     Returns:
-        The same values: one tensor for one, a tuple for several, a list or tuple for one of these.
+        The same tensors. The result is one tensor for one argument, and a tuple for several
+        arguments. For a list or tuple, the result has the same type.
 
     Raises:
-        ValueError: an argument is not a tensor.
+        ValueError: An argument is not a tensor.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         kept = [_checkpoint(tensor) for tensor in tensors[0]]
@@ -98,11 +99,18 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Return ``tensor``; on hardware its operation may use this proportion of the tile memory.
+    """Set the share of the tile memory that an operation may use on hardware.
+
+    Args:
+        tensor: The result of the operation.
+        available_memory_proportion: The share, a number from 0 to 1.
+
+    Returns:
+        The same tensor.
 
     Raises:
-        Error: not a tensor.
-        AssertionError: not a number from 0 to 1.
+        Error: ``tensor`` is not a tensor.
+        AssertionError: The share is not a number from 0 to 1.
     """
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"set_available_memory needs a torch.Tensor, got {type(tensor).__name__}")
@@ -118,18 +126,19 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """Return ``lhs @ rhs``; on hardware computed in ``factor`` steps to save memory.
+    """Return ``lhs @ rhs``. On hardware, the product is computed in parts to save memory.
 
     Args:
-        lhs: [..., M, K].
-        rhs: [..., K, N].
-        mode: which dimension is split: InputChannels M, ReducingDim K, OutputChannels N.
-        factor: number of parts; must divide that dimension.
-        keep_precision: whether the parts of a half result are added in float32.
+        lhs: The left factor with the shape [..., M, K].
+        rhs: The right factor with the shape [..., K, N].
+        mode: The dimension that is split. InputChannels splits M, ReducingDim splits K, and
+            OutputChannels splits N.
+        factor: The number of parts, which must divide the split dimension.
+        keep_precision: Whether the parts of a float16 result are added in float32.
 
     Raises:
-        AssertionError: arguments of a wrong type.
-        Error: the factor does not divide the dimension.
+        AssertionError: An argument has a wrong type.
+        Error: The number of parts does not divide the split dimension.
     """
     assert isinstance(keep_precision, bool), f"keep_precision is a bool, got {keep_precision!r}"
     assert isinstance(factor, int), f"factor is an int, got {factor!r}"
@@ -158,16 +167,20 @@ def serializedMatMul(
 def for_loop(
     count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Call ``body`` ``count`` times, each time on what it returned before.
+    """Call ``body`` repeatedly, each time with the tensors that the previous call returned.
 
     Args:
-        count: number of iterations.
-        body: takes the tensors as positional arguments and returns as many.
-        inputs: the tensors of the first iteration; they are not changed.
+        count: The number of calls.
+        body: A function that takes the tensors as positional arguments, and returns the same number
+            of tensors.
+        inputs: The tensors for the first call. They are not changed.
+
+    Returns:
+        The tensors that the last call returned.
 
     Raises:
-        ValueError: the inputs are not a list of tensors.
-        Error: in a training model, or the body returns another number of tensors.
+        ValueError: The inputs are not a list of tensors.
+        Error: The model is a training model, or ``body`` returns another number of tensors.
     """
     _check_tensor_list("for_loop", "inputs", inputs)
     _check_inference("for_loop")
@@ -189,18 +202,20 @@ def cond(
     else_body: Callable[..., Any],
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Return what ``then_body`` computes if ``condition`` holds, else what ``else_body`` does.
+    """Return the results of ``then_body`` if ``condition`` is true, or else of ``else_body``.
 
     Args:
-        condition: a tensor with one element.
-        then_body: takes ``then_inps`` as positional arguments; may use tensors around it.
-        then_inps: a list of tensors; they are not changed.
-        else_body: takes ``else_inps`` and returns as many tensors as ``then_body``.
-        else_inps: a list of tensors; they are not changed.
+        condition: A tensor with one element.
+        then_body: A function that takes ``then_inps`` as positional arguments. The function may
+            also use tensors that are not among its arguments.
+        then_inps: A list of tensors, which are not changed.
+        else_body: A function that takes ``else_inps`` as positional arguments, and returns the same
+            number of tensors as ``then_body``.
+        else_inps: A list of tensors, which are not changed.
 
     Raises:
-        ValueError: the inputs are not lists of tensors.
-        Error: in a training model, or the branches return different numbers of tensors.
+        ValueError: The inputs are not lists of tensors.
+        Error: The model is a training model, or the functions return different numbers of tensors.
     """
     _check_tensor_list("cond", "then_inps", then_inps)
     _check_tensor_list("cond", "else_inps", else_inps)
@@ -208,7 +223,8 @@ def cond(
     if not current_forward.is_running():
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
-    # The value is not known while tracing: compute both, as a graph does, and choose.
+    # Both functions run, as in a graph, because the condition is not known during tracing. The call
+    # of ``torch.where`` chooses the results.
     then_values = _results(then_body(*(tensor.clone() for tensor in then_inps)))
     else_values = _results(else_body(*(tensor.clone() for tensor in else_inps)))
     if len(then_values) != len(else_values):
@@ -248,20 +264,22 @@ def _results(outputs: Any) -> list[torch.Tensor]:
 def dynamic_slice(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
 ) -> torch.Tensor:
-    """Return ``tensor[start : start + size : step]`` along ``dim``; the start is a tensor.
+    """Return ``tensor[start : start + size : step]`` along a dimension.
 
     Args:
-        tensor: any shape.
-        dim: the dimension to slice.
-        start: integer tensor with one element; a slice over the end goes on from the beginning.
-        size: extent of the slice; must divide the dimension.
-        step: distance of the elements.
+        tensor: A tensor of any shape.
+        dim: The dimension to slice.
+        start: An integer tensor with one element. A slice that exceeds the end of the dimension
+            continues from its beginning.
+        size: The extent of the slice, which must divide the extent of the dimension.
+        step: The distance between the elements of the slice.
 
     Returns:
-        The shape of ``tensor`` with ceil(size / step) elements along ``dim``.
+        A tensor with ceil(size / step) elements along ``dim``. The other dimensions are the same as
+        in ``tensor``.
 
     Raises:
-        Error: arguments of a wrong type, or sizes that do not fit.
+        Error: An argument has a wrong type, or the sizes do not fit.
     """
     _check_slice("dynamic_slice", tensor, dim, start, size)
     if not isinstance(step, int) or step < 1:
@@ -277,17 +295,18 @@ def dynamic_slice(
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Return ``input`` with ``src`` at ``start`` along ``dim``; the start is a tensor.
+    """Return a copy of ``input`` in which ``src`` replaces the elements from ``start`` on.
 
     Args:
-        input: any shape; not changed.
-        src: the shape of ``input`` but for ``size`` elements along ``dim``.
-        dim: the dimension to update.
-        start: integer tensor with one element.
-        size: extent of the update.
+        input: A tensor of any shape. It is not changed.
+        src: A tensor of the new elements, with ``size`` elements along ``dim``. The other
+            dimensions are the same as in ``input``.
+        dim: The dimension to update.
+        start: An integer tensor with one element.
+        size: The number of replaced elements along ``dim``.
 
     Raises:
-        Error: arguments of a wrong type, or shapes and dtypes that do not fit.
+        Error: An argument has a wrong type, or the shapes or dtypes do not fit.
     """
     if not isinstance(src, torch.Tensor):
         raise Error(f"dynamic_update: src must be a torch.Tensor, got {type(src).__name__}")
@@ -346,8 +365,8 @@ class CPU:
     """Runs a callable on the host inside an inference model.
 
     Args:
-        layer_to_call: a module (its parameters are frozen) or any callable on tensors.
-        ID: a name for it.
+        layer_to_call: A callable that takes tensors. The parameters of a module are frozen.
+        ID: A name for the callable.
     """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
@@ -357,10 +376,10 @@ class CPU:
             layer_to_call.requires_grad_(False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the callable.
+        """Call the callable on the host.
 
         Raises:
-            Error: in a training model.
+            Error: The model is a training model.
         """
         _check_inference("CPU")
         with on_host():

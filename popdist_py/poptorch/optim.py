@@ -1,7 +1,7 @@
-"""The optimisers of the PopTorch API: torch's, with what the device adds.
+"""The optimisers of the PopTorch API, which are subclasses of torch's optimisers.
 
-These objects hold a program's settings; the update itself runs on the device's copy of the weights
-(``update/device_optimizer.py``).
+These objects contain a program's settings. The module ``update/device_optimizer.py`` updates the
+device's copy of the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from popdist_py.poptorch.optimizer import Optimizer, VariableAttributes
 __all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
 Params = Iterable[Any]
-# Which argument is the format of each state tensor of Adam and its kin.
+# For each state tensor of Adam, AdamW and LAMB, the argument that sets its number format.
 _MOMENTS: Final = {
     "Accl1": "first_order_momentum_accum_type",
     "Accl2": "second_order_momentum_accum_type",
@@ -30,7 +30,7 @@ _MOMENT_TYPES: Final = {
     "second_order_momentum_accum_type": torch.float32,
 }
 
-# Said when it is given, and when it changes later.
+# The warning when a program sets ``velocity_scaling``, or changes it later.
 VELOCITY_SCALING_IGNORED: Final = (
     "velocity_scaling is ignored: it only applies with use_combined_accum=True"
 )
@@ -42,15 +42,18 @@ _VELOCITY_SCALING_IDLE: Final = (
 
 
 class SGD(Optimizer, torch.optim.SGD):
-    """Stochastic gradient descent, with torch.optim.SGD's arithmetic.
+    """Stochastic gradient descent, with the arithmetic of torch.optim.SGD.
 
     Args:
-        loss_scaling: factor on the loss before, and divisor of the gradients after the backward.
-        velocity_scaling: factor on the velocity of the combined accumulator. It has no effect here.
-        use_combined_accum: let velocity and gradient accumulator share one tensor.
-        accum_type: float32 or float16, the format of the gradient accumulator.
-        velocity_accum_type: the same for the velocity.
-        max_grad_norm: the gradients' global 2-norm is clipped to this.
+        loss_scaling: The factor that multiplies the loss before the backward pass and divides the
+            gradients after it.
+        velocity_scaling: The factor on the velocity in the combined accumulator. This library
+            ignores the factor.
+        use_combined_accum: Whether one tensor stores the velocity and accumulates the gradients.
+        accum_type: The format of the gradient accumulator, float32 or float16.
+        velocity_accum_type: The format of the velocity, float32 or float16.
+        max_grad_norm: The limit of the global 2-norm of the gradients. Larger gradients are scaled
+            down to this norm.
     """
 
     _own: ClassVar = {
@@ -95,7 +98,10 @@ class SGD(Optimizer, torch.optim.SGD):
 
 
 class Adam(Optimizer, torch.optim.Adam):
-    """Adam, with torch.optim.Adam's arithmetic; the extra arguments are those of SGD."""
+    """Adam, with the arithmetic of torch.optim.Adam.
+
+    The arguments that torch.optim.Adam does not have are described in the class SGD.
+    """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "max_grad_norm": math.inf}
     _child_only = list(_own)  # noqa: RUF012
@@ -125,11 +131,11 @@ class Adam(Optimizer, torch.optim.Adam):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """Adam with decoupled weight decay, with torch.optim.AdamW's arithmetic.
+    """Adam with decoupled weight decay, with the arithmetic of torch.optim.AdamW.
 
     Args:
-        bias_correction: False leaves out the correction of the moments, which begin at zero. This
-            has an effect on the device only: ``step()`` on the CPU is torch's, and corrects.
+        bias_correction: Whether the device corrects the moments, which begin at zero. On the CPU,
+            ``step()`` is torch's method and always corrects the moments.
     """
 
     _own: ClassVar = {
@@ -166,11 +172,12 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
-    """RMSprop, with torch.optim.RMSprop's arithmetic or TensorFlow's.
+    """RMSprop, with the arithmetic of torch.optim.RMSprop or of TensorFlow.
 
     Args:
-        use_tf_variant: the mean square starts at ones, eps is inside the root, and the learning
-            rate is folded into the momentum buffer.
+        use_tf_variant: Whether to use TensorFlow's arithmetic. In TensorFlow, the mean square
+            starts at ones, eps is inside the square root, and the momentum buffer includes the
+            learning rate.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "use_tf_variant": False}
@@ -204,10 +211,11 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
 
 class LAMB(Optimizer, layerwise.LAMB):
-    """Layer-wise adaptive moments; ``step()`` also works on the CPU, as a reference.
+    """Layer-wise adaptive moments (LAMB). On the CPU, ``step()`` works too, as a reference.
 
-    The update is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected moments m and v;
-    the trust ratio is ``min(|w|, max_weight_norm) / |update|``, or 1 where either is 0.
+    The update is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected moments m and v.
+    The trust ratio is ``min(|w|, max_weight_norm) / |update|``, or 1 if ``|w|`` or ``|update|``
+    is 0.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES}
@@ -233,7 +241,7 @@ class LAMB(Optimizer, layerwise.LAMB):
 
 
 class LARS(Optimizer, layerwise.LARS):
-    """SGD with layer-wise adaptive rates; ``step()`` also works on the CPU, as a reference.
+    """SGD with layer-wise adaptive rates (LARS). On the CPU, ``step()`` works too, as a reference.
 
     For a parameter w with gradient g and velocity v, which starts at 0::
 
@@ -241,21 +249,24 @@ class LARS(Optimizer, layerwise.LARS):
         v = momentum * v + trust * lr * (g + weight_decay * w)
         w = w - v
 
-    The norms are of whole parameters, and of gradients without loss scaling. The learning rate is
-    inside the velocity, so a new one counts from then on; in torch's SGD it is outside. This is
-    algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks",
-    2017; epsilon and what holds at norms of 0 are those of MLPerf's ResNet-50 (LARSOptimizer).
-    PopTorch has no LARS.
+    The norms are those of whole parameters, and of gradients without loss scaling. The velocity
+    includes the learning rate, so a new learning rate affects only later gradients. In torch's SGD,
+    the velocity does not include the learning rate.
+
+    This is algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional
+    Networks", 2017. Epsilon and the rule for norms of 0 follow LARSOptimizer in MLPerf's ResNet-50.
+    PopTorch does not have LARS.
 
     Args:
-        eeta: the trust coefficient.
-        epsilon: added to the divisor.
-        adapt: False lets trust be 1. Norms and biases usually have a parameter group with
+        eeta: The trust coefficient.
+        epsilon: The number that is added to the divisor.
+        adapt: False sets trust to 1. Norms and biases usually have a parameter group with
             ``{"adapt": False, "weight_decay": 0.0}``.
-        loss_scaling, accum_type, velocity_accum_type, max_grad_norm: as for SGD.
+        loss_scaling, accum_type, velocity_accum_type, max_grad_norm: These arguments are the same
+            as in the class SGD.
 
     Raises:
-        ValueError: a number is below 0.
+        ValueError: A number is below 0.
     """
 
     _own: ClassVar = {
@@ -284,5 +295,5 @@ class LARS(Optimizer, layerwise.LARS):
         self._begin(layerwise.LARS, locals())
 
 
-if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist
+if not TYPE_CHECKING:  # Type checkers still report names that do not exist.
     __getattr__ = old_spellings.module_names("poptorch.optim", __name__)

@@ -1,4 +1,4 @@
-"""What every optimiser of the PopTorch API has beside torch's: its settings and its state.
+"""The class Optimizer, the common base class of all optimisers of the PopTorch API.
 
 The optimisers themselves are in ``optim.py``.
 """
@@ -16,24 +16,24 @@ __all__ = ["Optimizer", "VariableAttributes"]
 
 
 class VariableAttributes:
-    """Which attributes of an optimiser may change after the model is compiled."""
+    """The attributes of an optimiser that may change after the model is compiled."""
 
     def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]) -> None:
         self._variable_attributes = variable_attributes
         self._allowed_attributes = allowed_attributes
 
     def isConstant(self, attr: str) -> bool:
-        """Tell whether ``attr`` is fixed at compile time."""
+        """Tell whether the attribute ``attr`` is fixed when the model is compiled."""
         self._check(attr)
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Fix ``attr`` at compile time."""
+        """Fix the attribute ``attr`` when the model is compiled."""
         self._check(attr)
         self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
     def markAsVariable(self, attr: str) -> None:
-        """Let ``attr`` change after compiling."""
+        """Let the attribute ``attr`` change after the model is compiled."""
         if self.isConstant(attr):
             self._variable_attributes.append(attr)
 
@@ -44,17 +44,19 @@ class VariableAttributes:
 
 
 class Optimizer:
-    """What all PopTorch optimisers add to torch's: variable attributes and the device's state."""
+    """The base of all PopTorch optimisers, with variable attributes and the state on the device."""
 
-    # The arguments that torch's class lacks, with their defaults: attributes of the optimiser.
+    # The arguments that torch's class does not have, with their defaults. The optimiser stores the
+    # arguments as attributes or in its parameter groups.
     _own: ClassVar[Mapping[str, Any]] = {}
-    # Those of them that each parameter group has a value of.
+    # The arguments in ``_own`` that can have another value in each parameter group.
     _own_per_group: ClassVar[tuple[str, ...]] = ()
-    # The names of all of them and of those that are the same for all groups: PopTorch's spelling,
-    # read by programs.
+    # Programs read these two attributes, which have PopTorch's names. ``_child_only`` lists all
+    # arguments in ``_own``. ``_child_vars`` lists arguments with the same value for all groups.
     _child_only: list[str] = []  # noqa: RUF012
     _child_vars: list[str] = ["loss_scaling"]  # noqa: RUF012
-    # The attribute that holds the format of each state tensor, by the device's name of it.
+    # For each state tensor, the attribute that contains its number format. The keys are the names
+    # of the state tensors on the device.
     _accumulators: ClassVar[Mapping[str, str]] = {}
 
     variable_attrs: VariableAttributes
@@ -62,15 +64,15 @@ class Optimizer:
     defaults: dict[str, Any]
 
     def _begin(self, base: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
-        """Be made: torch's class takes its own arguments, the others become attributes.
+        """Pass arguments of a constructor to torch's class, and store the others as attributes.
 
         Args:
-            base: torch's class.
-            arguments: ``locals()`` of a constructor that has done nothing else yet, so that its
-                arguments need no second list; None means left out.
+            base: The class of torch that the optimiser extends.
+            arguments: The result of ``locals()`` at the beginning of the constructor, which
+                contains its arguments. None means that an argument is not given.
 
         Raises:
-            AssertionError: the format of an accumulator is neither float32 nor float16.
+            AssertionError: The format of an accumulator is neither float32 nor float16.
         """
         passed = {n: v for n, v in arguments.items() if v is not None and n != "self"}
         torchs: dict[str, Any] = {n: v for n, v in passed.items() if n not in self._own}
@@ -92,14 +94,20 @@ class Optimizer:
         self.variable_attrs = VariableAttributes(sorted({*variable, "lr"}), allowed)
         self._ipu_state: dict[str, torch.Tensor] | None = None
         self._ipu_param: dict[str, torch.Tensor] | None = None
-        self._rates_then: Rates | None = None  # the program's when ipu_param was taken
+        # The rates that the program had set when ``_ipu_param`` was stored.
+        self._rates_then: Rates | None = None
         self._pending = False
         self._fetch: Callable[[], None] | None = None
 
     # -- the state on the device --------------------------------------------------------------
 
     def _connect(self, fetch: Callable[[], None]) -> None:
-        """Meet a device, which gets the state there is; ``fetch`` is called before it is read."""
+        """Connect the optimiser to a device, which receives the optimiser's state if it has one.
+
+        Args:
+            fetch: A function that copies the state from the device to this object. The optimiser
+                calls this function before it returns its state.
+        """
         self._fetch = fetch
         self._pending = self._has_state
 
@@ -108,7 +116,7 @@ class Optimizer:
         return self._ipu_state is not None or self._ipu_param is not None
 
     def _rates(self) -> Rates:
-        own: Any = self  # every subclass is one of torch's optimisers too
+        own: Any = self  # Every subclass is also a subclass of a torch optimiser.
         return Rates.of(own)
 
     def _set_device_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -121,26 +129,27 @@ class Optimizer:
         self._ipu_param, self._rates_then = rates, self._rates()
 
     def _state_type(self, name: str) -> torch.dtype | None:
-        """Return float16 if the state tensors ``name`` (Accl1, ...) are kept in it, else None."""
+        """Return float16 if the state tensors ``name`` (Accl1, ...) have this format, else None."""
         wanted = getattr(self, self._accumulators.get(name, ""), torch.float32)
         return torch.float16 if wanted == torch.float16 else None
 
     def _state_to_load(self) -> LoadedState | None:
-        """Return the state that was loaded and not yet given to the device, if there is one."""
+        """Return the loaded state that the device has not received yet, or None."""
         if not self._pending:
             return None
-        # What a program sets after loading counts: a learning rate of its own, for example.
+        # Rates that a program sets after loading, such as a learning rate, override loaded rates.
         is_current = self._rates_then == self._rates()
         return LoadedState(self._ipu_state or {}, (self._ipu_param or {}) if is_current else {})
 
     def _note_loaded(self) -> None:
-        """Note that the device has got that state."""
+        """Record that the device has received the loaded state."""
         self._pending = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return settings and state: ``ipu_state`` and ``ipu_param`` are None before compiling.
+        """Return the settings and the state of the optimiser.
 
-        What was loaded is returned as it was until the device has got it.
+        Before the model is compiled, ``ipu_state`` and ``ipu_param`` are None. A loaded state is
+        returned unchanged until the device has received it.
         """
         if self._fetch is not None and not self._pending:
             self._fetch()
@@ -153,14 +162,15 @@ class Optimizer:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what state_dict() returned, changed or not; the device gets it with the next call.
+        """Load a state from state_dict(), which the program may have changed.
 
-        The device keeps its values of entries that are left out. The rates in ``ipu_param`` hold
-        until the program sets another learning rate, weight decay, dampening or loss scaling.
+        The device receives the state with the next call of the model. If an entry is missing, the
+        device keeps its own value. The rates in ``ipu_param`` apply until the program sets another
+        learning rate, weight decay, dampening or loss scaling.
 
         Raises:
-            RuntimeError: an empty state, one that no PopTorch optimiser wrote, or that of another
-                kind of optimiser.
+            RuntimeError: The state is empty, does not come from a PopTorch optimiser, or comes from
+                another kind of optimiser.
         """
         if not state_dict:
             raise RuntimeError("Cannot load the optimizer state because it is empty")
@@ -184,10 +194,10 @@ class Optimizer:
             self._pending = True
 
     def _check_writer(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that an optimiser of this kind wrote a state.
+        """Check that a state comes from an optimiser of this kind.
 
         Raises:
-            RuntimeError: another kind did.
+            RuntimeError: The state comes from another kind of optimiser.
         """
         writers = writers_of(state_dict)
         mine = next(kind.__name__ for kind in type(self).__mro__ if Optimizer in kind.__bases__)
@@ -199,7 +209,7 @@ class Optimizer:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return torch's state, the device's, and what programs put on the object."""
+        """Return the state of torch's class, the state on the device, and other attributes."""
         if self._fetch is not None and not self._pending:
             self._fetch()
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
@@ -209,5 +219,5 @@ class Optimizer:
             if not name.startswith(("_optimizer_", "_fetch", "_zero_grad", "_warned"))
             and not callable(value)
         }
-        # A copy meets a new device, which has to be given the state.
+        # A copy of the optimiser is used with a new device, which must receive the state.
         return {**own, **state, "_fetch": None, "_pending": self._has_state}

@@ -1,6 +1,6 @@
-"""An optimiser's state as programs save, change and load it: values, without any optimiser's code.
+"""Values for the state of an optimiser that programs save, change and load.
 
-The objects that programs hold are in ``optim.py``; the device's own state is in ``update/``.
+The optimisers that programs use are in ``optim.py``. The state on the device is in ``update/``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["LoadedState", "Rates", "copied", "writers_of"]
 
-# Settings of a group that one optimiser alone has.
+# Settings of parameter groups that only one kind of optimiser has.
 _OWN_SETTINGS: Final = {
     "max_weight_norm": "LAMB",
     "eeta": "LARS",
@@ -24,11 +24,11 @@ _OWN_SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A program's own values of what the device keeps in ``ipu_param``.
+    """The values that a program has set for the settings that the device stores in ``ipu_param``.
 
     Attributes:
-        groups: learning rate, weight decay and dampening of each parameter group.
-        loss_scaling: of the optimiser.
+        groups: The learning rate, weight decay and dampening of each parameter group.
+        loss_scaling: The loss scaling of the optimiser.
     """
 
     groups: tuple[tuple[float, ...], ...]
@@ -36,7 +36,7 @@ class Rates:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Rates:
-        """Return the present ones of any optimiser."""
+        """Return the current rates of an optimiser, which may be any optimiser of torch."""
         names = ("lr", "weight_decay", "dampening")
         return cls(
             tuple(
@@ -49,11 +49,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """What a program gave to load_state_dict(), on its way to the device.
+    """A state from load_state_dict() that the device has not received yet.
 
     Attributes:
-        state: the state tensors by the device's names.
-        settings: the rates by the device's names; none where the program set its own since.
+        state: The state tensors, by their names on the device.
+        settings: The rates, by their names on the device. The mapping is empty if the program has
+            set new rates after it loaded the state.
     """
 
     state: Mapping[str, torch.Tensor]
@@ -61,21 +62,24 @@ class LoadedState:
 
 
 def copied(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
-    """Return tensors of the device's state that the program does not hold."""
+    """Return copies of tensors, which the program cannot change later."""
     if tensors is None:
         return None
     return {name: torch.as_tensor(value).detach().clone() for name, value in tensors.items()}
 
 
 def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the optimisers that may have written a state; none if nothing tells."""
+    """Return the names of the optimisers that may have written a state.
+
+    The result is empty if the state does not contain enough information.
+    """
     groups = state_dict.get("param_groups") or [{}]
     settings = groups[0]
     for name, writer in _OWN_SETTINGS.items():
         if name in settings:
             return (writer,)
     if "betas" in settings:
-        decoupled = settings.get("decoupled_weight_decay")  # earlier torchs do not tell
+        decoupled = settings.get("decoupled_weight_decay")  # Old versions lack this key.
         if decoupled is None:
             return ("Adam", "AdamW")
         return ("AdamW",) if decoupled else ("Adam",)

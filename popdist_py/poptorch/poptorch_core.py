@@ -1,4 +1,4 @@
-"""The place where programs look for PopTorch's exceptions."""
+"""The module ``poptorch.poptorch_core``, which exports PopTorch's exceptions."""
 
 from __future__ import annotations
 

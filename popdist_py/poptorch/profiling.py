@@ -1,7 +1,7 @@
-"""Tracepoints of a program, and torch.profiler's traces, as parts of the job's timeline.
+"""Tracepoints of a program, and traces of torch.profiler, as parts of the job's timeline.
 
-They are recorded where a timeline is (``--timeline``, ``PVTI_OPTIONS``), and cost next to nothing
-else. Nothing here writes a trace.
+The option ``--timeline`` or the environment variable ``PVTI_OPTIONS`` starts recording a timeline.
+Without a timeline, tracepoints take almost no time. Other modules write the files of the timeline.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ Instrumented = TypeVar("Instrumented")
 
 
 class Channel:
-    """A named group of tracepoints: a row of the timeline.
+    """A named group of tracepoints, which is a row of the timeline.
 
     Args:
-        name: of the row.
+        name: The name of the row.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def instrument(self, obj: Instrumented, *methods: str) -> Instrumented:
-        """Make each call of some methods of ``obj`` a tracepoint; returns ``obj``.
+        """Record each call of some methods of an object as a tracepoint, and return the object.
 
         Args:
-            obj: the object, which gets wrapped methods of its own while a timeline is recorded.
-            methods: their names.
+            obj: The object, whose methods are replaced with wrapped methods if a timeline is
+                recorded.
+            *methods: The names of the methods.
 
         Raises:
-            AttributeError: it has no such method.
+            AttributeError: A timeline is recorded, and the object lacks one of the methods.
         """
         if spans.is_recording():
             for name in methods:
@@ -43,15 +44,15 @@ class Channel:
         return obj
 
     def tracepoint(self, name: str) -> spans.span:
-        """Return what marks a block (``with``), or each call of a function (as its decorator)."""
+        """Return a tracepoint, for use as a context manager or as a decorator of a function."""
         return spans.row_span(f"channel {self.name}", name)
 
 
 def into_timeline(profiler: torch.profiler.profile) -> None:
-    """Make a trace of torch.profiler part of the timeline, if one is recorded.
+    """Add a trace of torch.profiler to the timeline, if a timeline is recorded.
 
-    For ``torch.profiler.profile(schedule=..., on_trace_ready=poptorch.profiling.into_timeline)``,
-    whose schedule chooses the steps.
+    Pass this function to torch.profiler, whose schedule chooses the steps:
+    ``torch.profiler.profile(schedule=..., on_trace_ready=poptorch.profiling.into_timeline)``.
     """
     path = spans.torch_trace_path()
     if path is not None:

@@ -1,4 +1,4 @@
-"""Helpers for programs' own tests."""
+"""Functions for the tests of programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def allclose(
     atol: float = 1e-8,
     equal_nan: bool = False,
 ) -> bool:
-    """Tell whether two values or nested structures of tensors are close."""
+    """Tell whether two values, or two nested structures of tensors, are equal within tolerances."""
     if isinstance(expected, torch.Tensor):
         return bool(
             torch.allclose(

@@ -1,7 +1,7 @@
-"""``torch.ops.poptorch``: the operators that programs call below PopTorch's Python functions.
+"""The operators in ``torch.ops.poptorch``, the layer below PopTorch's Python functions.
 
-Each has the arguments of PopTorch's operator and does what the Python function does, which lives
-elsewhere. Operators that only build the graph of hardware are not here.
+Each operator has the arguments of PopTorch's operator, and calls the Python function with the same
+effect. Operators that only build the graph of hardware do not exist in this library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["OPERATORS", "install"]
 
 
 def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
-    """Begin a block whose place is given, not decided by the strategy."""
+    """Begin a block with the given stage and IPU, which the execution strategy does not choose."""
     blocks = current_blocks()
     if blocks is not None:
         place = BlockPlace(str(stage_id), ipu_id, max(stage_id, 0), max(phase_id, 0))
@@ -62,7 +62,7 @@ def _pop_name_scope() -> None:
 
 # --- Values ---------------------------------------------------------------------------------------
 
-# By PopTorch's number of each.
+# The float formats of PopTorch. The index of each format is PopTorch's number for it.
 _FLOAT_FORMATS: Final = ("auto", "fixed", "scientific", "none")
 
 
@@ -98,7 +98,7 @@ def _ipu_print_tensor(
 
 
 def _set_matmul_serialization(matmul: torch.Tensor, mode: str, *_: Any) -> torch.Tensor:
-    """Return the product ``matmul``; on hardware it is computed in several steps."""
+    """Return ``matmul``, a matrix product that hardware would compute in several parts."""
     MatMulSerializationMode(mode)
     return ops.nop(matmul)
 
@@ -112,7 +112,7 @@ def _set_overlap_for_output(tensor: torch.Tensor, mode: str) -> Any:
 
 
 def _hint(*_: Any) -> None:
-    """Do nothing: a hint for the compiler of hardware."""
+    """Do nothing, because this operator is a hint for the compiler of hardware."""
 
 
 # --- The name space -------------------------------------------------------------------------------
@@ -141,10 +141,11 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def install() -> None:
-    """Put the operators into ``torch.ops.poptorch``, unless somebody else's are there.
+    """Add the operators to ``torch.ops.poptorch``, except operators that exist there already.
 
-    As attributes, because torch's own registry would hide from a traced forward what its Python
-    functions do, and has no rule for running them on several replicas at once.
+    The operators are plain attributes and are not registered with torch. Tracing a forward would
+    not see the calls inside registered operators. Also, torch could not run registered operators
+    for several replicas at once.
     """
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.poptorch, name):

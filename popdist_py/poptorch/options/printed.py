@@ -38,7 +38,7 @@ def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
         label: The text before the class name in the first line.
         store: The options to print.
         inside: Whether the store is printed as a part of another store. A part omits the lines that
-            the other store prints too.
+            every store ends with.
     """
     fields = [*_own_fields(store), *_part_fields(store, inside=inside)]
     if not inside:
