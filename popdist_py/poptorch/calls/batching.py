@@ -73,8 +73,8 @@ class Batching:
     output_period: int
 
     def __post_init__(self) -> None:
-        # A program may load options that an earlier version saved. Earlier versions did not check
-        # the groups when a program set them.
+        # A program may load options that an earlier version of this library saved. Earlier versions
+        # did not check the groups when a program set the options.
         check_groups(self.replicas, self.group_size, self.group_type)
 
     @property

@@ -86,7 +86,7 @@ def restore(parsers: dict[type, ICustomArgParser]) -> None:
 
 
 class CarriesParsers:
-    """Base class of objects that carry the registered parsers with them when they are pickled.
+    """Base class of objects whose pickled form contains the registered parsers.
 
     Subclasses handle custom types in worker processes. A forked worker process has the parsers
     already. A spawned worker process may lack the parsers, because it does not run all of the

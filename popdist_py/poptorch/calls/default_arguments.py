@@ -1,8 +1,8 @@
 """Default values of a forward's parameters, used for the parameters that a call leaves out.
 
-A default that is a tensor usually becomes an input. One call may pass an argument for a
-parameter with such a default, and the next call may leave the argument out. The module
-``call_signature`` compares the arguments of calls.
+A default that is a tensor usually becomes an input of the model. Therefore different calls of one
+compiled model may pass or leave out the argument. The module ``call_signature`` compares the
+arguments of calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data classes for the places of blocks, and the interface of execution strategies.
 
 An execution strategy chooses the place of each block. A ``BlockRecorder`` collects the places of
-one forward in a ``Placement``. This module imports neither of them.
+one forward in a ``Placement``. This module does not import strategies or recorders.
 """
 
 from __future__ import annotations

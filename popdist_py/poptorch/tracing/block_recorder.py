@@ -70,13 +70,13 @@ class BlockRecorder:
         self.blocks: list[BlockPlace] = []
         self._operations: list[tuple[str, BlockPlace]] = []
         self._ipu_of_parameter: dict[str, int] = {}
-        # The keys are the tensors on the device. The value is True if a tensor depends on an input
-        # or a parameter, and False if the tensor depends on buffers only. If ``module`` is a
-        # callable but not a torch module, all tensors are on the device.
+        # The keys of this dictionary are the tensors on the device. The value of a tensor is True
+        # if the tensor depends on an input or a parameter. The value is False if the tensor depends
+        # on buffers only. If ``module`` is not a torch module, all tensors are on the device.
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
         self._reads_buffers = False
-        # The keys are used as an ordered set.
+        # The keys of this dictionary are an ordered set of settings.
         self._idle_settings: dict[str, None] = {}
         # The number of ``on_host`` contexts that are open.
         self._on_host = 0
@@ -102,7 +102,10 @@ class BlockRecorder:
         self.blocks.append(block)
 
     def end_block(self) -> None:
-        """End the current block; afterwards no block is active, even if blocks were nested."""
+        """End the current block.
+
+        Afterwards no block is active, even if the current block began inside another block.
+        """
         self._active = None
 
     def restart_auto_ids(self) -> None:
@@ -151,8 +154,8 @@ class BlockRecorder:
         """Count a call of a torch function, and check that the device supports the call.
 
         Raises:
-            Error: The device does not support the operation, or Python code reads a value that only
-                the device can compute.
+            Error: The device does not support the operation, or the call reads a value in Python
+                that only the device can compute.
         """
         name = _operation_name(func)
         if name is None:

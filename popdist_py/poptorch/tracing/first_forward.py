@@ -1,6 +1,6 @@
 """The function first_forward, which runs a model once and collects facts that compiling requires.
 
-After the run, the device's buffers and the host's random number generator get their old states.
+After the run, the function restores the device's buffers and the host's random state.
 """
 
 from __future__ import annotations
@@ -109,17 +109,17 @@ class WatchedModel:
         observes: bool,
         results: WatchPart | None = None,
     ) -> WatchedForward:
-        """Run the forward of one micro-batch and watch it.
+        """Run the forward of one micro-batch, and record its losses and operations.
 
         Args:
             inputs: The micro-batch, which replaces the tensors of the call.
-            context: A function that returns a context manager. The forward runs in this context.
+            context: A function that returns the context manager for the forward.
             observes: Whether to record the operations inside torch's functions.
             results: A recorder of the results of torch's functions.
 
         Raises:
-            Error: A training model does not have a loss, or has several independent losses. Or the
-                forward breaks a rule of blocks, operators or overlapped I/O.
+            Error: A training model does not have a loss, has several independent losses, or breaks
+                a rule of blocks, operators or overlapped I/O.
             AssertionError: The execution strategy does not contain a block, or cannot place it.
         """
         with context():
@@ -164,7 +164,7 @@ def first_forward(
         model: The model, its call and its options.
         inputs: The micro-batch.
         state: The model's parameters, buffers and constants on the device.
-        context: A function that returns a context manager. The forward runs in this context.
+        context: A function that returns the context manager for the forward.
         observes: Whether to record the operations inside torch's functions, and to return the
             ``Observer``.
 
@@ -210,7 +210,7 @@ def first_forward(
         weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
     ]
     # Some of torch's transformations hide the memory of their results, so these results seem to be
-    # made outside of the forward. They are freed here, because only ``leaves`` refers to them.
+    # made outside of the forward. Only ``leaves`` refers to these results, so they are freed here.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)

@@ -41,7 +41,8 @@ _LOSSES: Final = _loss_functions()
 def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tensor:
     """Reduce ``x`` and mark the result as a loss.
 
-    The backward pass begins with a gradient of one for every element of the result.
+    If the result is the final loss, the backward pass begins with a gradient of one for every
+    element of the result. Loss scaling multiplies this gradient.
 
     Args:
         x: A tensor of any shape.

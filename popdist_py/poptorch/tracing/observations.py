@@ -1,7 +1,7 @@
 """The class Observer, which records the torch operations of a forward and their memory blocks.
 
-A record contains the sizes of tensors and the numbers of memory blocks. It does not contain tensors
-or their values. Recording does not change the results of operations. Other modules decide how the
+A record contains the sizes of tensors and the numbers of memory blocks, but not the values of
+tensors. Recording does not change the results of operations. The package ``on_ipu`` decides how the
 device would run an operation.
 """
 
@@ -37,8 +37,7 @@ __all__ = [
     "serial_products",
 ]
 
-# These operator names mark statements of the program about a tensor. They are equal to the names of
-# the poptorch functions that a program calls.
+# The observer records a call of one of these poptorch functions like an operation with this name.
 CHECKPOINT = "recomputationCheckpoint"
 PROPORTION = "set_available_memory"
 
@@ -146,7 +145,7 @@ class Observer(TorchDispatchMode):
     """Records the operations of the forward that runs inside this dispatch mode.
 
     The observer holds weak references to memory blocks. A weak reference does not keep the data of
-    a block alive. While it exists, no other block can get the same address.
+    a block alive, but it prevents torch from giving the same address to another block.
 
     Args:
         blocks: The recorder with the place of the current operation.
@@ -205,8 +204,8 @@ class Observer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Return False, so that torch does not wrap ``__torch_dispatch__``.
 
-        Torch would wrap the method to exclude it from torch.compile. A call of the wrapper takes
-        longer than recording an operation.
+        Torch would wrap ``__torch_dispatch__`` to exclude it from torch.compile. A call of the
+        wrapper takes longer than recording an operation.
         """
         return False
 
@@ -230,7 +229,7 @@ class Observer(TorchDispatchMode):
         if self.failure is not None:
             return
         try:
-            # The function mode must not record that ``note`` reads the shapes of tensors.
+            # A ``ForwardWatch`` must not record that ``note`` reads the shapes of tensors.
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:

@@ -82,7 +82,7 @@ class OperationNames:
         """Return the path of a submodule; None if this object does not follow the current forward.
 
         The path of the whole model is empty. Module hooks are global, and the forwards of several
-        replicas may be open at the same time. Therefore the hooks also call this method during the
+        replicas may be open at the same time. Therefore the hooks also call ``_path_of`` during the
         forwards of other replicas.
         """
         watch = current_watch()

@@ -61,7 +61,7 @@ def values_needed(name: str, args: _Arguments) -> list[torch.Tensor]:
 
 
 def refuse_reading(name: str) -> NoReturn:
-    """Raise the error about a call of ``name`` that reads a value which only the device has.
+    """Raise an error, because a call of ``name`` reads a value that only the device can compute.
 
     Raises:
         Error: This function always raises the error.

@@ -95,8 +95,8 @@ class OverlapConditions:
     Attributes:
         is_pipelined: Whether the stages of the model run at the same time.
         has_io_tiles: Whether the options reserve tiles for input and output.
-        output_mode: The rule that selects the outputs that a call returns. It is not
-            ``OutputMode.Default``, which the options replace by the actual mode.
+        output_mode: The rule that selects the outputs that a call returns. The options have
+            replaced ``OutputMode.Default`` by the actual mode.
     """
 
     is_pipelined: bool
