@@ -37,8 +37,8 @@ __all__ = [
 # A border enlarges a tile's block of a convolution's input by this factor. For example, 5 x 5
 # positions and a kernel of 3 x 3 read a block of 7 x 7, which is about twice as large as 5 x 5.
 _BORDER: Final = 2.0
-# The planner of Graphcore's library counts a product's operands before and after rearranging, its
-# partial sums, and their sums. This factor is the planner's count, divided by the bytes that the
+# The planner of the library PopLibs counts a product's operands before and after rearranging, its
+# partial sums, and their sums. ``_PLANNED`` is the planner's count, divided by the bytes that the
 # tiles hold at one time. No source gives the factor. The memory and cycles of ResNet-101 over two
 # IPUs are published. With a factor above 6, the default memory proportion would divide one of the
 # products of ResNet-101 into parts. This model would then contradict the published figures.

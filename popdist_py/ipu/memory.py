@@ -45,8 +45,8 @@ __all__ = [
 class Estimates:
     """Constants of the model of memory, which are estimated because sources are missing.
 
-    The constants are chosen so that the model is correct about published runs, which did or did not
-    fit into memory. The sizes of code are bytes per tile.
+    The constants are chosen so that the model predicts correctly which published runs fit into
+    memory. The sizes of code are bytes per tile.
 
     Attributes:
         base_code: The size of the control code, stack and libraries of any program.

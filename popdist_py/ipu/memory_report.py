@@ -62,7 +62,7 @@ class IpuMemory:
         tile_bytes: The memory of one tile in bytes.
         contributions: The contents that are always live, and the contents that are live at the
             peak.
-        peak_at: The name of the pass of an operation at which the IPU needs the most memory.
+        peak_at: The name of the operation and pass where the IPU needs the most memory.
         fullest_tile: The bytes that the fullest tile needs.
         io_tiles: The number of I/O tiles.
         fullest_io_tile: The bytes that the fullest I/O tile needs for code and for the buffers of

@@ -127,7 +127,7 @@ def least_accumulation(stages: int, *, is_training: bool) -> int:
     """Return the smallest number of micro-batches that a pipeline accepts.
 
     A pipeline needs one micro-batch per stage. In training, the backward passes of all stages
-    except the last one count as additional stages.
+    except the last stage count as additional stages.
     """
     return 2 * stages - 1 if is_training else stages
 

@@ -139,10 +139,10 @@ class Settings:
 
     Raises:
         ValueError: ``accumulation``, ``device_iterations``, ``replicas`` or
-            ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference. The number
-            of I/O tiles is not accepted by PopTorch, or it is 0 although ``overlaps_io`` is set.
-            ``output_return_period`` does not divide ``device_iterations``. A memory proportion is
-            not above 0 and at most 1.
+            ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference. PopTorch
+            does not accept the number of I/O tiles, or ``io_tiles`` is 0 although ``overlaps_io``
+            is set. ``output_return_period`` does not divide ``device_iterations``. A memory
+            proportion is not above 0 and at most 1.
     """
 
     is_training: bool = True

@@ -48,7 +48,7 @@ class Advice:
         change: The description of the change.
         saved: The bytes that the change saves on the fullest IPU. After the change, the fullest IPU
             may be another IPU.
-        fits: Whether the run fits into memory with this change alone.
+        fits: Whether the run fits into memory with only this change.
         kind: The kind of the change, for use by programs.
         how: The code that makes the change in the user's program. ``how`` is empty by default,
             because the caller of this package adds the code.
@@ -67,8 +67,8 @@ class OutOfMemory:
 
     Attributes:
         memory: The memory of the IPU with the fullest tile.
-        advice: The changes that would help, sorted by saved bytes, with the largest saving first. A
-            change that results in another model comes last.
+        advice: The changes that would help, sorted by saved bytes, with the largest saving first.
+            Advice to change the model itself comes last.
     """
 
     memory: IpuMemory
