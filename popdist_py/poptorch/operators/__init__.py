@@ -1,5 +1,6 @@
-"""PopTorch's operations that are more than a name: ``poptorch.ops`` is their face.
+"""The larger operations of PopTorch, which programs use through ``poptorch.ops``.
 
-Here live custom operations, decoding, multi-convolutions, point clouds and printing.
-Nothing here knows wrapped models. May call: tracing, enums, errors.
+The package contains custom operations, CTC decoding, MultiConv, operations on point clouds, and
+printing.
+No module of this package depends on wrapped models. May call: tracing, enums, errors.
 """

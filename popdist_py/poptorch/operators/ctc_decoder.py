@@ -1,6 +1,7 @@
-"""CTC beam search decoding: the most likely label sequences of a batch.
+"""CTC beam search decoding, which finds the most likely label sequences of a batch.
 
-Prefix beam search without a language model (Graves, "Supervised Sequence Labelling", 2012, 7.5).
+The algorithm is prefix beam search without a language model, from section 7.5 of Graves,
+"Supervised Sequence Labelling", 2012.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the most likely label sequences.
+    """Return the most likely label sequences of each element of a batch.
 
     Args:
-        probs: log-probabilities [time, batch, classes].
-        lengths: valid time steps of each element of the batch [batch].
-        blank: the class that stands for no label.
-        beam_width: prefixes kept at every time step.
-        top_paths: sequences to return; at most ``beam_width``.
+        probs: The log-probabilities with shape [time, batch, classes].
+        lengths: The number of valid time steps of each batch element, with shape [batch].
+        blank: The index of the blank class, which stands for the absence of a label.
+        beam_width: The number of label prefixes that the search keeps at every time step.
+        top_paths: The number of sequences to return, which is at most ``beam_width``.
 
     Returns:
-        Log-probabilities [batch, paths], lengths [batch, paths] (int32), and labels
-        [batch, paths, time] (int32, blank behind the end).
+        The log-probabilities [batch, paths], the sequence lengths [batch, paths] (int32), and the
+        labels [batch, paths, time] (int32). The value ``blank`` fills the labels after the end of a
+        sequence.
 
     Raises:
-        Error: not tensors.
+        Error: ``probs`` or ``lengths`` is not a tensor.
     """
     for name, value in (("probs", probs), ("lengths", lengths)):
         if not isinstance(value, torch.Tensor):
@@ -68,8 +70,9 @@ def ctc_beam_search_decoder(
 
 
 def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Prefix, float]]:
-    """Return prefixes and log-probabilities, the most likely first."""
-    # Per prefix: the log-probability of all alignments that end in blank, and in its last label.
+    """Return label prefixes and their log-probabilities, beginning with the most likely prefix."""
+    # For each prefix, ``beam`` holds two log-probabilities. One covers all alignments that end in a
+    # blank, and the other covers all alignments that end in the last label of the prefix.
     beam: dict[_Prefix, tuple[float, float]] = {(): (0.0, -inf)}
     for step in steps:
         following: dict[_Prefix, tuple[float, float]] = {}
@@ -80,7 +83,8 @@ def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Pre
                 if label == blank:
                     continue
                 if prefix and prefix[-1] == label:
-                    # The same label again is a repetition, unless a blank lies in between.
+                    # A label at two consecutive time steps counts once. A label counts twice only
+                    # if there is a blank between its two time steps.
                     _extend(following, prefix, ends_in_label=in_label + value)
                     _extend(following, (*prefix, label), ends_in_label=in_blank + value)
                 else:

@@ -1,7 +1,7 @@
-"""Custom operations: what a program adds to the device, here as functions in Python.
+"""Custom operations, which a program adds to the emulated device as Python functions.
 
-On hardware an operation comes from a compiled library; the emulation runs the Python function
-registered under the same name.
+On hardware, a custom operation comes from a compiled library. The emulation runs the Python
+function that the program has registered under the name of the operation.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ _registry: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def registerCustomOp(name: str, domain: str, function: Callable[..., Any]) -> None:
-    """Give the emulation the function to run for a custom operation (not part of PopTorch).
+    """Register the Python function that the emulation runs for a custom operation.
+
+    Graphcore's PopTorch does not have the function ``registerCustomOp``.
 
     Args:
-        name: the operation's name.
-        domain: its domain.
-        function: takes the input tensors as positional and the attributes as keyword arguments;
-            returns a tensor or a sequence of tensors. Differentiable where gradients are needed.
+        name: The name of the operation.
+        domain: The domain of the operation.
+        function: The Python function. Its positional arguments are the input tensors, and its
+            keyword arguments are the attributes of the operation. The function returns a tensor or
+            a sequence of tensors. If gradients are needed, it must be differentiable.
     """
     _registry[domain, name] = function
 
@@ -40,22 +43,25 @@ def custom_op(
     example_outputs: Sequence[torch.Tensor],
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Apply a custom operation.
+    """Apply a custom operation to tensors.
 
     Args:
-        inputs: its input tensors.
-        name: its name.
-        domain: the domain of the name.
-        domain_version: version of the domain.
-        example_outputs: tensors with the outputs' shapes and dtypes.
-        attributes: constants, by name: float, int, str, or a list or tuple of one of these.
+        inputs: The input tensors of the operation.
+        name: The name of the operation.
+        domain: The domain of the operation.
+        domain_version: The version of the domain.
+        example_outputs: Example tensors with the shapes and dtypes of the outputs.
+        attributes: The attributes of the operation, by name. Each attribute is a float, int or str,
+            or a list or tuple of elements of one of these types.
 
     Returns:
-        As many tensors as there are examples; outside of wrapped models, copies of the examples.
+        One output tensor for each example tensor. Outside the forward method of a wrapped
+        model, the output tensors are copies of the example tensors.
 
     Raises:
-        ValueError: an attribute that cannot be passed on.
-        Error: no function is registered, or its results differ from the examples.
+        ValueError: The name or the value of an attribute is not supported.
+        Error: No function is registered for the operation, or the shapes or dtypes of its results
+            differ from ``example_outputs``.
     """
     attributes = _checked(attributes)
     if not current_forward.is_running():
@@ -67,7 +73,8 @@ def custom_op(
             "Python function: the emulation cannot run compiled device code. Register one with "
             f"poptorch.registerCustomOp({name!r}, {domain!r}, function)"
         )
-    with on_host():  # it may do whatever it likes
+    # The limits of the device do not apply to the code of a registered function.
+    with on_host():
         results = function(*inputs, **attributes)
     outputs = list(results) if isinstance(results, (list, tuple)) else [results]
     expected = [(tuple(example.shape), example.dtype) for example in example_outputs]

@@ -1,6 +1,7 @@
-"""MultiConv: convolutions that the device runs side by side; a hint that changes no number.
+"""The class MultiConv, a hint to the device that some convolutions may run in parallel.
 
-Checks what PopTorch checks: its settings, and that there are convolutions for them.
+The hint does not change the results of a model. As in Graphcore's PopTorch, the settings of a
+MultiConv are checked, and a MultiConv must contain at least one convolution.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CONVOLUTIONS: Final = frozenset(
 
 
 class _Counter(TorchFunctionMode):
-    """Counts the convolutions of the enclosed code."""
+    """Counts the convolutions that run inside a ``with`` block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,11 +55,13 @@ _active = _Active()
 
 
 class MultiConv:
-    """The convolutions inside may run at the same time on the device.
+    """A context manager for convolutions that may run at the same time on the device.
+
+    A MultiConv raises errors only inside the forward method of a wrapped model.
 
     Raises:
-        Error: nested in another one, without a convolution inside, or with a list of settings
-            whose length is not the number of convolutions. Only inside of wrapped models.
+        Error: The MultiConv is inside another MultiConv or contains no convolution, or the length
+            of a list of settings is not the number of convolutions.
     """
 
     def __init__(self) -> None:
@@ -66,20 +69,28 @@ class MultiConv:
         self._counter: _Counter | None = None
 
     def availableMemoryProportions(self, value: float | list[float]) -> MultiConv:
-        """Set how much of the tile memory the convolutions may use: one for all, or one for each.
+        """Set the proportion of the memory of a tile that the convolutions may use.
+
+        Args:
+            value: One proportion for all convolutions, or a list with a proportion for each
+                convolution.
 
         Raises:
-            AssertionError: not a number from 0 to 1, or a list of them.
+            AssertionError: ``value`` is neither a float from 0 to 1 nor a list of such floats.
         """
         valid = all(isinstance(one, float) and 0.0 <= one <= 1.0 for one in _as_list(value, float))
         assert valid, f"Invalid available memory proportions {value!r}: expected 0.0 to 1.0"
         return self._set("availableMemoryProportions", value)
 
     def partialsTypes(self, value: torch.dtype | list[torch.dtype]) -> MultiConv:
-        """Set the dtype of partial sums: torch.float or torch.half, for all or for each.
+        """Set the dtype of the partial sums of the convolutions.
+
+        Args:
+            value: torch.float or torch.half for all convolutions, or a list with a dtype for each
+                convolution.
 
         Raises:
-            ValueError: another dtype.
+            ValueError: A dtype is neither torch.float nor torch.half.
         """
         if not all(one in (torch.float, torch.half) for one in _as_list(value, torch.dtype)):
             raise ValueError(
@@ -88,10 +99,13 @@ class MultiConv:
         return self._set("partialsTypes", value)
 
     def planType(self, value: MultiConvPlanType | None) -> MultiConv:
-        """Set whether convolutions are planned together; None leaves it to the device.
+        """Set whether the device plans the convolutions to run in parallel or one after another.
+
+        Args:
+            value: The plan type, or None to leave the choice to the device.
 
         Raises:
-            AssertionError: not a MultiConvPlanType.
+            AssertionError: ``value`` is not None and not a MultiConvPlanType.
         """
         assert value is None or isinstance(value, MultiConvPlanType), (
             f"Invalid plan type {value!r}: expected a poptorch.MultiConvPlanType or None"
@@ -99,20 +113,23 @@ class MultiConv:
         return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Set how many tiles are kept for each convolution."""
+        """Set the number of tiles that the device reserves for each convolution."""
         assert isinstance(value, int), f"Invalid perConvReservedTiles {value!r}: expected an int"
         return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """Set how much slower than the fastest plan a plan may be."""
+        """Set how much slower the plan of a convolution may be than the fastest plan."""
         assert isinstance(value, float), f"Invalid cycleBackOff {value!r}: expected a float"
         return self._set("cycleBackOff", value)
 
     def enableConvDithering(self, value: bool | list[bool]) -> MultiConv:
-        """Set whether convolutions are laid out from different tiles, for all or for each.
+        """Set whether the layout of each convolution begins at a different tile of the device.
+
+        Args:
+            value: One bool for all convolutions, or a list with a bool for each convolution.
 
         Raises:
-            ValueError: not a bool or a list of bools.
+            ValueError: ``value`` is neither a bool nor a list of bools.
         """
         if not all(isinstance(one, bool) for one in _as_list(value, bool)):
             raise ValueError(f"Invalid convolution dithering {value!r}: expected bool or a list")
@@ -133,7 +150,7 @@ class MultiConv:
         return self
 
     def _record_settings(self) -> None:
-        """Record the settings, of which compiling warns: no model of the device knows them."""
+        """Record the names of the settings that compiling will report as ignored."""
         blocks = current_blocks()
         if blocks is not None:
             blocks.use_idle_settings(
@@ -166,7 +183,10 @@ class MultiConv:
 
 
 def _as_list(value: Any, kind: type) -> list[Any]:
-    """Return one value or several as a list; [None], which no check accepts, for others."""
+    """Return a value of type ``kind``, or a list or tuple of values, as a list.
+
+    For a value of another type, the result is [None], which every check refuses.
+    """
     if isinstance(value, kind):
         return [value]
     return list(value) if isinstance(value, (list, tuple)) else [None]

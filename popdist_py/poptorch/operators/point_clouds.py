@@ -1,6 +1,6 @@
-"""Operations on point clouds: farthest point sampling and nearest neighbours.
+"""Farthest point sampling and nearest neighbours for point clouds.
 
-Source of the rules: the torch_cluster functions of the same names.
+The functions ``fps`` and ``nearest`` follow the torch_cluster functions of the same names.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ def fps(
     ratio: float = 0.5,
     random_start: bool = False,
 ) -> torch.Tensor:
-    """Choose points that are as far from one another as possible.
+    """Choose points of each cloud that are far from each other, by farthest point sampling.
 
     Args:
-        src: [points, dimensions].
-        ptr: where each cloud begins in ``src``, and the end of the last one.
-        ratio: part of each cloud's points to choose.
-        random_start: whether to begin with a random point rather than the first.
+        src: The points of all clouds, with shape [points, dimensions].
+        ptr: The index in ``src`` of each cloud's first point, and the end of the last cloud.
+        ratio: The fraction of each cloud's points to choose.
+        random_start: Whether to choose a random point first, instead of the cloud's first point.
 
     Returns:
-        Indices into ``src``, int32, those of a cloud in the order chosen.
+        The indices of the chosen points in ``src`` (int32). Within each cloud, the point that
+        was chosen first comes first.
 
     Raises:
-        Error: arguments of a wrong type.
+        Error: An argument has a wrong type.
     """
     _check_tensors(fps=src)
     bounds: Any = ptr.tolist() if isinstance(ptr, torch.Tensor) else ptr
@@ -69,19 +70,20 @@ def nearest(
     batch_x: torch.Tensor | Sequence[int] | None = None,
     batch_y: torch.Tensor | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Return for each point of ``x`` the index of the nearest point of ``y``.
+    """Return the index of the nearest point in ``y`` for each point in ``x``.
 
     Args:
-        x: [N, dimensions].
-        y: [M, dimensions].
-        batch_x: the cloud of each point of ``x``; only points of the same cloud count.
-        batch_y: the cloud of each point of ``y``.
+        x: Points with shape [N, dimensions].
+        y: Points with shape [M, dimensions].
+        batch_x: The number of the cloud that each point in ``x`` belongs to. The nearest point is
+            searched only among the points of the same cloud.
+        batch_y: The number of the cloud that each point in ``y`` belongs to.
 
     Returns:
-        [N], int32.
+        The indices with shape [N] (int32).
 
     Raises:
-        Error: arguments of a wrong type.
+        Error: An argument has a wrong type.
     """
     _check_tensors(nearest=x)
     _check_tensors(nearest=y)

@@ -1,6 +1,6 @@
-"""Printing tensors of a running model, in the format of the device's own printing.
+"""The function ipu_print_tensor, which prints tensors of a running model.
 
-``ipu_print_tensor`` and how it writes numbers; nothing else.
+Tensors are printed in the same format as on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from popdist_py.poptorch.tracing import current_forward
 __all__ = ["ipu_print_tensor"]
 
 _FORMATS: Final = ("auto", "fixed", "scientific", "none")
-_FIXED_EXPONENTS: Final = range(-4, 7)  # decimal exponents that "auto" writes as fixed
+# The format "auto" writes numbers with these decimal exponents in fixed-point notation.
+_FIXED_EXPONENTS: Final = range(-4, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +47,30 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """Print a tensor on stderr whenever the model runs; outside of wrapped models print nothing.
+    """Print a tensor to stderr each time the wrapped model runs.
+
+    Outside the forward method of a wrapped model, this function does not print anything.
 
     Args:
-        tensor: what to print.
-        title: printed in front; the gradient has "_gradient" behind it.
-        print_gradient: whether to print the gradient in the backward pass too.
-        summarise_threshold: number of elements from which only the edges are printed.
-        edge_items: how many elements the edges have.
-        max_line_width: rows that are longer continue on the next line.
-        digits: significant digits.
-        float_format: "auto", "fixed", "scientific" or "none".
-        separator: between the elements of a row.
-        open_bracket: before each dimension.
-        close_bracket: after each dimension.
+        tensor: The tensor to print.
+        title: The text before the tensor. The title of the gradient ends with "_gradient".
+        print_gradient: Whether to also print the gradient of the tensor in the backward pass.
+        summarise_threshold: The largest size of a tensor that is printed in full, in elements. For
+            a larger tensor, only the first and last elements of each dimension are printed.
+        edge_items: The number of elements to print at each end of a dimension, if the tensor is not
+            printed in full.
+        max_line_width: The maximum length of a line. A longer row continues on the next line.
+        digits: The number of significant digits.
+        float_format: The notation of numbers: "auto", "fixed", "scientific" or "none".
+        separator: The text between two elements of a row.
+        open_bracket: The text at the beginning of each dimension.
+        close_bracket: The text at the end of each dimension.
 
     Returns:
-        The tensor; this result must be used.
+        A view of the tensor. The model must use this view instead of ``tensor``.
 
     Raises:
-        Error: not a tensor, or an unknown float_format.
+        Error: ``tensor`` is not a tensor, or ``float_format`` is unknown.
     """
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"ipu_print_tensor needs a torch.Tensor, got {type(tensor).__name__}")
@@ -97,7 +102,7 @@ def _write(title: str, tensor: torch.Tensor, style: _Style) -> None:
 
 
 def _text(tensor: torch.Tensor, style: _Style) -> str:
-    """Return the tensor in brackets, without a line end."""
+    """Return the text of a tensor in brackets, without a newline at the end."""
     summarise = tensor.numel() > style.summarise_threshold
     values: Any = tensor.tolist()
     if tensor.dim() == 0:
@@ -127,7 +132,7 @@ def _lines(values: Any, dims: int, level: int, summarise: bool, style: _Style) -
 
 
 def _row(words: list[str], indent: str, style: _Style) -> list[str]:
-    """Return one row, continued with two more spaces where it gets too long."""
+    """Return the lines of one row, where continuation lines have two more spaces of indentation."""
     lines = []
     line = indent + style.open_bracket
     for index, word in enumerate(words):

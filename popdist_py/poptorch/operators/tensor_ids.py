@@ -1,4 +1,4 @@
-"""Numbers that tell apart the tensors of a forward."""
+"""Numbers that identify the tensors inside the forward method of a model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["getIpuTensorId"]
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """Return a number that belongs to the tensor ``x`` alone while it lives.
+    """Return a number that identifies the tensor ``x`` as long as this tensor exists.
 
     Raises:
-        Error: outside the forward of a wrapped model, where no tensor is on the device.
+        Error: ``x`` is not a tensor, or the caller is outside the forward method of a
+            wrapped model.
     """
     if not isinstance(x, torch.Tensor):
         raise Error(f"Expected a tensor, got {type(x)}")

@@ -1,8 +1,9 @@
-"""Lets a torchvision wheel for CUDA be imported beside a CPU build of torch.
+"""Operator schemas that let a program import a CUDA build of torchvision with a CPU torch.
 
-Such a wheel registers implementations of two operators whose schemas its missing binary would
-define. Nothing is done for builds that match, and an operator that somebody else defined is left
-as it is.
+The Python code of torchvision registers implementations of two operators. The schemas of these
+operators are defined in torchvision's binary library, but the library of a CUDA build is not
+available with a CPU build of torch. If the two builds differ in this way, this module defines the
+schemas. Otherwise, it does nothing. An operator that other code has defined is not changed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-# Kept alive: the definitions end with the object.
+# This reference keeps the library object alive, because torch removes the operators together with
+# the object.
 _library: torch.library.Library | None = None
 
 
 def define_when_imported() -> None:
-    """Let the operators be defined when the program imports torchvision, or now if it has.
+    """Define the operators when the program imports torchvision, or now if it already has.
 
-    Not before, because a program or a tool may define them itself until then: an operator can be
-    defined only once, and the second one to do so fails.
+    The operators are not defined earlier, because a program or a tool may also define them. An
+    operator can be defined only once, and a second definition fails.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):
@@ -40,12 +42,16 @@ def define_when_imported() -> None:
 
 
 def define_missing_operators() -> bool:
-    """Define torchvision's operators if its build and torch's differ; return whether it did."""
+    """Define the missing operators if torchvision was built for CUDA and torch was not.
+
+    Returns:
+        Whether this call defined an operator.
+    """
     global _library
     if _library is not None or torch.version.cuda is not None or not _is_for_cuda():
         return False
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
-    # A fragment, because a second owner of the name space would be refused.
+    # The library is a fragment, because torch refuses a second full library for a namespace.
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for name in missing:
         _library.define(name + _SCHEMAS[name])
@@ -53,7 +59,7 @@ def define_missing_operators() -> bool:
 
 
 def _is_for_cuda() -> bool:
-    """Tell whether the installed torchvision was built for CUDA, without importing it."""
+    """Return whether the installed torchvision is a CUDA build, without importing torchvision."""
     package = importlib.util.find_spec("torchvision")
     if package is None or package.origin is None:
         return False
