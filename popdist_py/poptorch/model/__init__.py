@@ -1,5 +1,7 @@
-"""The wrapped model that a program holds: its life cycle, and what it shows.
+"""The wrapper of a PyTorch model that trainingModel() and inferenceModel() return.
 
-Here live trainingModel, inferenceModel, PoplarExecutor and its parts, devices, and saved models.
-Nothing here computes. May call: every other package but data and operators.
+The package contains these two functions, the class PoplarExecutor with its parts, the access to
+devices, and the files of saved models.
+No module of this package computes the outputs or gradients of a model. May call: every other
+package but data and operators.
 """

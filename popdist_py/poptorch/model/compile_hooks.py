@@ -1,4 +1,4 @@
-"""Functions that programs want called before and after every compilation."""
+"""Hooks that a program registers to run before or after every compilation of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ def _register(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
-    """Call ``hook()`` before every compilation; returns a handle whose remove() ends that.
+    """Register a function that is called before every compilation of a model.
+
+    Args:
+        hook: The function, which is called without arguments.
+
+    Returns:
+        A handle. Its method remove() unregisters the function.
 
     Raises:
         RuntimeError: ``hook`` is not callable.
@@ -34,7 +40,13 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: Hook) -> RemovableHandle:
-    """Call ``hook()`` after every compilation; returns a handle whose remove() ends that.
+    """Register a function that is called after every compilation of a model.
+
+    Args:
+        hook: The function, which is called without arguments.
+
+    Returns:
+        A handle. Its method remove() unregisters the function.
 
     Raises:
         RuntimeError: ``hook`` is not callable.
@@ -43,12 +55,12 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def before_compile() -> None:
-    """Run the hooks of the time before compiling, in order of registration."""
+    """Call the functions of registerPreCompileHook() in the order of their registration."""
     for hook in list(_before.values()):
         hook()
 
 
 def after_compile() -> None:
-    """Run the hooks of the time after compiling, in order of registration."""
+    """Call the functions of registerPostCompileHook() in the order of their registration."""
     for hook in list(_after.values()):
         hook()

@@ -1,7 +1,7 @@
-"""What a wrapper tells of its model on the device: schedule, memory, time, and counters of calls.
+"""Methods of a wrapper that report the schedule, memory and time of its model on the device.
 
-The part of ``PoplarExecutor`` that asks and changes nothing; the answers are computed elsewhere.
-Nothing here compiles or runs a model.
+The class DeviceReports is a base class of ``PoplarExecutor``. Its methods do not change the model,
+do not compile the model and do not run the model on the device. Other modules compute the reports.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ __all__ = ["DeviceReports"]
 
 
 class DeviceReports:
-    """Questions about a model on its device; a compiled one needs no arguments.
+    """Methods that report on a model on its device.
 
-    Before it is compiled, the model is asked about arguments like those of a call, and nothing of
-    it runs. The device is the one that the options name, else an Mk2.
+    For a compiled model, the methods need no arguments. For a model that is not compiled, the
+    methods take example arguments of a call. They run the forward method on tensors without data,
+    and do not compile the model. The reports are about the IPU that the options name, or about an
+    Mk2 if the options do not name an IPU.
     """
 
     _model: nn.Module
@@ -41,33 +43,35 @@ class DeviceReports:
     _compiled: Compiled | None
     _link: OptimizerLink | None
 
-    # -- of the device's model ----------------------------------------------------------------
+    # -- reports of the device's model --------------------------------------------------------
 
     def schedule(self, *args: Any, steps: int | None = None, **kwargs: Any) -> Schedule:
-        """Return what every IPU of a replica does in each step of a call.
+        """Return the actions of every IPU of a replica in each step of a call.
 
         Args:
-            *args: of a call; only for a model that is not compiled.
-            steps: how many to return at most; None for all.
-            **kwargs: of a call likewise.
+            *args: Example positional arguments of a call, if the model is not compiled.
+            steps: The maximum number of steps to return; None for all steps.
+            **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: there is no graph of the model.
-            ValueError: steps is negative or no whole number.
+            Error: The graph of the model's operations is missing or cannot be made.
+            ValueError: ``steps`` is negative or is not an integer.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
         return schedule(run.placement, run.settings, steps=steps)
 
     def memoryReport(self, *args: Any, **kwargs: Any) -> MemoryPage:
-        """Return what every IPU of a replica holds, and what would help if that is too much.
+        """Return the memory use of every IPU of a replica.
+
+        If the model does not fit into the memory of an IPU, the result contains advice.
 
         Args:
-            *args: of a call; only for a model that is not compiled.
-            **kwargs: of a call likewise.
+            *args: Example positional arguments of a call, if the model is not compiled.
+            **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: there is no graph of the model.
+            Error: The graph of the model's operations is missing or cannot be made.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
@@ -75,21 +79,21 @@ class DeviceReports:
         return page if page.problem is None else replace(page, problem=spelled(page.problem))
 
     def executionReport(self, *args: Any, **kwargs: Any) -> ExecutionPage:
-        """Return what a call takes on the device, and what it takes the time for.
+        """Return the time of a call on the device, and the time of each part of the call.
 
         Args:
-            *args: of a call; only for a model that is not compiled.
-            **kwargs: of a call likewise.
+            *args: Example positional arguments of a call, if the model is not compiled.
+            **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: there is no graph of the model.
+            Error: The graph of the model's operations is missing or cannot be made.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
         return execution_page(run)
 
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Return what the model of the device is asked about."""
+        """Return the input of the functions that compute the reports."""
         optimizer = None if self._link is None else self._link.optimizer
         captured = self._captured(args, kwargs)
         return run_of(captured, self._options, optimizer, training=self._training)
@@ -110,42 +114,56 @@ class DeviceReports:
             )
         return self._compiled.executable.captured
 
-    # -- of the last call ---------------------------------------------------------------------
+    # -- counters of the last call ------------------------------------------------------------
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """Return the last call's times, in seconds: event -> [tensor][step].
+        """Return the times of the events in the last call, in seconds.
 
-        They count from the call's beginning and are those of the device's model where a device is
-        named (``Options.Emulator.device``); else they are the host's, of an arbitrary clock.
+        The keys of the result are the events ``input``, ``input_complete``, ``output`` and
+        ``output_complete``. A value contains one list for each tensor, with the times of all steps.
+        If a device is named (``Options.Emulator.device``), the model of the device computes the
+        times, which count from the beginning of the call. Otherwise, the times are measured on the
+        host with a clock that has an arbitrary starting point.
         """
         return inspection.perf_counters(self._compiled)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds that inputs took to the device.
+        """Return the minimum, maximum and mean time to transfer inputs to the device, in seconds.
 
-        Like all latencies they are the device's model's where a device is named, else the host's.
+        If a device is named (``Options.Emulator.device``), the model of the device computes the
+        time. Otherwise, the time is measured on the host.
         """
         return inspection.latency(self._compiled, "input", "input_complete")
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds between input and output."""
+        """Return the minimum, maximum and mean time between input and output, in seconds.
+
+        See ``getHostIpuLatency`` for the source of the time.
+        """
         return inspection.latency(self._compiled, "input_complete", "output")
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds that outputs took to the host."""
+        """Return the minimum, maximum and mean time to transfer outputs to the host, in seconds.
+
+        See ``getHostIpuLatency`` for the source of the time.
+        """
         return inspection.latency(self._compiled, "output", "output_complete")
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds from the start of input to the end of output."""
+        """Return the minimum, maximum and mean time from input to output, in seconds.
+
+        The time includes the transfers of the inputs and the outputs. See ``getHostIpuLatency`` for
+        the source of the time.
+        """
         return inspection.latency(self._compiled, "input", "output_complete")
 
     def cycleCount(self) -> int:
-        """Return the IPU cycles of the last call.
+        """Return the number of IPU cycles of the last call.
 
-        They are the device's model's where a device is named (``Options.Emulator.device``), else
-        the host's time in cycles of 1.85 GHz.
+        If a device is named (``Options.Emulator.device``), the model of the device computes the
+        cycles. Otherwise, the time on the host is converted to cycles of a clock with 1.85 GHz.
 
         Raises:
-            Error: counting is off, or nothing ran yet.
+            Error: The counting of cycles is disabled, or the model has not run yet.
         """
         return inspection.cycle_count(self._compiled, self._options)

@@ -1,8 +1,9 @@
-"""Emulated IPU devices: which exist, and which model holds one.
+"""Attaching models to emulated IPU devices, and releasing the devices.
 
-Where a pod is configured, a model of a program that no launcher started attaches to a device of the
-pod, and no other process can use that device. Without a pod, emulated IPUs do not run out. A model
-attaches only if its options name an id: to the device of that id that ``gc-info -l`` lists.
+A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
+without the launcher, a model attaches to a device of the pod. No other process can use this device
+at the same time. Without a pod, the number of emulated IPUs is not limited. A model then attaches
+to a device only if its options name the id of a device. ``gc-info -l`` lists these ids.
 """
 
 from __future__ import annotations
@@ -30,22 +31,26 @@ __all__ = ["acquire", "ipuHardwareIsAvailable", "ipuHardwareVersion", "release"]
 
 _NUM_IPUS: Final = 64
 _VERSION: Final = 2
-# PopTorch's own variable: a model waits for a device that is held in place of an error.
+# PopTorch defines this environment variable. If it is set, a model waits for a device that is in
+# use. Otherwise, attaching to a device that is in use raises an error.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# The model that holds each id that options name: under the launcher, and with useIpuModel.
+# This dictionary contains the model that holds each device id. It is used under the launcher and
+# with useIpuModel().
 _holders: dict[int, weakref.ref[Any]] = {}
-# In all other programs: a finalizer for each model, which gives its device back.
+# This dictionary contains a finalizer for each model, which releases the model's device. It is used
+# in programs that run without the launcher and without useIpuModel().
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Tell whether a process can have ``num_ipus`` emulated IPUs.
+    """Return whether this process can use ``num_ipus`` emulated IPUs.
 
-    Where a pod is configured: whether this program's partition, or under the launcher what the
-    instance has, contains a device of just so many, be it free or held.
+    If a pod is configured, it must have a device with exactly ``num_ipus`` IPUs for this process.
+    The device may be free or in use. Without the launcher, the device must be part of the program's
+    partition. Under the launcher, it must be part of the IPUs of the instance.
     """
     if context.is_launched():
         most = context.ipus_of_pod()
@@ -61,10 +66,10 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """Return the generation of the emulated IPUs: 2.
+    """Return the generation of the emulated IPUs, which is 2.
 
     Raises:
-        AssertionError: a pod is configured, and there is no IPU for this program.
+        AssertionError: A pod is configured, and this program cannot use any IPU of the pod.
     """
     assert ipuHardwareIsAvailable(), (
         "No IPU is available: ipuHardwareIsAvailable() tells, and its log says why"
@@ -73,20 +78,21 @@ def ipuHardwareVersion() -> int:
 
 
 def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = True) -> bool:
-    """Attach a model to a device for its options.
+    """Attach a model to a device that fits its options.
 
     Args:
-        holder: the model.
-        options: its options.
-        num_ipus: the IPUs of all its replicas.
-        patient: whether this may be the time to wait for a device that is held.
+        holder: The model.
+        options: The options of the model.
+        num_ipus: The number of IPUs of all replicas of the model.
+        patient: Whether this call may wait for a device that is in use. A call waits only if
+            POPTORCH_WAIT_FOR_IPU is set.
 
     Returns:
-        Whether it is attached: it is not where POPTORCH_WAIT_FOR_IPU says to wait, and this is not
-        the time.
+        Whether the model is attached. The result is False only if the device is in use,
+        POPTORCH_WAIT_FOR_IPU is set, and ``patient`` is False.
 
     Raises:
-        Error: somebody else has the device, there is none like it, or the pod cannot be asked.
+        Error: The device is in use or does not exist, or the pod does not answer.
     """
     ipu_id = options.ipu_id if options.exists("ipu_id") else None
     try:
@@ -99,8 +105,9 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
     except PodError as error:
         which = "a device" if ipu_id is None else f"device with id {ipu_id}"
         raise Error(f"Failed to acquire {which}: {error}") from error
-    # The launcher gives every instance an id of its own, so only models of this process can compete
-    # for an id. The same holds for useIpuModel, which attaches to no device.
+    # The launcher gives each instance a different device id, so only models of this process can use
+    # the same id. With useIpuModel(), a model does not use a device of a pod, so other processes
+    # are not considered.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True
@@ -118,7 +125,8 @@ def _acquire_of(
         try:
             held = pod.attach(num_ipus, ipu_id)
         except InUseError:
-            # Models that the program has dropped may still be there: they refer to themselves.
+            # A model that the program has dropped holds its device until the garbage collector
+            # frees the model, because models contain reference cycles.
             gc.collect()
             wait = math.inf if waits and patient else 0.0
             held = pod.attach(num_ipus, ipu_id, wait=wait, waiting=say)
@@ -136,7 +144,7 @@ def _acquire_of(
         counted(len(held.device.ipus), "IPU"),
     )
     _given[holder] = weakref.finalize(holder, _give_back, held)
-    # At the end of the process the pod takes back everything at once.
+    # When the process ends, the pod releases all devices of the process at once.
     _given[holder].atexit = False
     return True
 
@@ -154,7 +162,11 @@ def _give_back(held: HeldDevice) -> None:
 
 
 def _acquire_id(ipu_id: int, holder: Any) -> None:
-    """Take an id for a model; no other model of this process may have it."""
+    """Reserve a device id for a model.
+
+    Raises:
+        Error: Another model of this process holds the id.
+    """
     held = _holders.get(ipu_id)
     current = held() if held is not None else None
     if current is not None and current is not holder:
@@ -166,7 +178,7 @@ def _acquire_id(ipu_id: int, holder: Any) -> None:
 
 
 def release(holder: Any) -> None:
-    """Give back every device that ``holder`` has."""
+    """Release all devices of the model ``holder``."""
     give_back = _given.pop(holder, None)
     if give_back is not None:
         give_back()

@@ -1,7 +1,7 @@
-"""PoplarExecutor: a user's module that trains or infers on emulated IPUs, and its life cycle.
+"""The class PoplarExecutor, the wrapper that runs a user's module on emulated IPUs.
 
-Here a wrapper is compiled, called, attached, saved and destroyed. What its parts do is in the
-modules that it is made of: it computes and writes nothing itself.
+The class compiles, calls, attaches, saves and destroys a wrapped model. It delegates the
+computation of results and the writing of files to other modules.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ from popdist_py.poptorch.weights.replica_grouping import make_groupable
 __all__ = ["PoplarExecutor"]
 
 _NO_CALL: Final = Call((), (), [])
-# The device's autograd is its own: torch.no_grad() and inference_mode() of the program are not in
-# force there.
+# Autograd on the device must not depend on torch.inference_mode() in the program. This decorator
+# disables the inference mode of the program.
 _as_on_device: Final = torch.inference_mode(False)
 
 
 class PoplarExecutor(DeviceReports):
-    """A model on its emulated device; made by trainingModel() and inferenceModel().
+    """A model on its emulated device, which trainingModel() and inferenceModel() return.
 
-    Calling it runs the model: the first dimension of every input is micro-batch x device iterations
-    x (replicas / input group size) x gradient accumulation; results have the structure of the
-    forward's, with the micro-batches that the output mode chooses along the first dimension.
-    Attributes that it lacks are those of the user's module.
+    A call of this object runs the model. The size of the first dimension of every input must be
+    micro-batch x device iterations x (replicas / input group size) x gradient accumulation.
+    The results have the same structure as the outputs of the forward method. Their first dimension
+    contains the micro-batches that the output mode selects. If this object does not have an
+    attribute, the attribute is read from the user's module.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class PoplarExecutor(DeviceReports):
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # The arguments with which the program is rebuilt for another optimiser.
-        # _NO_CALL while there is no program.
+        # The arguments of the last call are used if the program is built again for another
+        # optimiser. The value is _NO_CALL if the model is not compiled.
         self._last_call = _NO_CALL
-        # What compiling makes:
+        # _compile() sets _compiled, _signature, _weights and _compilation_seconds.
         self._compiled: Compiled | None = None
         self._signature: CallSignature | None = None
         self._weights: WeightCopy | None = None
@@ -102,19 +103,19 @@ class PoplarExecutor(DeviceReports):
 
     @property
     def options(self) -> Options:
-        """The wrapper's own, frozen options."""
+        """The wrapper's frozen copy of the options."""
         return self._options
 
-    # PopTorch's names of what it keeps; programs read them.
+    # Programs read _executable and _is_attached, which have the same names in Graphcore's PopTorch.
 
     @property
     def _executable(self) -> Executable | None:
-        """What compiling made; None before, and after destroy()."""
+        """The result of the compilation; None before the compilation and after destroy()."""
         return None if self._compiled is None else self._compiled.executable
 
     @property
     def _is_attached(self) -> bool:
-        """Whether the model holds its device."""
+        """Whether the model is attached to its device."""
         return self._attached
 
     def __getattr__(self, name: str) -> Any:
@@ -139,15 +140,17 @@ class PoplarExecutor(DeviceReports):
         )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the user's module's state, with the weights of the device."""
+        """Return the state dict of the user's module, with the newest weights of the device."""
         self.copyWeightsToHostIfNeeded()
         return self._user_model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load the user's module's state, and upload it if the model is attached.
+        """Load a state dict into the user's module.
+
+        If the model is attached to a device, the loaded weights are copied to the device.
 
         Returns:
-            The missing and the unexpected keys.
+            The missing keys and the unexpected keys, as ``torch.nn.Module`` returns them.
         """
         self.copyWeightsToHostIfNeeded()
         result = self._user_model.load_state_dict(state_dict, strict)
@@ -158,11 +161,14 @@ class PoplarExecutor(DeviceReports):
     # -- compiling ----------------------------------------------------------------------------
 
     def isCompiled(self) -> bool:
-        """Tell whether the model was compiled and not destroyed since."""
+        """Return whether the model was compiled and has not been destroyed since then."""
         return self._compiled is not None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the model for arguments like these; a second call is ignored with a warning."""
+        """Compile the model for arguments of the same structure, shapes and dtypes.
+
+        If the model is already compiled, this method only logs a warning.
+        """
         if self._compiled is not None:
             logger.warning("Call to compile() ignored: the model is already compiled")
             return
@@ -173,7 +179,10 @@ class PoplarExecutor(DeviceReports):
     def _compile(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], executable: Executable | None
     ) -> None:
-        """Compile for these arguments; an executable from a file spares the forward's trace."""
+        """Compile the model for arguments of the same structure, shapes and dtypes.
+
+        If ``executable`` is given, the forward method is not traced again.
+        """
         signature, self._last_call = CallSignature.of(
             self._model.forward, args, kwargs, self._options.batching(self._training).num_slices
         )
@@ -209,12 +218,13 @@ class PoplarExecutor(DeviceReports):
         if action is not None:
             action()
         heartbeat.enter(BETWEEN_CALLS)
-        # Last: a model that gets no device is compiled all the same, and attaches when called.
+        # The device is acquired at the end. If an error occurs, the model remains compiled, and the
+        # next call of the model tries to acquire the device again.
         if self._options.connection_type != enums.ConnectionType.Never and not self._attached:
             self._acquire()
 
     def _compiled_for(self, executable: Executable | None) -> tuple[Compiled, int]:
-        """Compile for the last call; return with it the number of instances that take part."""
+        """Compile the model for the last call, and return it with the number of instances."""
         compiling = activities.doing(activities.COMPILING)
         with compiling, progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
@@ -257,10 +267,10 @@ class PoplarExecutor(DeviceReports):
         return self._weights
 
     def compilationTime(self) -> datetime.timedelta:
-        """Return how long compiling took.
+        """Return the duration of the compilation.
 
         Raises:
-            Error: not compiled, or the progress bar is switched off.
+            Error: The model is not compiled, or the progress bar is disabled.
         """
         if not self._options._show_compilation_progress_bar:
             raise Error("compilationTime() needs Options.showCompilationProgressBar(True)")
@@ -270,11 +280,11 @@ class PoplarExecutor(DeviceReports):
     # -- running ------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model on one call's samples; compile it first if need be.
+        """Run the model on the given samples, and compile the model first if necessary.
 
         Raises:
-            Error: the arguments differ from those the model was compiled for.
-            AssertionError: there is no device, or a batch dimension does not fit.
+            Error: The arguments differ from the arguments that the model was compiled for.
+            AssertionError: The connection type is Never, or a batch dimension has a wrong size.
         """
         with frames_folded:
             if torch.is_inference_mode_enabled():
@@ -284,7 +294,8 @@ class PoplarExecutor(DeviceReports):
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._training:
-            context.check_process()  # gradients will be written to shared memory
+            # A training model writes gradients to memory that the instances share.
+            context.check_process()
         if self._compiled is None:
             self._compile(args, kwargs, None)
         else:
@@ -336,7 +347,7 @@ class PoplarExecutor(DeviceReports):
         return first_forward.outputs.rebuild(iter(results))
 
     def _with_hooks(self, compiled: Compiled, link: OptimizerLink) -> Compiled:
-        """Return the compiled model, rebuilt if parameters have got hooks on their gradients."""
+        """Return the compiled model, after rebuilding it if parameters have new gradient hooks."""
         hooks = compiled.state.gradient_hooks
         if hooks is None or not hooks.are_missing:
             return compiled
@@ -350,21 +361,29 @@ class PoplarExecutor(DeviceReports):
         self._require_weights().pull()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Do copyWeightsToHost() if training changed the weights since; return whether it did."""
+        """Copy weights to the host if training has changed them since the last copy.
+
+        Returns:
+            Whether weights were copied.
+        """
         return self._weights is not None and self._weights.pull_if_newer()
 
     def copyWeightsToDevice(self) -> None:
-        """Copy the user's weights and buffers to the device, with what other models trained."""
+        """Copy the weights and buffers of the user's module to the device.
+
+        If another wrapper has trained weights that belong to both modules, these weights are first
+        copied from the other wrapper's device to the host.
+        """
         compiled, weights = self._require_compiled(), self._require_weights()
         weights.pull_newer_of_others()
         compiled.state.upload()
         weights.mark_equal()
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Copy the buffers of Options.updatableNamedBuffers() to the device.
+        """Copy the buffers that ``Options.updatableNamedBuffers()`` names to the device.
 
         Raises:
-            Error: no buffers were named.
+            Error: The model is not compiled, or the options do not name any buffer.
         """
         compiled = self._require_compiled()
         names = self._options.updatable_buffers
@@ -375,20 +394,22 @@ class PoplarExecutor(DeviceReports):
     def setOptimizer(
         self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None
     ) -> None:
-        """Use the settings of ``optimizer`` from the next call on.
+        """Use ``optimizer`` and its settings from the next call on.
 
-        The state on the device stays for one of the same kind that brings no state itself.
+        The optimiser state on the device is kept if the new optimiser is of the same kind, such as
+        Adam, and no state has been loaded into it.
 
         Args:
-            optimizer: the user's optimiser.
-            scheduler: a scheduler of torch, stepped after each weight update inside a call. With
-                None, the settings stay as they are until the next setOptimizer().
+            optimizer: The user's optimiser.
+            scheduler: A torch scheduler that is stepped after each weight update inside a call.
+                Without a scheduler, the settings stay constant until the next setOptimizer().
 
         Raises:
-            AssertionError: an optimiser that the device does not know.
-            ValueError: amsgrad, or a mean strategy other than the compiled one.
-            Error: an attribute that was constant at compile time has changed, a scheduler that
-                cannot be stepped after each weight update, or this is an inference model.
+            AssertionError: The device does not support the optimiser.
+            ValueError: The optimiser uses amsgrad, or it needs a different mean reduction strategy
+                than the strategy at compile time.
+            Error: An attribute that was constant at compile time has changed, the scheduler cannot
+                be stepped after each weight update, or this model is an inference model.
         """
         if self._link is None:
             raise Error(
@@ -408,7 +429,10 @@ class PoplarExecutor(DeviceReports):
 
     @_as_on_device
     def _rebuild(self, before: Compiled, link: OptimizerLink) -> None:
-        """Make the program again for another optimiser, which may train other parameters."""
+        """Build the compiled program again, for another optimiser or for new gradient hooks.
+
+        Another optimiser may train other parameters.
+        """
         compiled = self._compiler().build(before.executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
@@ -419,14 +443,15 @@ class PoplarExecutor(DeviceReports):
     # -- device -------------------------------------------------------------------------------
 
     def isAttachedToDevice(self) -> bool:
-        """Tell whether the model holds its device."""
+        """Return whether the model is attached to its device."""
         return self._attached
 
     def _placed(self, num_ipus: int) -> None:
-        """Go on with compiling, which is known to need so many IPUs.
+        """Store the number of IPUs, and attach the model if its connection type is Always.
 
-        Nobody waits for a device here: compiling goes on meanwhile, and other processes may be
-        waiting for its result.
+        The compiler calls this method when it has computed the number of IPUs. This method does not
+        wait for a device that is in use, because other processes may be waiting for the result of
+        the compilation. ``_compile`` waits for the device after the compilation.
         """
         self._num_ipus = num_ipus
         if self._options.connection_type == enums.ConnectionType.Always and not self._attached:
@@ -436,11 +461,12 @@ class PoplarExecutor(DeviceReports):
         self._attached = devices.acquire(self, self._options, self._num_ipus)
 
     def attachToDevice(self) -> None:
-        """Take the device again and upload weights and optimiser state.
+        """Attach the model to its device again, and copy the weights to the device.
 
         Raises:
-            Error: not compiled, attached already, or another model has the device.
-            AssertionError: the connection type is Never.
+            Error: The model is not compiled or is already attached, or another model holds the
+                device.
+            AssertionError: The connection type is Never.
         """
         self._require_compiled()
         assert self._options.connection_type != enums.ConnectionType.Never, (
@@ -452,10 +478,10 @@ class PoplarExecutor(DeviceReports):
         self.copyWeightsToDevice()
 
     def detachFromDevice(self) -> None:
-        """Fetch weights, optimiser and random state, and give the device back.
+        """Copy the weights and the optimiser state to the host, and release the device.
 
         Raises:
-            Error: not compiled, or detached already.
+            Error: The model is not compiled, or is not attached.
         """
         self._require_compiled()
         if not self._attached:
@@ -464,7 +490,10 @@ class PoplarExecutor(DeviceReports):
         self._release()
 
     def destroy(self) -> None:
-        """Fetch weights and optimiser state, give the device back, unwrap the user's module."""
+        """Release the device, and remove the wrapping of the user's module.
+
+        The weights and the optimiser state are copied to the host first.
+        """
         self._fetch()
         if self._link is not None:
             self._link.disconnect()
@@ -477,7 +506,7 @@ class PoplarExecutor(DeviceReports):
         self._model = watched_module.shallow_copy(self._user_model)
 
     def _fetch(self) -> None:
-        """Bring the user's module and optimiser up to date."""
+        """Copy the weights and the optimiser state to the host, if the device has newer values."""
         self.copyWeightsToHostIfNeeded()
         if self._link is not None:
             self._link.fetch_state()
@@ -490,10 +519,12 @@ class PoplarExecutor(DeviceReports):
 
     @property
     def rng_state(self) -> list[int]:
-        """The state of the device's random numbers: the seed, and the micro-batches run.
+        """The state of the device's random numbers.
+
+        The state consists of the seed and the number of micro-batches that have been run.
 
         Raises:
-            Error: the model is not compiled.
+            Error: The model is not compiled.
         """
         compiled = self._require_compiled()
         return [compiled.streams.seed_value, compiled.program.steps_done]
@@ -504,20 +535,20 @@ class PoplarExecutor(DeviceReports):
         compiled.streams.seed_value, compiled.program.steps_done = state
 
     def instance_state(self) -> dict[str, Any]:
-        """Return the part of a training's state that each instance has of its own.
+        """Return the part of the training state that differs between instances.
 
         Raises:
-            Error: the model is not compiled, or does not train.
+            Error: The model is not compiled, or is an inference model.
         """
         compiled, _ = self._require_compiled(), self._require_link()
         self.copyWeightsToHostIfNeeded()
         return training_state.instance_state(self._user_model, compiled)
 
     def training_state(self) -> dict[str, Any]:
-        """Return the part of a training's state that all instances have alike.
+        """Return the part of the training state that is equal on all instances.
 
         Raises:
-            Error: the model is not compiled, or does not train.
+            Error: The model is not compiled, or is an inference model.
         """
         self._require_compiled()
         self.copyWeightsToHostIfNeeded()
@@ -527,14 +558,17 @@ class PoplarExecutor(DeviceReports):
     def load_training_state(
         self, shared: Mapping[str, Any], instances: Sequence[dict[str, Any]]
     ) -> None:
-        """Go on from a state; what only the device holds follows once the model is compiled.
+        """Restore the state of a training.
+
+        If the model is not compiled yet, the part of the state that is only on the device is
+        restored after the compilation.
 
         Args:
-            shared: what training_state() returned.
-            instances: what instance_state() returned on each instance, in order.
+            shared: The result of training_state().
+            instances: The results of instance_state() on all instances, in order.
 
         Raises:
-            Error: the model does not train.
+            Error: The model is an inference model.
         """
         link = self._require_link()
         training_state.load_host_state(self._user_model, link, shared, instances)
@@ -558,16 +592,17 @@ class PoplarExecutor(DeviceReports):
     def save(
         self, filename: str | Path, export_model: bool = True, save_rng_state: bool = True
     ) -> None:
-        """Write the compiled model to a file that poptorch.load() or loadExecutable() reads.
+        """Write the compiled model to a file that poptorch.load() or loadExecutable() can read.
 
         Args:
-            filename: the file; in a folder, ``model.poptorch``. Missing folders are made.
-            export_model: include the module, the weights and the optimiser.
-            save_rng_state: include the state of random numbers.
+            filename: The path of the file. If the path is a folder, the file ``model.poptorch`` in
+                this folder is written. Missing parent folders are made.
+            export_model: Whether to include the module, the weights and the optimiser.
+            save_rng_state: Whether to include the state of the device's random numbers.
 
         Raises:
-            Error: the model is not compiled.
-            AssertionError: the parent is a file.
+            Error: The model is not compiled.
+            AssertionError: The parent of the path is a file.
         """
         compiled, signature = self._require_compiled(), self._signature
         assert signature is not None
@@ -586,10 +621,12 @@ class PoplarExecutor(DeviceReports):
     def compileAndExport(
         self, filename: str | Path, *args: Any, export_model: bool = True, **kwargs: Any
     ) -> None:
-        """Compile for the arguments, and save(); a compiled model goes on as it is.
+        """Compile the model for the arguments, and write it to a file with ``save``.
+
+        If the model is already compiled, it is not compiled again.
 
         Raises:
-            Error: the model was compiled for other arguments.
+            Error: The model was compiled for other arguments.
         """
         with frames_folded:
             if self._signature is None:
@@ -599,10 +636,12 @@ class PoplarExecutor(DeviceReports):
         self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | Path) -> None:
-        """Take a compiled model from a file instead of compiling; weights are this wrapper's own.
+        """Load a compiled model from a file, instead of compiling the model.
+
+        The weights are not loaded from the file. The wrapper keeps its own weights.
 
         Raises:
-            Error: the file is none that save() wrote.
+            Error: The file was not written by ``save``.
         """
         self._take(SavedModel.read(Path(filename)))
 
@@ -618,26 +657,29 @@ class PoplarExecutor(DeviceReports):
         """Return the names of the tensors inside the compiled model.
 
         Raises:
-            AssertionError: the model is not compiled.
+            AssertionError: The model is not compiled.
         """
         assert self._compiled is not None, "The model must be compiled first"
         assert self._signature is not None
         return inspection.tensor_names(self._compiled, len(self._signature.template.leaves))
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Return the last call's value of a tensor named by Options.anchorTensor().
+        """Return the value of a tensor from the last call.
+
+        Args:
+            short_name: The name that ``Options.anchorTensor()`` gave to the tensor.
 
         Raises:
-            AssertionError: an unknown name.
+            AssertionError: The name is unknown, or the model has not run.
         """
         return self._require_compiled().program.anchors.get(short_name)
 
 
 def _transfer(options: Options) -> Transfer:
-    """Return what happens to tensors between host and device.
+    """Return an object that converts tensors between the host and the device.
 
     Raises:
-        Error: a mode of synthetic data that does not exist.
+        Error: The options contain an unknown mode of synthetic data.
     """
     double_precision = options.Emulator.double_precision
     if not options.synthetic_data:
@@ -646,7 +688,10 @@ def _transfer(options: Options) -> Transfer:
 
 
 def _own_options(options: Options, *, training: bool) -> Options:
-    """Return a frozen copy for one model, which says what the model's output mode is."""
+    """Return a frozen copy of the options of one model.
+
+    In the copy, the output mode Default is replaced by the mode that it stands for.
+    """
     own = options.clone()
     if own.defaultOutputMode():
         own.outputMode(own.resolved_output_mode(training))

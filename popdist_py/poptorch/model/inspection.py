@@ -1,6 +1,7 @@
-"""What a program can see of a compiled model: names, times and cycles.
+"""Functions that return the tensor names, the times and the cycles of a compiled model.
 
-Functions of a compiled model; None stands for a model that is not compiled. Nothing is changed.
+If a function accepts None instead of a compiled model, None stands for a model that is not
+compiled. The functions do not change the model.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ def tensor_names(compiled: Compiled, num_inputs: int) -> list[str]:
 
 
 def perf_counters(compiled: Compiled | None) -> dict[str, list[list[float]]]:
-    """Return the last call's times, in seconds: event -> [tensor][step]."""
+    """Return the times of the events in the last call (see ``DeviceReports.getPerfCounters``)."""
     if compiled is None:
         return {event: [[]] for event in _EVENTS}
     return compiled.program.counters.as_dict()
 
 
 def latency(compiled: Compiled | None, first: str, last: str) -> tuple[float, float, float]:
-    """Return minimum, maximum and mean seconds between two events of the last call."""
+    """Return the minimum, maximum and mean seconds between two events of the last call."""
     if compiled is None:
         return (0.0, 0.0, 0.0)
     return compiled.program.counters.latency(first, last)
 
 
 def cycle_count(compiled: Compiled | None, options: Options) -> int:
-    """Return the emulated IPU cycles of the last call.
+    """Return the number of emulated IPU cycles of the last call.
 
     Raises:
-        Error: counting is off, or nothing ran yet.
+        Error: The counting of cycles is disabled, or the model has not run yet.
     """
     if not options.counts_cycles:
         raise Error("Cycle counting is disabled: set Options.logCycleCount(True)")

@@ -1,4 +1,4 @@
-"""The tree of a module as text, with the blocks that its submodules begin."""
+"""The text of a module tree, which marks submodules that begin a block (BeginBlock)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["module_repr", "print_module"]
 
 
 def module_repr(module: nn.Module) -> str:
-    """Return the tree of ``module``; annotated submodules show ``BeginBlock(...)`` before them."""
+    """Return the tree of ``module`` as text, with ``BeginBlock(...)`` before each block."""
     extra = module.extra_repr()
     lines = extra.splitlines() if extra else []
     children = [
@@ -36,6 +36,6 @@ def _block_text(module: nn.Module) -> str:
 
 
 def print_module(module: Any, *more: Any, **kwargs: Any) -> None:
-    """Print the tree of a module; anything else as Python's own ``print`` does."""
+    """Print a module as a tree, and print any other value like Python's ``print`` function."""
     text = module_repr(module) if isinstance(module, nn.Module) else module
     print(text, *more, **kwargs)  # noqa: T201

@@ -1,7 +1,8 @@
-"""The user's optimiser and scheduler of a training model, and their state on the device.
+"""The connection between the user's optimiser and the optimiser state on the device.
 
-This module checks an optimiser, gives its settings and loaded state to the device, steps its
-scheduler after each update, and fetches the device's state. The update itself is ``update/``'s.
+This module checks the optimiser, and copies its settings and its loaded state to the device. It
+steps the scheduler after each weight update, and copies the state on the device to the host. The
+package ``update`` computes the weight updates.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from popdist_py.poptorch.weights.replica_grouping import join_groups, split_grou
 
 __all__ = ["OptimizerLink"]
 
-# The types of a parameter group's values that a checkpoint keeps.
+# A checkpoint stores the values of a parameter group that have one of these types.
 _SETTING: Final = (int, float, bool, tuple, list, torch.Tensor)
 
 
 class OptimizerLink:
-    """The user's optimiser on the host, and what updates the weights on the device.
+    """Connects the user's optimiser on the host with the weight update on the device.
 
     Args:
-        options: the wrapper's frozen options.
-        optimizer: the user's optimiser.
-        scheduler: a scheduler of torch, stepped after each weight update; None for no scheduler.
+        options: The wrapper's frozen options.
+        optimizer: The user's optimiser.
+        scheduler: A torch scheduler to step after each weight update; None for no scheduler.
 
     Attributes:
-        optimizer: the user's optimiser at present.
+        optimizer: The user's current optimiser.
 
     Raises:
-        AssertionError: an optimiser that the device does not know.
-        ValueError: amsgrad.
-        Error: a scheduler that cannot be stepped after each weight update.
+        AssertionError: The device does not support the optimiser.
+        ValueError: The optimiser uses amsgrad.
+        Error: The scheduler cannot be stepped after each weight update.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class OptimizerLink:
         self._options = options
         self._compiled: Compiled | None = None
         self._layout: Layout | None = None
-        # Whether the device's state may be newer than what the optimiser was last given.
+        # This flag is True if the device may have newer state than the user's optimiser.
         self._device_ran = False
         self._rules = self._new_rules()
-        # Any: one of torch's, and perhaps one of ours, which mypy takes for a contradiction.
+        # The type is Any, because the object may belong to torch.optim and to poptorch.optim, and
+        # mypy does not accept this combination.
         self.optimizer: Any = optimizer
         self._scheduler: lr_scheduler.LRScheduler | None = None
         self._accept(optimizer, scheduler)
@@ -73,14 +75,14 @@ class OptimizerLink:
     # -- the program on the device ------------------------------------------------------------
 
     def compiled_to(self, compiled: Compiled) -> None:
-        """Work with a newly compiled model."""
+        """Connect the optimiser to a newly compiled model."""
         self._compiled = compiled
         self._layout = Layout.of(self.optimizer)
         self._rules.settle(self.optimizer)
         self.connect()
 
     def rebuilt_to(self, compiled: Compiled) -> None:
-        """Work with a program that was built again; it takes over what still fits."""
+        """Connect the optimiser to a rebuilt program, and keep the state that fits this program."""
         before, self._compiled = self._training, compiled
         layout, self._layout = self._layout, Layout.of(self.optimizer)
         if layout is not None and layout.type is self._layout.type:
@@ -91,13 +93,13 @@ class OptimizerLink:
             compression.take_over(before.compression)
 
     def disconnect(self) -> None:
-        """Fetch the state, and forget the program."""
+        """Copy the optimiser state to the host, and disconnect the optimiser from the program."""
         self.fetch_state()
         self._compiled = None
 
     @property
     def _training(self) -> Any:
-        """The update on the device, which every compiled training model has."""
+        """The part of a compiled training model that updates the weights on the device."""
         assert self._compiled is not None
         assert self._compiled.program.training is not None
         return self._compiled.program.training
@@ -107,14 +109,16 @@ class OptimizerLink:
     def replace(
         self, optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler | None = None
     ) -> bool:
-        """Use ``optimizer`` from now on; return whether it is another object than before.
+        """Use ``optimizer`` from now on, and return whether it is a different object than before.
 
-        The device learns of it by :meth:`sync`.
+        This method does not change the device. Call :meth:`sync` to copy the optimiser's settings
+        to the device.
 
         Raises:
-            AssertionError: an optimiser that the device does not know.
-            ValueError: amsgrad, or a mean strategy other than the compiled one.
-            Error: an attribute that was constant at compile time has changed, or a scheduler that
+            AssertionError: The device does not support the optimiser.
+            ValueError: The optimiser uses amsgrad, or it needs a different mean reduction strategy
+                than the strategy at compile time.
+            Error: An attribute that was constant at compile time has changed, or the scheduler
                 cannot be stepped after each weight update.
         """
         is_other = optimizer is not self.optimizer
@@ -148,11 +152,14 @@ class OptimizerLink:
 
     @property
     def fits_program(self) -> bool:
-        """Whether the compiled program can run the optimiser, with other values at most."""
+        """Whether the compiled program can run the optimiser without being built again.
+
+        Settings such as the learning rate may have other values than at compile time.
+        """
         return Layout.of(self.optimizer) == self._layout
 
     def sync(self) -> None:
-        """Give the device the optimiser's values."""
+        """Copy the current settings of the optimiser to the device."""
         self._training.optimizer.sync(self.optimizer)
 
     @property
@@ -161,10 +168,10 @@ class OptimizerLink:
         return None if self._scheduler is None else self._step_scheduler
 
     def _step_scheduler(self) -> None:
-        """Step the scheduler, and give the device its values for the next weight update.
+        """Step the scheduler, and copy the new settings to the device.
 
         Raises:
-            Error: the scheduler changes an attribute that was constant at compile time.
+            Error: The scheduler has changed an attribute that was constant at compile time.
         """
         assert self._scheduler is not None
         self._scheduler.step()
@@ -172,8 +179,9 @@ class OptimizerLink:
         self.sync()
 
     def connect(self) -> None:
-        """Let a PopTorch optimiser read and write its state on the device."""
-        # The device does what step() would: learning-rate schedulers ask whether it was called.
+        """Connect a PopTorch optimiser to its state on the device."""
+        # The device updates the weights, so the program does not call step() of the optimiser.
+        # Learning-rate schedulers check this attribute, and warn if step() was not called.
         self.optimizer._opt_called = True
         if isinstance(self.optimizer, optim.Optimizer):
             self.optimizer._connect(self.fetch_state)
@@ -184,14 +192,14 @@ class OptimizerLink:
     # -- state on the device ------------------------------------------------------------------
 
     def mark_device_ran(self) -> None:
-        """Note that the device updated weights, so that its state is newer than the host's."""
+        """Record that the device has updated weights, so the optimiser state on it is newer."""
         self._device_ran = True
 
     def load_pending_state(self) -> None:
-        """Give the device the state that the program loaded since the last call.
+        """Copy the optimiser state that the program has loaded since the last call to the device.
 
         Raises:
-            Error: it is a state of another model's optimiser.
+            Error: The loaded state belongs to an optimiser of another model.
         """
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
@@ -202,7 +210,8 @@ class OptimizerLink:
         parameters, device = self._compiled.state.parameters, self._training.optimizer
         state = split_groups(loaded.state, parameters)
         device.check_state_tensors(state)
-        if self.fits_program:  # the program's own settings were loaded too
+        # Loading a state also loads the settings of the parameter groups.
+        if self.fits_program:
             self.sync()
             optimizer: Any = self.optimizer
             self._rules.settle(optimizer)
@@ -210,7 +219,7 @@ class OptimizerLink:
         self.load_state_tensors(state)
 
     def fetch_state(self) -> None:
-        """Give a PopTorch optimiser its state on the device, if it ran since the last time."""
+        """Copy the state on the device to a PopTorch optimiser, if the device has newer state."""
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
         self.load_pending_state()
@@ -219,26 +228,31 @@ class OptimizerLink:
             self._device_ran = False
             self.optimizer._set_device_state(join_groups(device.state_tensors()))
         if self.optimizer._ipu_state is not None:
-            # Also where nothing ran: the program may have set a learning rate since.
+            # The rates are copied even if the device did not run, because the program may have set
+            # another learning rate.
             self.optimizer._set_device_rates(join_groups(device.parameter_tensors(self.optimizer)))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the device's state by name."""
+        """Return the tensors of the optimiser state on the device, by name."""
         tensors: dict[str, torch.Tensor] = self._training.optimizer.state_tensors()
         return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give the device what :meth:`state_tensors` returned."""
+        """Copy the tensors that :meth:`state_tensors` returned to the device."""
         self._training.optimizer.load_state_tensors(tensors)
         self._device_ran = True
 
     def loaded_rates(self) -> dict[str, torch.Tensor]:
-        """Return the rates on the device that the program loaded instead of setting them."""
+        """Return the rates on the device that come from a loaded state.
+
+        The rates are settings such as the learning rate. A rate that the program has set after
+        loading the state is not returned.
+        """
         rates: dict[str, torch.Tensor] = self._training.optimizer.loaded_rates()
         return rates
 
     def load_rates(self, rates: Mapping[str, torch.Tensor]) -> None:
-        """Give the device the program's settings, and what :meth:`loaded_rates` returned."""
+        """Copy the program's settings and the result of :meth:`loaded_rates` to the device."""
         if self.fits_program:
             self.sync()
         self._training.optimizer.load_parameter_tensors(rates)
@@ -260,14 +274,14 @@ class OptimizerLink:
         return None if self._scheduler is None else self._scheduler.state_dict()
 
     def load_scheduler_state(self, state: Mapping[str, Any] | None) -> None:
-        """Give the scheduler, if there is one, the result of :meth:`scheduler_state`."""
+        """Load the result of :meth:`scheduler_state` into the scheduler, if a scheduler is used."""
         if self._scheduler is not None and state is not None:
             self._scheduler.load_state_dict(dict(state))
 
     # -- settings -----------------------------------------------------------------------------
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the settings of each parameter group that are plain values, such as lr."""
+        """Return the settings of each parameter group that a checkpoint can store, such as lr."""
         return [
             {
                 key: _plain(value)
@@ -278,12 +292,16 @@ class OptimizerLink:
         ]
 
     def load_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        """Give the parameter groups what :meth:`settings` returned."""
+        """Load the result of :meth:`settings` into the parameter groups."""
         for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(saved)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the variable numbers that a PopTorch optimiser has outside its groups."""
+        """Return the numeric attributes of a PopTorch optimiser that may change after compiling.
+
+        Settings of the parameter groups are not included. The result is empty for an optimiser of
+        torch.
+        """
         if not isinstance(self.optimizer, optim.Optimizer):
             return {}
         variable = self.optimizer.variable_attrs
@@ -303,7 +321,10 @@ class OptimizerLink:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting without NumPy's kind of float, which only looks like Python's."""
+    """Return a setting with Python floats in place of NumPy floats.
+
+    A NumPy float64 is an instance of a subclass of float.
+    """
     if isinstance(value, tuple | list):
         return type(value)(_plain(each) for each in value)
     return float(value) if isinstance(value, float) else value

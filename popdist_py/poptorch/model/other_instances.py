@@ -1,6 +1,6 @@
-"""The other instances that a model trains with: how they are joined, and whether all take part.
+"""The connection of a training model to the other instances of the job.
 
-This module reads options and the launcher's variables. It sends no tensor.
+This module reads the options and the launcher's environment variables. It does not send tensors.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ __all__ = ["communicator_for"]
 
 
 def communicator_for(options: Options, *, training: bool) -> Communicator:
-    """Return the connection that a model with these options needs; inference needs none."""
+    """Return the communicator of a model, which connects the instances if the model trains."""
     return _join(options) if training else _Alone(options)
 
 
 class _Alone(SoloCommunicator):
-    """An instance without connection that keeps its index, so that its replicas keep theirs."""
+    """The communicator of an inference model, which contains only this instance.
+
+    The instance keeps its index in the job, because the indices of its replicas depend on it.
+    """
 
     def __init__(self, options: Options) -> None:
         self.instance_index = options.Distributed.processId
 
 
 def _join(options: Options) -> Communicator:
-    """Return the connection to the other instances, joining them if the program did not."""
+    """Return the communicator of all instances, and call ``init()`` if the program did not."""
     _check_replicas(options)
     if options.Distributed.numProcesses == 1:
         return SoloCommunicator()
@@ -43,7 +46,7 @@ def _join(options: Options) -> Communicator:
 
 
 def _check_replicas(options: Options) -> None:
-    """Warn if a training model does not run as many replicas as the launcher planned."""
+    """Warn if the launcher planned another number of replicas than a training model runs."""
     instance, replicas = context.environment(), options.replication_factor
     takes_part = options.Distributed.numProcesses == instance.num_instances
     if context.is_launched() and takes_part and replicas != instance.num_local_replicas:

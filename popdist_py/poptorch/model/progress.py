@@ -1,4 +1,4 @@
-"""The bar that PopTorch shows while it compiles."""
+"""The progress bar that PopTorch shows during a compilation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["progress_bar"]
 
-# Percentages and times: a rate in per cent per second would mean nothing.
+# The progress bar shows the percentage and the time. It does not show the rate, because a rate in
+# per cent per second is not useful.
 _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 @contextmanager
 def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
-    """Show PopTorch's bar; yields a function that takes the percentage done and what begins."""
+    """Show the progress bar, and yield a function that advances the bar.
+
+    The yielded function takes the percentage done and the name of the step that begins.
+
+    Args:
+        shown: Whether to show the bar. If it is False, the yielded function does nothing.
+    """
     if not shown:
         yield lambda *_: None
         return
@@ -28,7 +35,8 @@ def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
         def advance(percentage: int, what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update(percentage - bar.n)
-            # What begins may take long: a bar that waits for its turn would show what is over.
+            # The bar is drawn at once, because the step that begins may take long. Without this
+            # call, the bar could show the name of the previous step during this time.
             bar.refresh()
 
         yield advance

@@ -1,6 +1,6 @@
-"""The file of a compiled model: which values it holds, and how they lie in it.
+"""Writing and reading files that contain a compiled model.
 
-This module writes and reads values. It makes no wrapper and compiles nothing.
+This module does not make wrappers and does not compile models.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ __all__ = ["SavedModel"]
 
 _MAGIC: Final = "popdist_py.poptorch"
 _DEFAULT_NAME: Final = "model.poptorch"
-# How files begin that earlier versions wrote, without a seal: torch's are ZIP archives.
+# Files of earlier versions begin with these bytes, because torch.save() writes ZIP archives. These
+# files do not have a seal, which is a checksum at the beginning of a file.
 _ZIP: Final = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedModel:
-    """What is saved of a compiled model.
+    """The content of a file that contains a compiled model.
 
     Attributes:
-        options: the wrapper's options.
-        call: structure, shapes and dtypes of the arguments that it was compiled for.
-        executable: the result of compiling.
-        training: whether the model trains.
-        model: the user's module with its weights; None if it was left out.
-        optimizer: the user's optimiser; None for inference, or if it was left out.
-        rng_state: the state of the device's random numbers; None if it was left out.
+        options: The wrapper's options.
+        call: The structure, shapes and dtypes of the arguments that the model was compiled for.
+        executable: The result of the compilation.
+        training: Whether the model is a training model.
+        model: The user's module with its weights; None if the module was not saved.
+        optimizer: The user's optimiser; None for an inference model, or if it was not saved.
+        rng_state: The state of the device's random numbers; None if it was not saved.
     """
 
     options: Options
@@ -54,14 +55,16 @@ class SavedModel:
     rng_state: list[int] | None
 
     def write(self, path: Path) -> None:
-        """Write the file ``path``; in a folder, ``model.poptorch``. Missing folders are made.
+        """Write the file ``path``, or the file ``model.poptorch`` in the folder ``path``.
 
-        The file holds what names the user's classes and, beside it as bytes, what names this
-        package's: so its version can be read where this package has another layout.
+        Missing parent folders are made. The user's module and optimiser are pickled directly. The
+        objects of this package's classes are stored as bytes that contain a second pickle. So the
+        version number in the file can be read even if a class is missing in another version of this
+        package.
 
         Raises:
-            AssertionError: the parent is a file.
-            OSError: it cannot be written.
+            AssertionError: The parent of the path is a file.
+            OSError: The file cannot be written.
         """
         if path.is_dir():
             path = path / _DEFAULT_NAME
@@ -91,12 +94,12 @@ class SavedModel:
 
     @classmethod
     def read(cls, path: Path) -> SavedModel:
-        """Return the content of a saved file.
+        """Return the content of a file that ``write`` has written.
 
         Raises:
-            Error: it is no such file, is damaged, others may have written it, or it names modules
-                or classes that are not there.
-            AssertionError: another version of this package wrote it.
+            Error: The file is damaged or has another format, another user may have written it, or
+                it needs modules or classes that are missing.
+            AssertionError: Another version of this package wrote the file.
         """
         content = _content(path)
         if not isinstance(content, dict) or content.get("magic") != _MAGIC:
@@ -113,12 +116,19 @@ class SavedModel:
 
 
 def _not_for_others(path: str, flags: int) -> int:
-    """Open a file that nobody else can write to, whatever the umask: such a one is not loaded."""
+    """Open a file, and if it is new, make it writable only for this user, whatever the umask.
+
+    ``read`` refuses a file that other users can write to.
+    """
     return os.open(path, flags, 0o644)
 
 
 def _content(path: Path) -> Any:
-    """Return what the file ``path`` holds, if it is whole and nobody else may have written it."""
+    """Return the unpickled content of the file ``path``.
+
+    Raises:
+        Error: The file is damaged or cannot be read, or another user may have written it.
+    """
     again = "compile and save the model again"
     try:
         with os.fdopen(open_own(path), "rb") as file:
@@ -135,10 +145,10 @@ def _content(path: Path) -> Any:
 
 
 def _unpickled(path: Path, source: IO[bytes]) -> Any:
-    """Return what ``source``, the file ``path`` or a part of it, holds."""
+    """Return the unpickled content of ``source``, which is all or a part of the file ``path``."""
     try:
         return torch.load(source, weights_only=False)
-    except Exception as error:  # unknown bytes can make unpickling raise anything
+    except Exception as error:  # unpickling damaged bytes can raise any exception
         raise Error(
             f"Invalid file {path}: it cannot be read ({type(error).__name__}: {error}). It is "
             "damaged, names a module or class that is not there, or another version saved it: "

@@ -1,7 +1,7 @@
-"""The state of a training on host and device, as tensors and plain values: for checkpoints.
+"""The state of a training on host and device, as tensors and plain values for checkpoints.
 
-Functions of a user's module, its optimiser and its compiled model. Files, and the position in the
-data, are ``poptorch/checkpoint.py``'s.
+The functions take a user's module, its optimiser and its compiled model. The module
+``poptorch/checkpoint.py`` handles the files of checkpoints and the position in the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["instance_state", "load_device_state", "load_host_state", "own_state"
 
 
 def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
-    """Return the weights and the optimiser, which all instances have alike."""
+    """Return the state of the module and the optimiser, which is equal on all instances."""
     return {
         "model": dict(module.state_dict()),
         "settings": link.settings(),
@@ -34,9 +34,10 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
 
 
 def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
-    """Return what each instance has of its own.
+    """Return the part of the training state that differs between instances.
 
-    The buffers of the host and of its replicas, and what compressed gradients left out.
+    It consists of the buffers on the host, the buffers of the replicas, and the state of gradient
+    compression.
     """
     state = {
         "host_buffers": dict(module.named_buffers()),
@@ -49,9 +50,9 @@ def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
 
 
 def own_state(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of this instance among those that were saved.
+    """Return the state of this instance from the saved states of all instances.
 
-    Another number of instances than before has no own states: each takes that of instance 0.
+    If the number of instances has changed, every instance uses the saved state of instance 0.
     """
     communicator = context.communicator()
     same_number = len(instances) == communicator.num_instances
@@ -64,11 +65,12 @@ def load_host_state(
     shared: Mapping[str, Any],
     instances: Sequence[dict[str, Any]],
 ) -> None:
-    """Give the user's module and optimiser what was saved of them."""
+    """Restore the saved state of the user's module, optimiser and scheduler."""
     module.load_state_dict(shared["model"])
     link.load_settings(shared["settings"])
-    link.load_attributes(shared.get("attributes", {}))  # not saved by earlier versions
-    link.load_scheduler_state(shared.get("scheduler"))  # likewise
+    # Earlier versions did not save the attributes and the state of the scheduler.
+    link.load_attributes(shared.get("attributes", {}))
+    link.load_scheduler_state(shared.get("scheduler"))
     module.load_state_dict(own_state(instances)["host_buffers"], strict=False)
 
 
@@ -78,14 +80,16 @@ def load_device_state(
     shared: Mapping[str, Any],
     instances: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Give the compiled model what only the device holds."""
-    link.load_rates(shared.get("rates", {}))  # not saved by earlier versions
+    """Restore the saved state that is only on the device, in a compiled model."""
+    # Earlier versions did not save the rates and the loss scaling.
+    link.load_rates(shared.get("rates", {}))
     link.load_state_tensors(shared["optimizer"])
-    link.load_loss_scaling(shared.get("loss_scaling"))  # not saved by earlier versions
+    link.load_loss_scaling(shared.get("loss_scaling"))
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])
-        # Another number of replicas than before has those of replica 0, as the host does.
+        # If the number of replicas has changed, the replicas keep the buffers of the host, which
+        # are a saved copy of the buffers of one replica.
         if len(rows_of_all) == communicator.num_instances * len(rows):
             first = communicator.instance_index * len(rows)
             rows.copy_(rows_of_all[first : first + len(rows)])
@@ -100,5 +104,8 @@ def _compression_of(compiled: Compiled) -> CompressedGradients | None:
 
 
 def _buffers_of_replicas(compiled: Compiled) -> dict[str, torch.Tensor]:
-    """Return the buffers that the model changes, [local replicas, ...], in the device's memory."""
+    """Return the device's buffers that the model changes, by name.
+
+    The shape of each tensor is [local replicas, ...]. The tensors share the device's memory.
+    """
     return compiled.state.buffers_of_replicas(compiled.executable.first_forward.modified_buffers)

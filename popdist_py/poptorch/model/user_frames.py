@@ -1,8 +1,8 @@
-"""Tracebacks of a model's errors, shortened to the frames of the program.
+"""Shortened tracebacks of errors in a model, which show only the frames of the program.
 
-An error in a forward passes through some twenty frames of the compiler, the replica back ends and
-torch's modes. The shortened traceback shows the program's call of the wrapper, followed by the
-forward. At log level DEBUG, tracebacks stay whole.
+An error in a forward method passes through about twenty frames of the compiler, the replica back
+ends and torch's modes. The shortened traceback shows the program's call of the wrapper, followed by
+the frames of the forward method. At the log level DEBUG, tracebacks are not shortened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _OURS: Final = str(Path(popdist_py.__file__).parent) + os.sep
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# Generated code of this package, and wrappers of torch and Python around a called function.
+# Frames in these files only pass a call on. The files are generated code of this package, and
+# wrappers of functions in torch and in Python.
 _BETWEEN: Final = frozenset(
     {
         "<captured graph>",
@@ -47,7 +48,7 @@ class _FramesFolded:
         """Do nothing."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Change the error's traceback."""
+        """Shorten the traceback of the error, unless the log level is DEBUG."""
         if isinstance(error, Exception) and not logger.isEnabledFor(logging.DEBUG):
             for each in _chain(error):
                 each.__traceback__ = _folded(each, keeps_first=each is error)
@@ -67,11 +68,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
-    """Return an error's traceback without frames of this package; whole for an internal error.
+    """Return the traceback of an error without the frames of this package.
+
+    The traceback of an internal error is returned unchanged.
 
     Args:
-        error: the error.
-        keeps_first: whether to keep the first frame, which is the call of the wrapper.
+        error: The error.
+        keeps_first: Whether to keep the first frame, which is the program's call of the wrapper.
     """
     entries = []
     at = error.__traceback__
@@ -92,14 +95,17 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
 
 
 def _concerns_the_program(error: BaseException, entries: Sequence[TracebackType]) -> bool:
-    """Tell whether the program or its model caused the error, rather than this package."""
+    """Return whether the program or its model caused the error, rather than this package."""
     if isinstance(error, Error | AssertionError) and error.args:
         return True
     return any(_is_module_call(entry) or _is_of_program(_file(entry)) for entry in entries)
 
 
 def _is_between(entry: TracebackType, following: Sequence[TracebackType]) -> bool:
-    """Tell whether a frame only passes a call on: in this package, or in torch before a mode."""
+    """Return whether a frame only passes a call on.
+
+    These frames are in this package, or in a function of torch that calls a TorchFunctionMode.
+    """
     file = _file(entry)
     if file.startswith(_OURS) or file in _BETWEEN or _is_module_call(entry):
         return True

@@ -1,4 +1,4 @@
-"""trainingModel(), inferenceModel() and load(): from what a program has to a wrapper."""
+"""The functions trainingModel(), inferenceModel() and load(), which return wrapped models."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ def trainingModel(
     """Wrap ``model`` for training on emulated IPUs.
 
     Args:
-        model: its forward returns the loss, alone or with other outputs.
-        options: how it runs; the defaults of Options if None.
-        optimizer: SGD with a learning rate of 0.01 if None.
-        scheduler: one of torch.optim.lr_scheduler over ``optimizer``; it is stepped after each
-            weight update, also inside a call with several device iterations. PopTorch has no such
-            argument: its learning rate stays the same during a call.
+        model: The module, or a wrapper of the module. Its forward method returns the loss, and may
+            return other outputs.
+        options: The options of the wrapper. The default is ``Options()``.
+        optimizer: The optimiser. The default is SGD with a learning rate of 0.01.
+        scheduler: A scheduler of torch.optim.lr_scheduler for ``optimizer``. It is stepped after
+            each weight update, even inside a call with several device iterations. Graphcore's
+            PopTorch does not have this argument, and its learning rate does not change in a call.
 
     Raises:
-        AssertionError: ``model`` is no module.
-        Error: ``options`` are no Options; torch.jit or torch.compile made the module or a part; a
-            lazy layer has no weights yet; a scheduler that cannot be stepped after each update.
-        RuntimeError: the module is wrapped for training already.
+        AssertionError: ``model`` is not a module.
+        Error: ``options`` is not an Options object, torch.jit or torch.compile made the module or a
+            part of it, a lazy layer does not have weights yet, or the scheduler cannot be stepped
+            after each update.
+        RuntimeError: The module is already wrapped for training.
     """
     checked = _checked(options)
     module = model.model if isinstance(model, PoplarExecutor) else model
@@ -61,7 +63,7 @@ def trainingModel(
     )
     _check_modules(module)
     if optimizer is None:
-        # A group, because torch refuses an empty list of parameters.
+        # The parameters are passed in a group, because torch refuses an empty list of parameters.
         optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
     return PoplarExecutor(module, checked, training=True, optimizer=optimizer, scheduler=scheduler)
 
@@ -73,13 +75,14 @@ def inferenceModel(
     """Wrap ``model`` for inference on emulated IPUs.
 
     Args:
-        model: a module, the wrapper of one, or a plain callable of tensors.
-        options: how it runs; the defaults of Options if None.
+        model: A module, a wrapper of a module, or a function that takes tensors.
+        options: The options of the wrapper. The default is ``Options()``.
 
     Raises:
-        AssertionError: ``model`` cannot be called.
-        Error: ``options`` are no Options, or accumulate gradients; torch.jit or torch.compile made
-            the module or a part; a lazy layer has no weights yet.
+        AssertionError: ``model`` is not callable.
+        Error: ``options`` is not an Options object or sets gradient accumulation, torch.jit or
+            torch.compile made the module or a part of it, or a lazy layer does not have weights
+            yet.
     """
     checked = _checked(options)
     if checked.Training.gradient_accumulation != 1:
@@ -98,15 +101,17 @@ def inferenceModel(
 def load(
     filename: str | Path, edit_opts_fn: Callable[[Options], Any] | None = None
 ) -> PoplarExecutor:
-    """Return the model of a file that save() or compileAndExport() wrote, ready to run.
+    """Load a compiled model from a file that save() or compileAndExport() has written.
 
     Args:
-        filename: the file.
-        edit_opts_fn: called with the options, to change those of the time of running.
+        filename: The path of the file.
+        edit_opts_fn: A function that is called with the loaded options. It may change the options
+            that do not affect the compilation.
 
     Raises:
-        Error: it is no such file.
-        AssertionError: another version wrote it, or it was saved without the model.
+        Error: The file was not written by save() or compileAndExport().
+        AssertionError: Another version of this package wrote the file, or the file does not contain
+            the user's module.
     """
     saved = SavedModel.read(Path(filename))
     assert saved.model is not None, (
@@ -134,7 +139,12 @@ def _refuse_accumulation() -> NoReturn:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Check that every module's forward is Python that can be traced, and every weight there."""
+    """Check that the forward method of every module is Python code, and that all weights exist.
+
+    Raises:
+        Error: A module comes from torch.jit or torch.compile, or a lazy layer does not have weights
+            yet.
+    """
     for name, module in model.named_modules():
         scripted = isinstance(module, torch.jit.ScriptModule)
         compiled = "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl")
@@ -156,7 +166,7 @@ def _check_modules(model: nn.Module) -> None:
 
 @cache
 def _say_one_device() -> None:
-    """Warn once in a program, on instance 0, that nn.DataParallel has no effect."""
+    """Warn that nn.DataParallel does not have an effect, only once and only on instance 0."""
     if context.environment().instance_index == 0:
         logger.warning(
             "nn.DataParallel does nothing on emulated IPUs: each replica runs the whole model. "
@@ -165,7 +175,7 @@ def _say_one_device() -> None:
 
 
 class _Callable(nn.Module):
-    """A plain callable as a module."""
+    """A module whose forward method is a given function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
