@@ -1,7 +1,8 @@
 """Methods of a wrapper that report the schedule, memory and time of its model on the device.
 
-The class DeviceReports is a base class of ``PoplarExecutor``. Its methods do not change the model,
-do not compile the model and do not run the model on the device. Other modules compute the reports.
+The class DeviceReports is a base class of ``PoplarExecutor``. The methods of DeviceReports do not
+change the model, compile the model, or run the model on the device. Other modules compute the
+reports.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class DeviceReports:
     """Methods that report on a model on its device.
 
     For a compiled model, the methods need no arguments. For a model that is not compiled, the
-    methods take example arguments of a call. They run the forward method on tensors without data,
-    and do not compile the model. The reports are about the IPU that the options name, or about an
-    Mk2 if the options do not name an IPU.
+    methods take example arguments of a call, and run the forward method on tensors that have shapes
+    but no data. The reports are about the IPU that the options name. If the options do not name an
+    IPU, the reports are about an Mk2.
     """
 
     _model: nn.Module
@@ -93,7 +94,7 @@ class DeviceReports:
         return execution_page(run)
 
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Return the input of the functions that compute the reports."""
+        """Return a Run, which contains the graph and the settings that the reports need."""
         optimizer = None if self._link is None else self._link.optimizer
         captured = self._captured(args, kwargs)
         return run_of(captured, self._options, optimizer, training=self._training)
@@ -122,8 +123,8 @@ class DeviceReports:
         The keys of the result are the events ``input``, ``input_complete``, ``output`` and
         ``output_complete``. A value contains one list for each tensor, with the times of all steps.
         If a device is named (``Options.Emulator.device``), the model of the device computes the
-        times, which count from the beginning of the call. Otherwise, the times are measured on the
-        host with a clock that has an arbitrary starting point.
+        times, which count from the beginning of the call. Without a named device, the times are
+        measured on the host with a clock that has an arbitrary starting point.
         """
         return inspection.perf_counters(self._compiled)
 
@@ -131,29 +132,29 @@ class DeviceReports:
         """Return the minimum, maximum and mean time to transfer inputs to the device, in seconds.
 
         If a device is named (``Options.Emulator.device``), the model of the device computes the
-        time. Otherwise, the time is measured on the host.
+        time. Without a named device, the time is measured on the host.
         """
         return inspection.latency(self._compiled, "input", "input_complete")
 
     def getComputeLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time between input and output, in seconds.
 
-        See ``getHostIpuLatency`` for the source of the time.
+        ``getHostIpuLatency`` explains whether the time is computed or measured.
         """
         return inspection.latency(self._compiled, "input_complete", "output")
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time to transfer outputs to the host, in seconds.
 
-        See ``getHostIpuLatency`` for the source of the time.
+        ``getHostIpuLatency`` explains whether the time is computed or measured.
         """
         return inspection.latency(self._compiled, "output", "output_complete")
 
     def getLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time from input to output, in seconds.
 
-        The time includes the transfers of the inputs and the outputs. See ``getHostIpuLatency`` for
-        the source of the time.
+        The time includes the transfers of the inputs and the outputs. ``getHostIpuLatency``
+        explains whether the time is computed or measured.
         """
         return inspection.latency(self._compiled, "input", "output_complete")
 
@@ -161,7 +162,8 @@ class DeviceReports:
         """Return the number of IPU cycles of the last call.
 
         If a device is named (``Options.Emulator.device``), the model of the device computes the
-        cycles. Otherwise, the time on the host is converted to cycles of a clock with 1.85 GHz.
+        cycles. Without a named device, the time on the host is converted to cycles of a 1.85 GHz
+        clock.
 
         Raises:
             Error: The counting of cycles is disabled, or the model has not run yet.

@@ -3,7 +3,7 @@
 A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
 without the launcher, a model attaches to a device of the pod. No other process can use this device
 at the same time. Without a pod, the number of emulated IPUs is not limited. A model then attaches
-to a device only if its options name the id of a device. ``gc-info -l`` lists these ids.
+to a device only if its options name the id of a device. The command ``gc-info -l`` lists the ids.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["acquire", "ipuHardwareIsAvailable", "ipuHardwareVersion", "release"]
 
 _NUM_IPUS: Final = 64
 _VERSION: Final = 2
-# PopTorch defines this environment variable. If it is set, a model waits for a device that is in
-# use. Otherwise, attaching to a device that is in use raises an error.
+# If the environment variable POPTORCH_WAIT_FOR_IPU is set, a model waits until a device is free.
+# If POPTORCH_WAIT_FOR_IPU is not set, an error is raised if no device is free.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# This dictionary contains the model that holds each device id. It is used under the launcher and
-# with useIpuModel().
+# Under the launcher and with useIpuModel(), this dictionary contains the model that holds each
+# device id.
 _holders: dict[int, weakref.ref[Any]] = {}
-# This dictionary contains a finalizer for each model, which releases the model's device. It is used
-# in programs that run without the launcher and without useIpuModel().
+# In programs without the launcher and without useIpuModel(), this dictionary contains a finalizer
+# for each model, which releases the model's device.
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -49,8 +49,9 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """Return whether this process can use ``num_ipus`` emulated IPUs.
 
     If a pod is configured, it must have a device with exactly ``num_ipus`` IPUs for this process.
-    The device may be free or in use. Without the launcher, the device must be part of the program's
-    partition. Under the launcher, it must be part of the IPUs of the instance.
+    The device may be free or in use. Without the launcher, the device must be part of the partition
+    of the pod that the program uses. Under the launcher, the device must consist of IPUs of the
+    instance.
     """
     if context.is_launched():
         most = context.ipus_of_pod()
@@ -106,8 +107,8 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
         which = "a device" if ipu_id is None else f"device with id {ipu_id}"
         raise Error(f"Failed to acquire {which}: {error}") from error
     # The launcher gives each instance a different device id, so only models of this process can use
-    # the same id. With useIpuModel(), a model does not use a device of a pod, so other processes
-    # are not considered.
+    # the same id. With useIpuModel(), a model does not use a device of a pod, so models of other
+    # processes cannot hold the id.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True

@@ -50,12 +50,12 @@ _as_on_device: Final = torch.inference_mode(False)
 
 
 class PoplarExecutor(DeviceReports):
-    """A model on its emulated device, which trainingModel() and inferenceModel() return.
+    """The wrapper of a model on an emulated device, made by trainingModel() or inferenceModel().
 
-    A call of this object runs the model. The size of the first dimension of every input must be
+    Calling the wrapper runs the model. The size of the first dimension of every input must be
     micro-batch x device iterations x (replicas / input group size) x gradient accumulation.
-    The results have the same structure as the outputs of the forward method. Their first dimension
-    contains the micro-batches that the output mode selects. If this object does not have an
+    The results have the same structure as the outputs of the forward method. The first dimension of
+    a result contains the micro-batches that the output mode selects. If the wrapper does not have an
     attribute, the attribute is read from the user's module.
     """
 
@@ -181,7 +181,8 @@ class PoplarExecutor(DeviceReports):
     ) -> None:
         """Compile the model for arguments of the same structure, shapes and dtypes.
 
-        If ``executable`` is given, the forward method is not traced again.
+        If ``executable`` (the result of an earlier compilation) is given, the forward method is not
+        traced again.
         """
         signature, self._last_call = CallSignature.of(
             self._model.forward, args, kwargs, self._options.batching(self._training).num_slices
@@ -218,13 +219,13 @@ class PoplarExecutor(DeviceReports):
         if action is not None:
             action()
         heartbeat.enter(BETWEEN_CALLS)
-        # The device is acquired at the end. If an error occurs, the model remains compiled, and the
-        # next call of the model tries to acquire the device again.
+        # The device is acquired at the end of the compilation. If acquiring a device raises an
+        # error, the model remains compiled, and its next call tries to acquire a device again.
         if self._options.connection_type != enums.ConnectionType.Never and not self._attached:
             self._acquire()
 
     def _compiled_for(self, executable: Executable | None) -> tuple[Compiled, int]:
-        """Compile the model for the last call, and return it with the number of instances."""
+        """Compile the model for the last call's arguments; also return the number of instances."""
         compiling = activities.doing(activities.COMPILING)
         with compiling, progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
@@ -371,8 +372,8 @@ class PoplarExecutor(DeviceReports):
     def copyWeightsToDevice(self) -> None:
         """Copy the weights and buffers of the user's module to the device.
 
-        If another wrapper has trained weights that belong to both modules, these weights are first
-        copied from the other wrapper's device to the host.
+        If another wrapper has trained some of these weights, the weights are first copied from the
+        device of the other wrapper to the host.
         """
         compiled, weights = self._require_compiled(), self._require_weights()
         weights.pull_newer_of_others()
@@ -431,7 +432,7 @@ class PoplarExecutor(DeviceReports):
     def _rebuild(self, before: Compiled, link: OptimizerLink) -> None:
         """Build the compiled program again, for another optimiser or for new gradient hooks.
 
-        Another optimiser may train other parameters.
+        The new optimiser may train other parameters than the previous optimiser.
         """
         compiled = self._compiler().build(before.executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
@@ -664,7 +665,7 @@ class PoplarExecutor(DeviceReports):
         return inspection.tensor_names(self._compiled, len(self._signature.template.leaves))
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Return the value of a tensor from the last call.
+        """Return the value of an anchored tensor (see Options.anchorTensor()) in the last call.
 
         Args:
             short_name: The name that ``Options.anchorTensor()`` gave to the tensor.
@@ -690,7 +691,8 @@ def _transfer(options: Options) -> Transfer:
 def _own_options(options: Options, *, training: bool) -> Options:
     """Return a frozen copy of the options of one model.
 
-    In the copy, the output mode Default is replaced by the mode that it stands for.
+    If the output mode is Default, the copy contains the output mode that Default means for the
+    model.
     """
     own = options.clone()
     if own.defaultOutputMode():

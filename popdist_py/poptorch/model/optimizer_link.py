@@ -57,11 +57,11 @@ class OptimizerLink:
         self._options = options
         self._compiled: Compiled | None = None
         self._layout: Layout | None = None
-        # This flag is True if the device may have newer state than the user's optimiser.
+        # _device_ran is True if the device may have newer state than the user's optimiser.
         self._device_ran = False
         self._rules = self._new_rules()
-        # The type is Any, because the object may belong to torch.optim and to poptorch.optim, and
-        # mypy does not accept this combination.
+        # The optimiser is annotated as Any, because mypy does not accept that an object may be an
+        # optimiser of torch.optim and also of poptorch.optim.
         self.optimizer: Any = optimizer
         self._scheduler: lr_scheduler.LRScheduler | None = None
         self._accept(optimizer, scheduler)
@@ -111,8 +111,7 @@ class OptimizerLink:
     ) -> bool:
         """Use ``optimizer`` from now on, and return whether it is a different object than before.
 
-        This method does not change the device. Call :meth:`sync` to copy the optimiser's settings
-        to the device.
+        The optimiser's settings are not copied to the device until :meth:`sync` is called.
 
         Raises:
             AssertionError: The device does not support the optimiser.
@@ -192,7 +191,7 @@ class OptimizerLink:
     # -- state on the device ------------------------------------------------------------------
 
     def mark_device_ran(self) -> None:
-        """Record that the device has updated weights, so the optimiser state on it is newer."""
+        """Record that the optimiser state on the device is newer than the state on the host."""
         self._device_ran = True
 
     def load_pending_state(self) -> None:

@@ -46,7 +46,7 @@ def _join(options: Options) -> Communicator:
 
 
 def _check_replicas(options: Options) -> None:
-    """Warn if the launcher planned another number of replicas than a training model runs."""
+    """Warn if a training model runs a different number of replicas than the launcher planned."""
     instance, replicas = context.environment(), options.replication_factor
     takes_part = options.Distributed.numProcesses == instance.num_instances
     if context.is_launched() and takes_part and replicas != instance.num_local_replicas:

@@ -12,8 +12,8 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["progress_bar"]
 
-# The progress bar shows the percentage and the time. It does not show the rate, because a rate in
-# per cent per second is not useful.
+# The progress bar shows the percentage and the time. The bar does not show a rate, because a rate
+# in per cent per second is not useful.
 _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
@@ -35,8 +35,8 @@ def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
         def advance(percentage: int, what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update(percentage - bar.n)
-            # The bar is drawn at once, because the step that begins may take long. Without this
-            # call, the bar could show the name of the previous step during this time.
+            # The bar is drawn at once, because the step that begins may take long. tqdm could
+            # otherwise continue to show the name of the previous step.
             bar.refresh()
 
         yield advance

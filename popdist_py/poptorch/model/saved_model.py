@@ -27,8 +27,8 @@ __all__ = ["SavedModel"]
 
 _MAGIC: Final = "popdist_py.poptorch"
 _DEFAULT_NAME: Final = "model.poptorch"
-# Files of earlier versions begin with these bytes, because torch.save() writes ZIP archives. These
-# files do not have a seal, which is a checksum at the beginning of a file.
+# Files of earlier versions begin with these bytes, because torch.save() writes ZIP archives. Files
+# of earlier versions do not have a seal, which is a checksum at the beginning of a file.
 _ZIP: Final = b"PK\x03\x04"
 
 
@@ -58,9 +58,9 @@ class SavedModel:
         """Write the file ``path``, or the file ``model.poptorch`` in the folder ``path``.
 
         Missing parent folders are made. The user's module and optimiser are pickled directly. The
-        objects of this package's classes are stored as bytes that contain a second pickle. So the
-        version number in the file can be read even if a class is missing in another version of this
-        package.
+        objects of this package's classes are stored as bytes that contain a second pickle. So
+        another version of this package can read the version number in the file even if the other
+        version does not have these classes.
 
         Raises:
             AssertionError: The parent of the path is a file.
@@ -116,7 +116,7 @@ class SavedModel:
 
 
 def _not_for_others(path: str, flags: int) -> int:
-    """Open a file, and if it is new, make it writable only for this user, whatever the umask.
+    """Open a file, or create it with a mode that does not allow other users to write to it.
 
     ``read`` refuses a file that other users can write to.
     """

@@ -36,8 +36,8 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
 def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
     """Return the part of the training state that differs between instances.
 
-    It consists of the buffers on the host, the buffers of the replicas, and the state of gradient
-    compression.
+    This part consists of the buffers on the host, the buffers of the replicas, and the state of
+    gradient compression.
     """
     state = {
         "host_buffers": dict(module.named_buffers()),
@@ -80,7 +80,7 @@ def load_device_state(
     shared: Mapping[str, Any],
     instances: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Restore the saved state that is only on the device, in a compiled model."""
+    """Restore the training state on the device, such as the optimiser state."""
     # Earlier versions did not save the rates and the loss scaling.
     link.load_rates(shared.get("rates", {}))
     link.load_state_tensors(shared["optimizer"])
@@ -88,8 +88,8 @@ def load_device_state(
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])
-        # If the number of replicas has changed, the replicas keep the buffers of the host, which
-        # are a saved copy of the buffers of one replica.
+        # If the number of replicas has changed, all replicas keep the buffers that were copied from
+        # the host.
         if len(rows_of_all) == communicator.num_instances * len(rows):
             first = communicator.instance_index * len(rows)
             rows.copy_(rows_of_all[first : first + len(rows)])
@@ -104,8 +104,8 @@ def _compression_of(compiled: Compiled) -> CompressedGradients | None:
 
 
 def _buffers_of_replicas(compiled: Compiled) -> dict[str, torch.Tensor]:
-    """Return the device's buffers that the model changes, by name.
+    """Return the buffers on the device that the model changes, by name.
 
-    The shape of each tensor is [local replicas, ...]. The tensors share the device's memory.
+    The shape of each tensor is [local replicas, ...]. The tensors share memory with the buffers.
     """
     return compiled.state.buffers_of_replicas(compiled.executable.first_forward.modified_buffers)

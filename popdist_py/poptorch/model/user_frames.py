@@ -28,8 +28,8 @@ _OURS: Final = str(Path(popdist_py.__file__).parent) + os.sep
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# Frames in these files only pass a call on. The files are generated code of this package, and
-# wrappers of functions in torch and in Python.
+# Tracebacks leave out the frames of generated code, and the frames of wrapper functions in torch
+# and in Python, because these frames only pass a call on.
 _BETWEEN: Final = frozenset(
     {
         "<captured graph>",
@@ -102,9 +102,10 @@ def _concerns_the_program(error: BaseException, entries: Sequence[TracebackType]
 
 
 def _is_between(entry: TracebackType, following: Sequence[TracebackType]) -> bool:
-    """Return whether a frame only passes a call on.
+    """Return whether a stack frame only passes a call on to another function.
 
-    These frames are in this package, or in a function of torch that calls a TorchFunctionMode.
+    The result is True for frames of this package, for frames of wrapper functions, and for frames
+    of torch that call a TorchFunctionMode.
     """
     file = _file(entry)
     if file.startswith(_OURS) or file in _BETWEEN or _is_module_call(entry):

@@ -41,13 +41,14 @@ def trainingModel(
     """Wrap ``model`` for training on emulated IPUs.
 
     Args:
-        model: The module, or a wrapper of the module. Its forward method returns the loss, and may
-            return other outputs.
+        model: The module, or a wrapper of the module. The module's forward method returns the
+            loss, alone or with other outputs.
         options: The options of the wrapper. The default is ``Options()``.
         optimizer: The optimiser. The default is SGD with a learning rate of 0.01.
-        scheduler: A scheduler of torch.optim.lr_scheduler for ``optimizer``. It is stepped after
-            each weight update, even inside a call with several device iterations. Graphcore's
-            PopTorch does not have this argument, and its learning rate does not change in a call.
+        scheduler: A scheduler of torch.optim.lr_scheduler for ``optimizer``. The scheduler is
+            stepped after each weight update, even inside a call with several device iterations.
+            Graphcore's PopTorch does not have the argument ``scheduler``, and its learning rate is
+            constant during a call.
 
     Raises:
         AssertionError: ``model`` is not a module.
@@ -105,8 +106,8 @@ def load(
 
     Args:
         filename: The path of the file.
-        edit_opts_fn: A function that is called with the loaded options. It may change the options
-            that do not affect the compilation.
+        edit_opts_fn: A function that is called with the loaded options. The function may change
+            options that do not affect the compilation.
 
     Raises:
         Error: The file was not written by save() or compileAndExport().
