@@ -2,8 +2,9 @@
 
 A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
 without the launcher, a model attaches to a device of the pod. No other process can use this device
-at the same time. Without a pod, the number of emulated IPUs is not limited. A model then attaches
-to a device only if its options name the id of a device. The command ``gc-info -l`` lists the ids.
+at the same time. If no pod is configured, the number of emulated IPUs is not limited, and a model
+attaches to a device only if its options name the id of a device. The command ``gc-info -l`` lists
+the ids.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class PoplarExecutor(DeviceReports):
     Calling the wrapper runs the model. The size of the first dimension of every input must be
     micro-batch x device iterations x (replicas / input group size) x gradient accumulation.
     The results have the same structure as the outputs of the forward method. The first dimension of
-    a result contains the micro-batches that the output mode selects. If the wrapper does not have an
-    attribute, the attribute is read from the user's module.
+    a result contains the micro-batches that the output mode selects. If the wrapper does not have
+    an attribute, the attribute is read from the user's module.
     """
 
     def __init__(

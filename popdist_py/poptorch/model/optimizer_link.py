@@ -1,8 +1,8 @@
 """The connection between the user's optimiser and the optimiser state on the device.
 
-This module checks the optimiser, and copies its settings and its loaded state to the device. It
-steps the scheduler after each weight update, and copies the state on the device to the host. The
-package ``update`` computes the weight updates.
+This module checks the optimiser, and copies its settings and its loaded state to the device. This
+module also steps the scheduler after each weight update, and copies the state on the device to the
+host. The package ``update`` computes the weight updates.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class OptimizerLink:
     def connect(self) -> None:
         """Connect a PopTorch optimiser to its state on the device."""
         # The device updates the weights, so the program does not call step() of the optimiser.
-        # Learning-rate schedulers check this attribute, and warn if step() was not called.
+        # Learning-rate schedulers check _opt_called, and warn if step() was not called.
         self.optimizer._opt_called = True
         if isinstance(self.optimizer, optim.Optimizer):
             self.optimizer._connect(self.fetch_state)

@@ -24,7 +24,7 @@ def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
     The yielded function takes the percentage done and the name of the step that begins.
 
     Args:
-        shown: Whether to show the bar. If it is False, the yielded function does nothing.
+        shown: Whether to show the bar. Without a bar, the yielded function does nothing.
     """
     if not shown:
         yield lambda *_: None

@@ -36,7 +36,7 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
 def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
     """Return the part of the training state that differs between instances.
 
-    This part consists of the buffers on the host, the buffers of the replicas, and the state of
+    The result contains the buffers on the host, the buffers of the replicas, and the state of
     gradient compression.
     """
     state = {

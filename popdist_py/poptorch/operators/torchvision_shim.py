@@ -30,8 +30,8 @@ _library: torch.library.Library | None = None
 def define_when_imported() -> None:
     """Define the operators when the program imports torchvision, or now if it already has.
 
-    The operators are not defined earlier, because a program or a tool may also define them. An
-    operator can be defined only once, and a second definition fails.
+    The operators are not defined before torchvision is imported, because a program or a tool may
+    also define them. An operator can be defined only once, and a second definition fails.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):
