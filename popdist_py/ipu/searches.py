@@ -97,8 +97,8 @@ def best_splits(
     """Return the placement on ``stages`` IPUs that makes the slowest stage as fast as possible.
 
     Every stage of the result fits into memory. Return None if no placement fits. The search uses
-    dynamic programming. Whether a stage fits depends only on where the stage begins and ends. The
-    search therefore does not miss placements that fit.
+    dynamic programming. Whether a stage fits depends only on where the stage begins and ends. A
+    search that tries all places therefore finds a placement that fits, if there is one.
 
     If there are many places where stages can begin, the search first tries some of the places. Then
     the search tries all places near the best places found. The slowest stage of the result may then
