@@ -1,6 +1,6 @@
 """A model's settings and the code that its forward can reach, as text: for a key of the cache.
 
-Tensors, such as weights, count by shape and format. Code of Python's library, torch and this
+Parameters and buffers count by shape and format. Code of Python's library, torch and this
 package counts by name only, because the key has their versions. Code of other libraries counts
 where it is called directly: following their further calls would take seconds.
 """
@@ -14,12 +14,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -30,6 +32,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from popdist_py.poptorch.weights.watched_module import plain_class
 
@@ -39,7 +42,8 @@ _PLAIN: Final = (
     *(int, float, complex, str, bytes, type(None), enum.Enum, Path, range, np.generic),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-_CONTAINERS: Final = (list, tuple, dict, set, frozenset)
+_CONTAINERS: Final = (list, tuple, dict, MappingProxyType, set, frozenset)
+_MAPPINGS: Final = (dict, MappingProxyType)
 _NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
@@ -54,11 +58,10 @@ _Code = FunctionType | type
 def code_text(model: nn.Module) -> list[str]:
     """Return the settings of each module of a model, and all code that their classes lead to.
 
-    Settings are attributes and hooks: plain values, functions, and collections and objects of
-    them. Objects of Python's library and torch that have no value of their own, such as locks and
-    loggers, count by class only.
+    Settings are attributes and hooks: plain values, constant tensors, functions, and collections
+    and objects of them. An object that pickle refuses, such as a lock, counts by its class only.
     """
-    reached = _Reached()
+    reached = _Reached(set(map(id, model.buffers())))
     settings = [
         f"{name}.{key} = {reached.text(value)}"
         for name, module in model.named_modules()
@@ -78,7 +81,8 @@ def _settings(module: nn.Module) -> list[tuple[str, Any]]:
 class _Reached:
     """The functions, classes and objects that were found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: set[int]) -> None:
+        self._buffers = buffers  # by identity: their values are the state of the model
         self._met: list[Any] = []
         self._numbers: dict[int, int] = {}  # by identity: not everything has a hash
         self._parents: list[int] = []
@@ -95,9 +99,11 @@ class _Reached:
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, torch.Tensor):
-            return f"{tuple(value.shape)} {value.dtype}"
+            return self._tensor(value)
         if isinstance(value, np.ndarray):
             return self._array(value)
+        if isinstance(value, memoryview | ContextVar):
+            return self.text(_content(value))
         if isinstance(value, ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, MethodType):
@@ -110,11 +116,19 @@ class _Reached:
             return self._container(value)
         return self._object(value)
 
+    def _tensor(self, tensor: torch.Tensor) -> str:
+        text = f"{tuple(tensor.shape)} {tensor.dtype}"
+        is_weight = isinstance(tensor, nn.Parameter) or id(tensor) in self._buffers
+        if is_weight or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            return text
+        # Python code of a forward may read a constant.
+        content = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+        return f"{text} {_digest(content)}"
+
     def _array(self, array: np.ndarray[Any, Any]) -> str:
         if array.dtype.hasobject:
             return self.text(array.tolist())
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        return f"{array.shape} {array.dtype} {digest}"
+        return f"{array.shape} {array.dtype} {_digest(np.ascontiguousarray(array))}"
 
     def _container(self, value: Any) -> str:
         if id(value) in self._parents:
@@ -125,7 +139,7 @@ class _Reached:
                 # Items get numbers in the order of visits, so they are sorted before.
                 parts = sorted(value, key=lambda item: (_name(type(item)), _sort_text(item)))
             else:
-                parts = list(value.items()) if isinstance(value, dict) else list(value)
+                parts = list(value.items()) if isinstance(value, _MAPPINGS) else list(value)
             attributes = [] if type(value) in _CONTAINERS else _attributes(value)
             texts = [self.text(item) for item in (*parts, *attributes)]
             return f"{_name(type(value))}({', '.join(texts)})"
@@ -140,7 +154,7 @@ class _Reached:
 
     def _code(self, value: _Code) -> str:
         """Return the name of a function or class, with a number for those that are looked into."""
-        if _is_versioned(value):
+        if _is_versioned(value) and not getattr(value, "__closure__", None):
             return _name(value)
         return f"{_name(value)} {self._number(value)}"
 
@@ -187,11 +201,10 @@ def _of_object(value: Any) -> list[Any]:
         attributes = _attributes(value)
         if attributes:
             return attributes
-    # Objects with a value of their own (a date) and functions in C are read as pickle would.
-    kind: Any = type(value)
-    is_function = callable(value) and not kind.__module__.startswith("popdist_py.")
-    if kind.__eq__ is object.__eq__ and not is_function:
+    if isinstance(value, RemovableHandle):  # has a number that differs in every run
         return []
+    # Other objects, for example a date or a function in C, are read as pickle would read them.
+    kind: Any = type(value)
     try:
         reduce = copyreg.dispatch_table.get(kind)
         reduced = value.__reduce_ex__(2) if reduce is None else reduce(value)
@@ -225,7 +238,7 @@ def _of_class(kind: type) -> Iterator[Any]:
             yield name, value.fget, value.fset
         elif isinstance(value, staticmethod | classmethod):
             yield name, value.__func__
-        elif name not in ("__doc__", "__dict__", "__weakref__"):
+        elif name not in ("__doc__", "__dict__", "__weakref__", "__slotnames__"):  # pickle adds it
             yield name, value
 
 
@@ -234,6 +247,8 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # a variable that has no value yet
             yield cell.cell_contents
+    if _is_versioned(function):
+        return
     names = {} if _is_of_library(function) else function.__globals__
     yield from _of_instructions(function.__code__, names)
 
@@ -254,6 +269,19 @@ def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
             inside = vars(value)
             found = [inside[other] for other in code.co_names if other in inside]
             yield [item for item in found if isinstance(item, FunctionType | type)]
+
+
+def _content(value: memoryview | ContextVar[Any]) -> Any:
+    """Return the content of an object that pickle refuses."""
+    if isinstance(value, memoryview):
+        return value.tobytes()
+    with suppress(LookupError):
+        return value.name, value.get()
+    return (value.name,)
+
+
+def _digest(array: np.ndarray[Any, Any]) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def _name(value: _Code) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import dataclasses
 import datetime
 import decimal
@@ -14,7 +15,9 @@ import linecache
 import multiprocessing
 import operator
 import os
+import random
 import re
+import string
 import sys
 import threading
 import types
@@ -27,6 +30,7 @@ from poptorch.unreadable_files import UNREADABLE, make_unreadable
 from support.damage import damaged
 from support.models import Mlp, classified, quiet_options
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import popdist_py.poptorch as poptorch
 from popdist_py import measured_values
@@ -381,6 +385,10 @@ def doubled(value, count=40):
     return value
 
 
+def context_variable(value):
+    return contextvars.ContextVar("variable", default=value)
+
+
 @functools.lru_cache
 def cached_twice(x):
     return 2 * x
@@ -412,6 +420,16 @@ DIFFERENT = {
         np.array([Plain(a=1)]),
     ],
     "modules of Python": lambda: [operator, types],
+    "objects of Python": lambda: [
+        *(random.Random(1), random.Random(2), string.Template("a"), string.Template("b")),
+        *(types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2})),
+        *(memoryview(b"a"), memoryview(b"b"), *map(context_variable, [1, 2])),
+    ],
+    "objects of torch": lambda: [
+        *(torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.0, 5.0)),
+        *(get_ema_multi_avg_fn(0.5), get_ema_multi_avg_fn(0.9)),
+    ],
+    "constant tensors": lambda: [torch.zeros(2), torch.ones(2), torch.ones(2).long()],
     "modules": lambda: [
         *([nn.Linear(2, 2)], [nn.Linear(2, 3)], [nn.Dropout(0.1)], [nn.Dropout(0.2)]),
         Plain(inner=nn.Dropout(0.2)),
