@@ -30,7 +30,7 @@ from show_rows import rows_of_job, show_rows
 HERE = Path(__file__).resolve().parent
 APPLICATION = HERE.parent / "examples" / "cnns" / "train.py"
 INSTANCES = 2
-# Steps in which ours finds out which way is the fastest. DDP makes its buckets in one.
+# Steps in which ours decides whether gradients are reduced early. DDP makes its buckets in one.
 _WARM_UP_STEPS = 20
 
 

@@ -5,8 +5,8 @@ python benchmarks/models.py [--models resnet50 bert ...] [--replicas 1 4 8] [--m
 
 Every model with every number of replicas R is measured in a process of its own:
   compile_s, allowed_s   seconds that compile() takes; three plain steps and two seconds
-  first_s                the longest of the calls until it is known which way is the fastest
-  execution              that way
+  first_s                the longest of the first three calls
+  execution              what runs the replicas
   ours_ms, plain_ms      one call of poptorch.trainingModel with R replicas; one hand-written step
                          over the same samples in one piece (medians, interleaved)
   half/float             with --half, at R = 4 or else the largest R: a step of the half model over
@@ -191,16 +191,13 @@ def seconds_of(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def settle(ours: Any, step: Callable[[], Any]) -> list[float]:
-    """Run steps until the fastest way to run replicas is known; return their seconds."""
-    taken = [seconds_of(step) for _ in range(3)]
-    while ours._compiled.program.replicas.back_end is None:
-        taken.append(seconds_of(step))
-    return taken
+def warm_up(step: Callable[[], Any]) -> list[float]:
+    """Run the first steps, and return their seconds."""
+    return [seconds_of(step) for _ in range(3)]
 
 
 def way_of(ours: Any) -> str:
-    return str(ours._compiled.program.replicas.back_end)
+    return str(ours._compiled.program.back_end)
 
 
 # -- processes of their own -----------------------------------------------------------------------
@@ -267,15 +264,14 @@ def times(case: Case) -> dict[str, Any]:
     ours = trainer(model, case.replicas, case.cache)
     compile_s = seconds_of(lambda: ours.compile(x, labels))
     steps: dict[str, Callable[[], Any]] = {"ours": lambda: ours(x, labels)}
-    first = settle(ours, steps["ours"])
+    first = warm_up(steps["ours"])
     ours_mb = (kilobytes("VmHWM") - before) / 1024
     steps["plain"] = plain_step(copy.deepcopy(model), x, labels)
     if case.half:
         half_x = x.half() if x.is_floating_point() else x
         ours_in_half = trainer(make(case.name).half(), case.replicas)
         steps["half"] = lambda: ours_in_half(half_x, labels)
-        steps["half"]()
-        settle(ours_in_half, steps["half"])
+        warm_up(steps["half"])
     ms = measure(steps, case.seconds, turns=2)
     row = {
         "execution": way_of(ours),

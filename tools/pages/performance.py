@@ -137,7 +137,7 @@ NOTES = """
   kernel. With fewer cores it lets others run at once, and sleeps after 0.3 milliseconds: instances
   that wait take no core from those that work.
 - **Replicas** of one instance run as one captured graph where that agrees with running them one
-  after the other and is the fastest in the first steps;
+  after the other;
   [how that is decided](emulation.md#how-replicas-are-executed).
 - **Convolutions with kernels of one element** are oneDNN's in a captured graph. With one thread and
   fewer than 16 images torch computes them itself, one image after the other.

@@ -83,7 +83,7 @@ _HANDS_ON = "IPU hands-on session, day 3: optimisation"
 _COURSE = 'MLOps course, "Distributed data loading" and "Distributed training"'
 _MEMORY = "Re-created from memory"
 _ACCURACY = r"Accuracy on test set: ([\d.]+)%"
-# Replicas one after the other: finding the fastest way costs more than these few steps.
+# Replicas run one after the other, because compiling a graph costs more than these few steps.
 _LOOP = (("POPTORCH_DEFAULT_OPTIONS", '{"Emulator.replicaExecution": "loop"}'),)
 
 RUNS = (

@@ -3,5 +3,5 @@
 Here are the compiler, the choice of the replica back ends, what training adds, and the cache.
 Nothing here runs a step. May call: on_ipu, execution, update, weights, options,
 placement, tracing, calls, group_norms, enums, logger, errors, and the library's collectives,
-atomic_file, environment, ipu, measured_values, own_files and timeline.
+atomic_file, environment, ipu, own_files and timeline.
 """

@@ -1,22 +1,24 @@
-"""Which replica back ends a program may take: those that compute what the loop does.
+"""The choice of a replica back end: the preferred one that computes what the loop computes.
 
-Knows the registry in ``execution/backends.py``, and none of its names. Nothing here measures how
-fast they are: the first steps do.
+The choice depends on the model alone and not on times, so that a program computes the same bits in
+every run. ``execution/backends.py`` has the back ends and the models that each is worthwhile for.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
+from popdist_py.collectives import Communicator
+from popdist_py.collectives.freed_memory import give_back_kept_memory
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.agreement import Agreement
 from popdist_py.poptorch.errors import Error
@@ -25,51 +27,31 @@ from popdist_py.poptorch.execution.backends import Backend
 from popdist_py.poptorch.execution.replicas import DeviceModel, Replicas
 from popdist_py.poptorch.logger import logger
 
-__all__ = ["Agreed", "BackendChoice", "Wanted"]
-
-
-# Where finding one back end took longer, in seconds, operations are many and large: what another
-# one saves around them does not count, and looking for it does.
-_ENOUGH_SECONDS: Final = 1.0
+__all__ = ["BackendChoice", "Chosen"]
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """Back ends that agreed with the loop; ``are_all``: the others were refused or not wanted."""
-
-    names: frozenset[str] = frozenset()
-    are_all: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What back ends are wanted.
+class Chosen:
+    """A back end and what runs the replicas with it.
 
     Attributes:
-        name: "auto" for the fastest, or the name or the option of a back end.
-        fastest_before: with "auto", the name of what was the fastest in an earlier run, if known.
-        trusted: those that agreed when this very model was compiled before: they are not compared
-            again, and if these are all, no other one is tried.
-        by_rule: with "auto", whether no time may decide: the first graph that agrees is taken, of
-            all replicas or of each, otherwise the loop.
+        name: The name of the back end.
+        replicas: Runs the replicas.
     """
 
     name: str
-    fastest_before: str | None = None
-    trusted: Agreed = field(default_factory=Agreed)
-    by_rule: bool = False
+    replicas: Replicas
 
 
 class BackendChoice:
-    """Finds the back ends that can run a model.
+    """Finds the back end that runs the replicas of a model.
 
     Args:
-        model: what runs.
-        call: arguments of a call.
-        inputs: a combined micro-batch of each input.
-        common: returns which of some flags, one for each back end, are set on all instances; all
-            call it once.
-        tell: told what happens, in a word or two.
+        model: The model that runs.
+        call: The arguments of a call.
+        inputs: A combined micro-batch of each input.
+        communicator: The other instances, which all choose the same back end.
+        tell: Called with a few words about what happens.
     """
 
     def __init__(
@@ -77,109 +59,100 @@ class BackendChoice:
         model: DeviceModel,
         call: Call,
         inputs: Sequence[torch.Tensor],
-        *,
-        common: Callable[[Sequence[bool]], Sequence[bool]] = list,
+        communicator: Communicator,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._model = model
         self._call = call
         self._inputs = inputs
-        self._common = common
+        self._communicator = communicator
         self._tell = tell
         self._reasons: list[str] = []
-        reference = backends.BACKENDS[0]
-        self._loop = reference.make(model, call, inputs)
         self._agreement = Agreement(model, call, inputs)
 
-    def candidates(self, wanted: Wanted) -> dict[str, Replicas]:
-        """Return what can run the replicas, by name: on all instances the same.
-
-        Raises:
-            Error: an option was asked for and none of its back ends can run the replicas.
-        """
-        loop = backends.BACKENDS[0].name
-        found: dict[str, Replicas] = {}
-        with self._model.state.contents_kept():
-            if wanted.fastest_before is not None:
-                found = self._found(wanted.fastest_before, wanted)
-            if not found:
-                found = self._found(wanted.name, wanted)
-        is_decided = wanted.fastest_before in found or (wanted.by_rule and found)
-        if wanted.name == "auto" and not is_decided:
-            found[loop] = self._loop
-        flags = self._common([row.name in found for row in backends.BACKENDS])
-        taken = {
-            row.name: found[row.name]
-            for row, flag in zip(backends.BACKENDS, flags, strict=True)
-            if flag
-        }
-        if set(taken) <= {loop}:
-            self._say_why(wanted.name)
-        return dict(reversed(taken.items())) or {loop: self._loop}
-
-    def _found(self, name: str, wanted: Wanted) -> dict[str, Replicas]:
-        """Return the back ends of this name or option, or with "auto" all, that agree."""
-        if name == backends.BACKENDS[0].name:
-            return {name: self._loop}
-        found: dict[str, Replicas] = {}
-        start = time.perf_counter()
-        with _silent():
-            alternatives = self._alternatives(name, wanted)
-            are_trusted = wanted.trusted.names.issuperset(
-                r.name for rows in alternatives for r in rows
-            )
-            for rows in alternatives:
-                if found and (wanted.by_rule or time.perf_counter() - start > _ENOUGH_SECONDS):
-                    break
-                for row in rows:
-                    replicas = self._agreeing(
-                        row, is_trusted=row.name in wanted.trusted.names, are_trusted=are_trusted
-                    )
-                    if replicas is not None:
-                        found[row.name] = replicas
-                        break
-        return found
-
-    def _alternatives(self, name: str, wanted: Wanted) -> list[list[Backend]]:
-        """Return the back ends to try beside the reference, those of all replicas first.
-
-        Those of one option stand together, best first: each waits for the ones before it to fail.
-        """
-        possible: dict[str, list[Backend]] = {}
-        for row in backends.BACKENDS[1:]:
-            if name not in ("auto", row.name, row.option) or (wanted.by_rule and not row.by_rule):
-                continue
-            if wanted.trusted.are_all and row.name not in wanted.trusted.names:
-                continue
-            reason = row.can_run(self._model)
-            if reason is None:
-                possible.setdefault(row.option or row.name, []).append(row)
-            else:
-                self._reasons.append(reason)
-        return list(reversed(possible.values()))
-
-    def _agreeing(self, row: Backend, *, is_trusted: bool, are_trusted: bool) -> Replicas | None:
-        """Return what runs the replicas by this back end; None if it does not agree.
+    def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
+        """Return the first back end that agrees with the loop on all instances, or the loop.
 
         Args:
-            row: the back end.
-            is_trusted: whether it is not compared.
-            are_trusted: whether none is: else the loop runs before any other one does.
+            wanted: "auto" for the preferred back end, or the name or the option of a back end.
+            chosen_before: The back end that was chosen when the same model was compiled before. It
+                is not compared again.
+
+        Raises:
+            Error: ``wanted`` is an option, and none of its back ends can run the replicas.
         """
+        # Instances need not be in step while they compare.
+        alone = self._model.norm_groups.alone() if self._model.norm_groups else nullcontext()
+        with alone, self._model.state.contents_kept():
+            chosen = self._trusted(chosen_before) or self._first_agreeing(wanted)
+        if chosen is None:
+            self._say_why(wanted)
+            loop = backends.BACKENDS[0]
+            chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
+        logger.debug("Replicas run as %s", chosen.name)
+        # The memory that the comparison has left in pieces is of no use to the steps.
+        give_back_kept_memory()
+        return chosen
+
+    def _trusted(self, name: str | None) -> Chosen | None:
+        """Return a back end that was chosen before, if all instances have chosen the same."""
+        row = next((row for row in backends.BACKENDS if row.name == name), None)
+        position = -1 if row is None else backends.BACKENDS.index(row)
+        if self._smallest(position) != position or -self._smallest(-position) != position:
+            return None
+        return None if row is None else self._common(row, compares=False)
+
+    def _first_agreeing(self, wanted: str) -> Chosen | None:
+        for row in self._candidates(wanted):
+            chosen = self._common(row, compares=True)
+            if chosen is not None:
+                return chosen
+        return None
+
+    def _candidates(self, wanted: str) -> list[Backend]:
+        """Return the back ends to try, the best one first; the loop is not among them."""
+        others = backends.BACKENDS[1:]
+        if wanted != "auto":
+            return [row for row in others if wanted in (row.name, row.option)]
+        first = self._model.batching.inputs_of_replicas(self._inputs)[0]
+        samples = max((len(tensor) for tensor in first if tensor.dim()), default=1)
+        return [row for row in reversed(others) if row.is_worthwhile(self._model, samples)]
+
+    def _common(self, row: Backend, *, compares: bool) -> Chosen | None:
+        """Return a back end if it can run the replicas of all instances."""
+        reason = row.can_run(self._model)
+        if reason is not None:
+            self._reasons.append(reason)
+        replicas = self._made(row, compares=compares) if reason is None else None
+        if not self._smallest(int(replicas is not None)):
+            return None
+        assert replicas is not None
+        return Chosen(row.name, replicas)
+
+    def _smallest(self, number: int) -> int:
+        """Return the smallest number of all instances."""
+        together = np.array([number], np.float64)
+        if self._communicator.num_instances > 1:
+            self._communicator.all_reduce(together, "min", "replica back ends")
+        return int(together[0])
+
+    def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
+        """Return what runs the replicas by this back end, or None if it does not agree."""
         try:
-            if not (are_trusted or self._agreement.is_prepared):
-                self._tell("running the loop")
-                self._agreement.prepare()
-            self._tell(f"making the {row.name}")
-            # A vectorised forward may leave tensors in a list that no other run can read. What the
-            # loop left there stays: a forward that counts in a list has to show.
-            with self._model.state.contents_kept():
-                with self._model.context.enter(), _collections_paused():
-                    replicas = row.make(self._model, self._call, self._inputs)
-                if is_trusted:
-                    return replicas
-                self._tell(f"checking the {row.name}")
-                reason = self._agreement.difference(replicas)
+            with _silent():
+                if compares and not self._agreement.is_prepared:
+                    self._tell("running the loop")
+                    self._agreement.prepare()
+                self._tell(f"making the {row.name}")
+                # A vectorised forward may leave tensors in a list that no other run can read. What
+                # the loop left there stays: a forward that counts in a list has to show.
+                with self._model.state.contents_kept():
+                    with self._model.context.enter(), _collections_paused():
+                        replicas = row.make(self._model, self._call, self._inputs)
+                    if not compares:
+                        return replicas
+                    self._tell(f"checking the {row.name}")
+                    reason = self._agreement.difference(replicas)
         except Exception as error:
             reason = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         if reason is None:
@@ -188,14 +161,14 @@ class BackendChoice:
         self._reasons.append(f"{row.name}: {reason}")
         return None
 
-    def _say_why(self, name: str) -> None:
+    def _say_why(self, wanted: str) -> None:
         """Say why replicas run one after the other, if somebody may have expected more."""
         if self._model.batching.replicas == 1:
             return
         reason = "; ".join(dict.fromkeys(self._reasons))
-        if name in {row.option for row in backends.BACKENDS[1:]}:
+        if wanted in {row.option for row in backends.BACKENDS[1:]}:
             raise Error(
-                f"The replicas cannot run {name}, use 'auto' or 'loop': "
+                f"The replicas cannot run {wanted}, use 'auto' or 'loop': "
                 f"{reason or 'another instance cannot'}"
             )
         if reason:

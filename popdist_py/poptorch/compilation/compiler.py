@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -21,13 +21,12 @@ from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
-from popdist_py.poptorch.compilation.backend_choice import Agreed
+from popdist_py.poptorch.compilation.backend_choice import BackendChoice
 from popdist_py.poptorch.compilation.model_checks import (
     check_changed_buffers,
     check_norm_groups,
     check_placement,
 )
-from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.anchors import Anchors
@@ -76,7 +75,7 @@ class Executable:
         replica_execution: the option: "auto", or what runs the replicas.
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
-        agreed: back ends that agree with the loop.
+        back_end: The back end that agreed with the loop; None before the choice.
         captured: the forward as the device's model sees it; None if it was not wanted or cannot be.
     """
 
@@ -84,7 +83,7 @@ class Executable:
     replica_execution: str
     widen_integers: bool
     mixed_precision: bool
-    agreed: Agreed = field(default_factory=Agreed)
+    back_end: str | None = None
     captured: Captured | None = None
 
 
@@ -192,8 +191,7 @@ class Compiler:
         def tell(what: str) -> None:
             advance(min(_FIRST_PERCENT + _PERCENTS * next(steps), _LAST_PERCENT), what)
 
-        trusted = earlier.agreed if earlier else None
-        compiled = self.build(executable, state, call, trusted=trusted, tell=tell)
+        compiled = self.build(executable, state, call, tell=tell)
         keep_device_document(run, self.options, plain_class(self.user_model).__name__)
         advance(100, "")
         return compiled
@@ -288,7 +286,6 @@ class Compiler:
         state: DeviceState,
         call: Call,
         *,
-        trusted: Agreed | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> Compiled:
         """Return a program for an executable, on device tensors that exist already.
@@ -297,7 +294,6 @@ class Compiler:
             executable: the result of compiling.
             state: the device's tensors.
             call: example arguments.
-            trusted: back ends, if there are any, that need not be compared with the loop again.
             tell: told what happens, in a word or two.
         """
         batching = self.batching
@@ -321,23 +317,13 @@ class Compiler:
             settings=training.optimizer.parameter_tensors if training else dict,
         )
         model = self._device_model(executable, state, call, training, anchors, streams)
-        replicas, agreed = ReplicaSetup(
-            user_model=self.user_model,
-            options=self.options,
-            optimizer=self.optimizer,
-            communicator=self.communicator,
-        ).make(
-            model,
-            call,
-            self._first_inputs(call, executable),
-            how=executable.replica_execution,
-            placement=executable.first_forward.placement,
-            trusted=trusted or Agreed(),
-            tell=tell,
-        )
+        chosen = BackendChoice(
+            model, call, self._first_inputs(call, executable), self.communicator, tell
+        ).choose(executable.replica_execution, executable.back_end)
         program = Program(
             batching=batching,
-            replicas=replicas,
+            replicas=chosen.replicas,
+            back_end=chosen.name,
             training=training,
             context=model.context,
             num_outputs=len(first.shared),
@@ -352,7 +338,7 @@ class Compiler:
                 modelled=modelled_times(run, self.options),
             ),
         )
-        executable = replace(executable, agreed=agreed)
+        executable = replace(executable, back_end=chosen.name)
         return Compiled(
             executable=executable,
             state=state,

@@ -17,7 +17,7 @@ from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.anchors import Anchors
 from popdist_py.poptorch.execution.device_context import DeviceContext
-from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
+from popdist_py.poptorch.execution.replicas import Replicas
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.update.training import NoUpdate, Training
 from popdist_py.timeline import spans
@@ -31,6 +31,7 @@ class Program:
     Args:
         batching: how a call's samples are cut and its results gathered.
         replicas: becomes the attribute.
+        back_end: becomes the attribute.
         training: the update; None for inference.
         context: where the model and its update run.
         num_outputs: result tensors of a call.
@@ -41,6 +42,7 @@ class Program:
 
     Attributes:
         replicas: runs one micro-batch on each local replica.
+        back_end: The name of the back end of the replicas.
         steps_done: micro-batches that ran since the start.
     """
 
@@ -48,7 +50,8 @@ class Program:
         self,
         *,
         batching: Batching,
-        replicas: FastestReplicas,
+        replicas: Replicas,
+        back_end: str,
         training: Training | None,
         context: DeviceContext,
         num_outputs: int,
@@ -63,6 +66,7 @@ class Program:
         self.steps_done = 0
         self._batching = batching
         self.replicas = replicas
+        self.back_end = back_end
         self._update = training or NoUpdate()
         self._context = context
         # Entering the context takes a large part of the time of a small model's call.
@@ -95,7 +99,6 @@ class Program:
         self.anchors.begin()
         with self._entered():
             for iteration in range(batching.device_iterations):
-                self.replicas.begin_window()
                 update.zero()
                 scale = update.scale
                 self.anchors.set_scale(scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -434,7 +435,8 @@ class PoplarExecutor(DeviceReports):
 
         The new optimiser may train other parameters than the previous optimiser.
         """
-        compiled = self._compiler().build(before.executable, before.state, self._last_call)
+        executable = replace(before.executable, back_end=None)  # a back end has to agree again
+        compiled = self._compiler().build(executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
         self._require_weights().change_download(compiled.download_changed())

@@ -93,10 +93,6 @@ class Buckets:
         self._is_open = overlap and self._has_learned
         self._has_learned = False
 
-    def close(self) -> None:
-        """Start no further bucket of this window before ``reduced`` is called."""
-        self._is_open = False
-
     def on_grad_ready(self, index: int) -> None:
         """Count an addition to one gradient, and start to reduce the buckets that are complete."""
         self._arrivals[index] += 1

@@ -82,9 +82,6 @@ class Gradients(Protocol):
             index: The index of the parameter.
         """
 
-    def forget_order(self) -> None:
-        """Expect another number of backward passes in this window than in earlier windows."""
-
     def collect(self) -> None:
         """Store the gradients that the selected replica's backward pass has accumulated."""
 
@@ -211,11 +208,6 @@ class SharedGradients:
         if self._buckets is not None:
             self._buckets.zero(overlap=self._autotuner.begin())
 
-    def forget_order(self) -> None:
-        """Reduce no gradients of this window during a backward pass."""
-        if self._buckets is not None:
-            self._buckets.close()
-
     def select_replica(self, replica: int) -> None:
         """Do nothing, because all local replicas add to the same gradients."""
 
@@ -291,9 +283,6 @@ class TreeGradients:
         self._selected = replica
         for parameter, gradient in zip(self._parameters, self._own[replica], strict=True):
             parameter.grad = gradient
-
-    def forget_order(self) -> None:
-        """Do nothing, because gradients are reduced only after all backward passes."""
 
     def on_grad_ready(self, index: int) -> None:
         """Do nothing, because ``collect`` moves all gradients after the backward pass."""

@@ -33,14 +33,14 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import popdist_py.poptorch as poptorch
-from popdist_py import measured_values
 from popdist_py.poptorch.compilation import model_key
 from popdist_py.poptorch.compilation.agreement import Agreement
 from popdist_py.poptorch.compilation.code_text import code_text
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
+from popdist_py.poptorch.execution import backends
 
 
-def replicas_of(folder):
+def back_end_of(folder):
     """Return what runs the replicas of a model that is compiled through the cache."""
     options = quiet_options().replicationFactor(2).enableExecutableCaching(str(folder))
     model = Mlp()
@@ -48,44 +48,20 @@ def replicas_of(folder):
         model, options, poptorch.optim.SGD(model.parameters(), lr=0.1)
     )
     training.compile(*classified(8))
-    return training._compiled.program.replicas
+    return training._compiled.program.back_end
 
 
-def test_what_was_the_fastest_is_not_cached(tmp_path, monkeypatch):
-    remembered = "fused graph"
-    monkeypatch.setattr(measured_values, "recall", lambda *_: remembered)
-    for _ in range(2):
-        assert replicas_of(tmp_path).names == ("fused graph",)
-    # As after a change of the number of threads, and after a user deleted the file.
-    remembered = "graph"
-    assert replicas_of(tmp_path).names == ("graph",)
-    remembered = None
-    assert replicas_of(tmp_path).names == ("fused graph", "graph", "loop")
-
-
-def test_what_agreed_is_cached_once_all_were_compared(tmp_path, monkeypatch):
-    remembered = None
-    monkeypatch.setattr(measured_values, "recall", lambda *_: remembered)
-    names = replicas_of(tmp_path).names
+def test_a_back_end_that_agreed_is_not_compared_again(tmp_path, monkeypatch):
+    assert back_end_of(tmp_path) == "fused graph"
     monkeypatch.setattr(Agreement, "difference", lambda *_: pytest.fail("compared again"))
-    assert replicas_of(tmp_path).names == names
-    remembered = "graph"
-    assert replicas_of(tmp_path).names == ("graph",)
+    monkeypatch.setattr(Agreement, "prepare", lambda *_: pytest.fail("the loop ran again"))
+    assert back_end_of(tmp_path) == "fused graph"
 
 
-def test_the_fastest_is_compared_once_where_it_was_known_before(tmp_path, monkeypatch):
-    remembered = "fused graph"
-    monkeypatch.setattr(measured_values, "recall", lambda *_: remembered)
-    compare, compared = Agreement.difference, []
-    monkeypatch.setattr(
-        Agreement, "difference", lambda *args: compared.append(args) or compare(*args)
-    )
-    for _ in range(3):
-        assert replicas_of(tmp_path).names == ("fused graph",)
-    assert len(compared) == 1
-    remembered = None
-    assert replicas_of(tmp_path).names == ("fused graph", "graph", "loop")
-    assert len(compared) == 2
+def test_a_back_end_that_fails_though_it_agreed_before_is_replaced(tmp_path, monkeypatch):
+    assert back_end_of(tmp_path) == "fused graph"
+    monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[:2])
+    assert back_end_of(tmp_path) == "graph"
 
 
 class Noting(nn.Module):

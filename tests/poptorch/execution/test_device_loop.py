@@ -31,6 +31,7 @@ class Log:
         self.program = Program(
             batching=options.batching(training=training),
             replicas=self,
+            back_end="loop",
             training=self if training else None,
             context=SimpleNamespace(enter=self.enter, is_random=False, modes=()),
             num_outputs=1,
@@ -60,9 +61,6 @@ class Log:
         self.note("run", number)
         return [[inputs[0] * 2]]
 
-    def begin_window(self):
-        self.note("window")
-
     def zero(self):
         self.note("zero")
 
@@ -78,7 +76,6 @@ def test_training_zeroes_accumulates_and_steps():
     log.program.steps_done = 100
     (result,) = log.program.run(CALL, LEAVES)
     window = [
-        ("window",),
         ("zero",),
         ("in", 0), ("run", 100), ("accumulate",), ("anchors", 0), ("out", 0),
         ("in", 1), ("run", 101), ("accumulate",), ("step", 101), ("anchors", 1), ("out", 1),
@@ -97,7 +94,7 @@ def test_inference_only_runs():
     log = Log(training=False)
     (result,) = log.program.run(CALL, LEAVES)
     names = {event[0] for event in log.events}
-    assert names == {"enter", "window", "in", "run", "anchors", "out", "leave"}
+    assert names == {"enter", "in", "run", "anchors", "out", "leave"}
     assert [event[1] for event in log.events if event[0] == "run"] == [0, 1, 2]
     assert torch.equal(result, LEAVES[0] * 2)
 

@@ -173,7 +173,7 @@ def test_all_ways_agree_with_the_loop(name):
     torch.manual_seed(0)
     model = ZOO[name]()
     reference = train(copy.deepcopy(model), "loop")
-    assert reference[0]._compiled.program.replicas.back_end == "loop"
+    assert reference[0]._compiled.program.back_end == "loop"
     for execution in ("fused", "auto"):
         assert_same(train(copy.deepcopy(model), execution), reference)
 
@@ -253,7 +253,7 @@ def test_layouts_in_memory_do_not_matter(kind, execution, deterministic):
         theirs.zero_grad()
         reference(x).backward()
         theirs.step()
-    assert training._compiled.program.replicas.back_end == execution
+    assert training._compiled.program.back_end == execution
     for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
 
@@ -292,7 +292,7 @@ def test_gradients_that_share_memory_are_accumulated_apart(execution, accumulati
         reference(x, y)[1].backward()
         nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
         theirs.step()
-    assert training._compiled.program.replicas.back_end == execution
+    assert training._compiled.program.back_end == execution
     for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from support.models import Mlp, WithLoss, quiet_options
+from support.models import WithLoss, quiet_options
 from torch import nn
 
 import popdist_py.poptorch as poptorch
@@ -151,12 +151,3 @@ def test_without_it_they_do_so_that_the_other_tests_show_something(threads):
         torch.set_num_threads(number)
         found.append(bits(_dense, _sgd, torch.float32, deterministic=False))
     assert found[0] != found[1]
-
-
-def test_no_time_decides_what_runs_the_replicas_of_an_inference_model():
-    options = quiet_options().replicationFactor(2)
-    options.Emulator.deterministicReduction()
-    model = poptorch.inferenceModel(Mlp(), options)
-    model(torch.ones(8, 6))
-    # The name is None while several back ends are timed.
-    assert model._compiled.program.replicas.back_end is not None

@@ -24,7 +24,7 @@ class Trained(NamedTuple):
     scores: torch.Tensor
     losses: torch.Tensor
     buffers: dict[str, torch.Tensor]
-    back_ends: tuple[str, ...]
+    back_end: str
 
 
 class Classifier(nn.Module):
@@ -192,7 +192,7 @@ def trained(name, options, dtype=torch.float64, first=0, replicas=None):
 
     Returns:
         Weights and buffers by name, scores and losses of all steps, the buffers of all local
-        replicas by name, and the names of the back ends.
+        replicas by name, and the name of the back end.
     """
     local, accumulation = options.replication_factor, options.Training.gradient_accumulation
     replicas = replicas or local
@@ -213,7 +213,7 @@ def trained(name, options, dtype=torch.float64, first=0, replicas=None):
         torch.stack([scores for scores, _ in found]),
         torch.stack([loss.reshape(accumulation, local) for _, loss in found]),
         {key: buffer.clone() for key, buffer in buffers.items()},
-        compiled.program.replicas.names,
+        compiled.program.back_end,
     )
 
 

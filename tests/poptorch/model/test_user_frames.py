@@ -86,7 +86,7 @@ def test_an_error_of_a_later_call_shows_the_programs_line(execution):
     training = wrapped("target", execution)
     x, y = classified(8)
     training(x, y)
-    assert training._compiled.program.replicas.back_end.startswith(execution)
+    assert training._compiled.program.back_end.startswith(execution)
     y[5] = 100
     with pytest.raises(IndexError, match="Target 100 is out of bounds") as caught:
         training(x, y)
@@ -99,7 +99,7 @@ def test_looking_for_the_programs_line_leaves_nothing_behind():
     training = wrapped("target", "graph")
     x, y = classified(8)
     training(x, y)
-    model = training._compiled.program.replicas._current._model
+    model = training._compiled.program.replicas._model
     random = torch.get_rng_state()
     (rows,) = model.state.buffers_of_replicas(frozenset({"norm.running_mean"})).values()
     before = rows.clone()

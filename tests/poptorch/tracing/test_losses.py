@@ -72,7 +72,7 @@ class TestLosses:
             options.Emulator.set(replica_execution=one)
             training = poptorch.trainingModel(model, options)
             training(*classified(8))
-            assert training._compiled.program.replicas.back_end.startswith(one)
+            assert training._compiled.program.back_end.startswith(one)
             found.append([parameter.detach().clone() for parameter in model.parameters()])
         for ours, expected in zip(*found, strict=True):
             torch.testing.assert_close(ours, expected)

@@ -68,7 +68,7 @@ def test_a_hook_of_the_program_acts_on_each_replicas_gradient(kind, deterministi
         batch = classified(8, seed=step)
         training(*batch)
         step_of_reference(reference, *batch)
-    assert training._compiled.program.replicas.back_end == "loop"
+    assert training._compiled.program.back_end == "loop"
     assert_equal_weights(model, reference)
 
 
