@@ -1,7 +1,7 @@
 """The choice of a replica back end: the preferred one that computes what the loop computes.
 
 The choice depends on the model alone and not on times, so that a program computes the same bits in
-every run. ``execution/backends.py`` has the back ends and the models that each is worthwhile for.
+every run. ``compilation/backends.py`` has the back ends and the models that each is worthwhile for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import give_back_kept_memory
 from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.compilation import backends
 from popdist_py.poptorch.compilation.agreement import Agreement
+from popdist_py.poptorch.compilation.backends import Backend
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.execution import backends
-from popdist_py.poptorch.execution.backends import Backend
 from popdist_py.poptorch.execution.replicas import DeviceModel, Replicas
 from popdist_py.poptorch.logger import logger
 

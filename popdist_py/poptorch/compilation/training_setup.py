@@ -20,7 +20,7 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.tracing.first_forward import FirstForward
-from popdist_py.poptorch.update.compression import CompressedGradients
+from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.update.gradients import Gradients, SharedGradients, TreeGradients
 from popdist_py.poptorch.update.half_accumulators import keep_half_state

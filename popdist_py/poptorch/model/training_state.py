@@ -15,7 +15,7 @@ from torch import nn
 from popdist_py import context
 from popdist_py.poptorch.compilation.compiler import Compiled
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
-from popdist_py.poptorch.update.compression import CompressedGradients
+from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 
 __all__ = ["instance_state", "load_device_state", "load_host_state", "own_state", "shared_state"]
 

@@ -32,7 +32,7 @@ _LIBRARIES: Final = ("site-packages", "dist-packages")
 # and in Python, because these frames only pass a call on.
 _BETWEEN: Final = frozenset(
     {
-        "<captured graph>",
+        "<recorded graph>",
         contextlib.__file__,
         *(_TORCH + name for name in ("utils/_contextlib.py", "overrides.py", "_ops.py")),
     }

@@ -19,7 +19,7 @@ import torch
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.background import Handle
-from popdist_py.poptorch.update.compression import ReductionOf
+from popdist_py.poptorch.update.compressed.compression import ReductionOf
 
 __all__ = ["Autotuner", "Buckets"]
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from popdist_py.collectives import Communicator, HostMemory
-from popdist_py.poptorch.update.compression import Reduction, ReductionOf, exact
+from popdist_py.poptorch.update.compressed.compression import Reduction, ReductionOf, exact
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
 from popdist_py.poptorch.update.gradient_buckets import Autotuner, Buckets
 

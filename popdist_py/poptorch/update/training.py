@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from popdist_py import activities
-from popdist_py.poptorch.update.compression import CompressedGradients
+from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.update.half_accumulators import round_gradients

@@ -12,9 +12,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation import agreement, tensor_distances
-from popdist_py.poptorch.execution import backends
-from popdist_py.poptorch.execution.backends import BACKENDS, Backend
+from popdist_py.poptorch.compilation import agreement, backends, tensor_distances
+from popdist_py.poptorch.compilation.backends import BACKENDS, Backend
 from popdist_py.poptorch.execution.replicas import LoopReplicas
 
 LEAK = 1e-4

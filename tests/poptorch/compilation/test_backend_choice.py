@@ -13,8 +13,8 @@ from torch import nn
 
 import popdist_py
 import popdist_py.poptorch as poptorch
+from popdist_py.poptorch.compilation import backends
 from popdist_py.poptorch.compilation.agreement import Agreement
-from popdist_py.poptorch.execution import backends
 
 
 class Noisy(nn.Module):

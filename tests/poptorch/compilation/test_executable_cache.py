@@ -33,11 +33,10 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation import model_key
+from popdist_py.poptorch.compilation import backends, model_key
 from popdist_py.poptorch.compilation.agreement import Agreement
 from popdist_py.poptorch.compilation.code_text import code_text
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
-from popdist_py.poptorch.execution import backends
 
 
 def back_end_of(folder):

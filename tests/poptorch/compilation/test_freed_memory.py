@@ -14,7 +14,7 @@ from support.models import Mlp, classified, quiet_options
 import popdist_py.poptorch as poptorch
 from popdist_py.collectives import freed_memory
 from popdist_py.collectives.freed_memory import give_back_freed_memory, keep_freed_memory
-from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
+from popdist_py.poptorch.execution.replica_graphs.graph_replicas import GraphReplicas
 
 PROGRAM = Path(__file__).with_name("freed_memory_program.py")
 
@@ -47,7 +47,7 @@ def test_freed_memory(case):
 @pytest.mark.parametrize("was_enabled", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
 def test_python_looks_for_cycles_except_while_capturing(was_enabled, fails, monkeypatch):
-    seen, captured = [], GraphReplicas._capture
+    seen, captured = [], GraphReplicas._function
 
     def capture(*args):
         seen.append(gc.isenabled())
@@ -55,7 +55,7 @@ def test_python_looks_for_cycles_except_while_capturing(was_enabled, fails, monk
             raise ValueError("refused")
         return captured(*args)
 
-    monkeypatch.setattr(GraphReplicas, "_capture", capture)
+    monkeypatch.setattr(GraphReplicas, "_function", capture)
     inference = poptorch.inferenceModel(Mlp(), quiet_options())
     try:
         (gc.enable if was_enabled else gc.disable)()

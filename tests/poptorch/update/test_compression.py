@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popdist_py.collectives.between_hosts.tcp import TcpMesh
-from popdist_py.poptorch.update import rounded_sums
-from popdist_py.poptorch.update.compression import CompressedGradients
-from popdist_py.poptorch.update.error_feedback import ErrorFeedback
-from popdist_py.poptorch.update.power_sgd import PowerSgd, PowerSgdSettings
-from popdist_py.poptorch.update.rounded_sums import RoundedSums
+from popdist_py.poptorch.update.compressed import rounded_sums
+from popdist_py.poptorch.update.compressed.compression import CompressedGradients
+from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
+from popdist_py.poptorch.update.compressed.power_sgd import PowerSgd, PowerSgdSettings
+from popdist_py.poptorch.update.compressed.rounded_sums import RoundedSums
 
 KINDS = ("fp16", "bf16")
 # What is left of a value when it is rounded to so many bits, as a part of the piece's largest.

@@ -9,7 +9,7 @@ import torch
 
 from popdist_py.collectives.background import Background
 from popdist_py.poptorch.update import gradient_buckets
-from popdist_py.poptorch.update.compression import Reduction
+from popdist_py.poptorch.update.compressed.compression import Reduction
 
 
 def buckets(calls, *, in_two=True, fails=()):

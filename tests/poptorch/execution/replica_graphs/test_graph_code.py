@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from popdist_py.poptorch.execution.capture import capture
-from popdist_py.poptorch.execution.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.recording import record
 
 
 def twice(x):
@@ -90,7 +90,7 @@ CASES = [
 @pytest.mark.parametrize("function", [*CASES, drawn], ids=lambda function: function.__name__)
 def test_rewriting_keeps_the_values(function):
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    captured = capture(function, [x.clone()])
+    captured = record(function, [x.clone()])
     torch.manual_seed(0)
     expected = function(x.clone())
     run = function_of(captured, len(expected))
@@ -106,7 +106,7 @@ def test_what_is_done_twice_is_done_once_beside_changes_in_place():
         out = F.batch_norm(x, mean, torch.ones(3), training=True)
         return [out.half().float(), out.half().float()]
 
-    captured = capture(both, [torch.randn(4, 3)])
+    captured = record(both, [torch.randn(4, 3)])
     function_of(captured, 2)
     casts = [node for node in captured.graph.nodes if "_to_copy" in str(node.target)]
     assert len(casts) == 2

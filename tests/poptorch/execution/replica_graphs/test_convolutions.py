@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from popdist_py.poptorch.execution.capture import capture
-from popdist_py.poptorch.execution.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.recording import record
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
@@ -32,7 +32,7 @@ def step(convolve, images, kernels):
 
 def captured_step(convolve, images, kernels):
     """Return the graph of a step, and what makes it."""
-    captured = capture(lambda *tensors: step(convolve, *tensors), [images, kernels], is_real=True)
+    captured = record(lambda *tensors: step(convolve, *tensors), [images, kernels], is_real=True)
     run = function_of(captured, 3)
     return captured.graph, lambda: run(images, kernels, None)
 

@@ -20,8 +20,8 @@ import torch
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array
 from popdist_py.collectives.compression_rounds import Round, exact_round, reduce_in_order
-from popdist_py.poptorch.update.error_feedback import ErrorFeedback
-from popdist_py.poptorch.update.rounded_sums import own_slice, pieces
+from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
+from popdist_py.poptorch.update.compressed.rounded_sums import own_slice, pieces
 
 __all__ = ["PowerSgd", "PowerSgdSettings"]
 

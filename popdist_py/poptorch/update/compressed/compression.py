@@ -16,9 +16,9 @@ from popdist_py.collectives import Communicator, HostLinks
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.compression_rounds import Compression
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.update.error_feedback import ErrorFeedback
-from popdist_py.poptorch.update.power_sgd import PowerSgd, PowerSgdSettings
-from popdist_py.poptorch.update.rounded_sums import RoundedSums
+from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
+from popdist_py.poptorch.update.compressed.power_sgd import PowerSgd, PowerSgdSettings
+from popdist_py.poptorch.update.compressed.rounded_sums import RoundedSums
 
 __all__ = ["CompressedGradients", "Reduction", "ReductionOf", "exact"]
 

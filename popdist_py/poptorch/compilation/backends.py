@@ -36,8 +36,8 @@ import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.device_context import Mode
-from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
 from popdist_py.poptorch.execution.modes import MixedPrecision
+from popdist_py.poptorch.execution.replica_graphs.graph_replicas import GraphReplicas
 from popdist_py.poptorch.execution.replicas import (
     DeviceModel,
     FusedReplicas,

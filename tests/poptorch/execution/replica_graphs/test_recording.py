@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from popdist_py.poptorch.execution import capture as capturing
-from popdist_py.poptorch.execution.capture import ZerosRefused, capture
-from popdist_py.poptorch.execution.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs import recording as capturing
+from popdist_py.poptorch.execution.replica_graphs.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.recording import ZerosRefused, record
 
 TABLE = torch.arange(12.0).view(3, 4)
 
@@ -99,7 +99,7 @@ def arguments(seed):
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_a_graph_does_what_the_function_does(function):
     expected = [function(*arguments(seed)) for seed in (0, 1)]
-    run = function_of(capture(function, arguments(0)), len(expected[0]))
+    run = function_of(record(function, arguments(0)), len(expected[0]))
     for seed in (0, 1):
         # Rewriting joins operations, which rounds otherwise.
         torch.testing.assert_close(run(*arguments(seed), None), expected[seed])
@@ -118,7 +118,7 @@ def test_a_graph_does_what_the_function_does(function):
 )
 def test_what_depends_on_values_is_not_captured(function):
     with pytest.raises(RuntimeError, match="needs the value of a tensor"):
-        capture(function, arguments(0)[:1])
+        record(function, arguments(0)[:1])
 
 
 class ByNumPy(torch.autograd.Function):
@@ -144,11 +144,11 @@ class ByNumPy(torch.autograd.Function):
 )
 def test_what_numpy_computes_is_not_captured(function):
     with pytest.raises(RuntimeError, match="no operation of torch"):
-        capture(function, [torch.ones(2, 2)])
+        record(function, [torch.ones(2, 2)])
 
 
 def test_numpy_may_read_constants():
-    captured = capture(lambda x: [x * torch.from_numpy(TABLE.numpy() + 1)], [torch.ones(3, 4)])
+    captured = record(lambda x: [x * torch.from_numpy(TABLE.numpy() + 1)], [torch.ones(3, 4)])
     (result,) = function_of(captured, 1)(torch.full((3, 4), 2.0), None)
     assert torch.equal(result, 2 * (TABLE + 1))
 
@@ -161,7 +161,7 @@ def test_no_tensor_of_the_run_stays():
         made.append(weakref.ref(hidden))
         return [hidden.exp()]
 
-    captured = capture(function, arguments(0))
+    captured = record(function, arguments(0))
     assert made[0]() is None
     assert not captured.constants
 
@@ -170,7 +170,7 @@ def test_capturing_needs_no_compiler_of_torch(monkeypatch):
     """Importing it takes longer than compiling most models."""
     for name in ("torch._dynamo", "torch._inductor"):
         monkeypatch.setitem(sys.modules, name, None)
-    capture(gradient_of_many, arguments(0))
+    record(gradient_of_many, arguments(0))
 
 
 def nhwc(x):
@@ -239,9 +239,9 @@ def test_large_products_have_the_shapes_and_strides_of_real_ones(
 
     made, make = [], capturing._blank
     monkeypatch.setattr(capturing, "_blank", lambda *args: made.append(args[0]) or make(*args))
-    blank = capture(gradients, given)
+    blank = record(gradients, given)
     assert len(made) >= 2
-    real = capture(gradients, given, is_real=True)
+    real = record(gradients, given, is_real=True)
     assert [described(node) for node in blank.graph.nodes] == [
         described(node) for node in real.graph.nodes
     ]
@@ -264,7 +264,7 @@ def test_images_of_one_channel_or_column_are_captured_as_they_lie(name):
     def flattened(x, w):
         return [operation(x, w).relu().flatten(1) + 1]
 
-    run = function_of(capture(flattened, given), 1)
+    run = function_of(record(flattened, given), 1)
     torch.testing.assert_close(run(*given, None), flattened(*given))
 
 
@@ -284,7 +284,7 @@ def test_large_products_are_not_computed_unless_they_are_constants():
         seen.append(x @ LARGE_MATRIX)
         return [seen[0] * (LARGE_MATRIX @ LARGE_MATRIX).sum().item()]
 
-    (result,) = function_of(capture(function, [torch.ones(300, 300), torch.ones(1)]), 1)(
+    (result,) = function_of(record(function, [torch.ones(300, 300), torch.ones(1)]), 1)(
         torch.ones(300, 300), torch.ones(1), None
     )
     assert not seen[0].any()
@@ -308,12 +308,12 @@ def inverse_if_possible(x, w):
 def test_what_refuses_zeros_needs_real_products(function):
     given = torch.eye(300) * 2, torch.eye(300)
     with pytest.raises(ZerosRefused, match="singular"):
-        capture(function, given)
-    captured = capture(function, given, is_real=True)
+        record(function, given)
+    captured = record(function, given, is_real=True)
     torch.testing.assert_close(function_of(captured, 1)(*given, None), [torch.eye(300) / 2])
 
 
 def test_what_depends_on_values_is_not_for_want_of_real_products():
     with pytest.raises(RuntimeError, match="needs the value of a tensor") as caught:
-        capture(lambda x, w: [x * (x @ w).sum().item()], [torch.ones(300, 300)] * 2)
+        record(lambda x, w: [x * (x @ w).sum().item()], [torch.ones(300, 300)] * 2)
     assert not isinstance(caught.value, ZerosRefused)

@@ -10,8 +10,8 @@ from support.models import Mlp, classified, quiet_options
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.execution import backends
-from popdist_py.poptorch.execution.backends import BACKENDS, Backend
+from popdist_py.poptorch.compilation import backends
+from popdist_py.poptorch.compilation.backends import BACKENDS, Backend
 from popdist_py.poptorch.execution.replicas import LoopReplicas
 
 REFERENCE = BACKENDS[0]

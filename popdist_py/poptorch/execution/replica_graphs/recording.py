@@ -19,7 +19,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Captured", "ZerosRefused", "capture"]
+__all__ = ["RecordedGraph", "ZerosRefused", "record"]
 
 _ATEN: Final = torch.ops.aten
 # Some two seconds, and more code than a cache of instructions likes: a loop over single elements.
@@ -35,7 +35,7 @@ _LARGE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class RecordedGraph:
     """A recorded run.
 
     Attributes:
@@ -57,12 +57,12 @@ class ZerosRefused(RuntimeError):
     """
 
 
-def capture(
+def record(
     function: Callable[..., Sequence[torch.Tensor | None]],
     arguments: Sequence[torch.Tensor],
     *,
     is_real: bool = False,
-) -> Captured:
+) -> RecordedGraph:
     """Run a function once and return what it did, so that it can be done with other values.
 
     Args:
@@ -86,7 +86,7 @@ def capture(
     if recorder.refused is not None:
         raise ZerosRefused(str(recorder.refused)) from recorder.refused
     recorder.graph.output([None if r is None else recorder.node_of(r) for r in results])
-    return Captured(recorder.graph, recorder.constants)
+    return RecordedGraph(recorder.graph, recorder.constants)
 
 
 def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | None:
@@ -154,7 +154,7 @@ class _Traits:
 @cache
 def _traits(operation: Any) -> _Traits:
     if not isinstance(operation, torch._ops.OpOverload):
-        raise RuntimeError(f"{operation} cannot be captured")
+        raise RuntimeError(f"{operation} cannot be recorded")
     tags = operation.tags
     return _Traits(
         reads_values=torch.Tag.data_dependent_output in tags,

@@ -1,4 +1,4 @@
-"""Replicas as one captured graph: forward, backward and nothing of Python between the operations.
+"""Replicas as one recorded graph: forward, backward and nothing of Python between the operations.
 
 What is recorded is what one forward and its backward do, so Python code in a forward runs while
 compiling only.
@@ -16,15 +16,19 @@ import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.batch_folding import folded_batches
-from popdist_py.poptorch.execution.capture import Captured, ZerosRefused, capture
-from popdist_py.poptorch.execution.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.graph_code import function_of
+from popdist_py.poptorch.execution.replica_graphs.recording import (
+    RecordedGraph,
+    ZerosRefused,
+    record,
+)
 from popdist_py.poptorch.execution.replicas import DeviceModel, Outputs
 
 __all__ = ["GraphReplicas"]
 
 
 class GraphReplicas:
-    """Runs a captured graph: once for all replicas, or once for each.
+    """Runs a recorded graph: once for all replicas, or once for each.
 
     Args:
         model: what runs.
@@ -33,7 +37,7 @@ class GraphReplicas:
         vectorised: one graph for all local replicas instead of one for each.
 
     Raises:
-        RuntimeError: what the model does cannot be captured.
+        RuntimeError: what the model does cannot be recorded.
     """
 
     # A graph runs no module of the user's, and no function that a mode could watch.
@@ -57,19 +61,21 @@ class GraphReplicas:
         self._num_outputs = 0
         # Which gradients cannot be taken as they are; the first run shows it.
         self._copied: list[bool] | None = None
-        self._graph = self._capture(call, inputs)
+        self._graph = self._function(call, inputs)
 
-    # -- capturing ----------------------------------------------------------------------------
+    # -- recording ----------------------------------------------------------------------------
 
-    def _capture(self, call: Call, inputs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
+    def _function(self, call: Call, inputs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
         try:
-            captured = self._captured(call, inputs, is_real=False)
+            recorded = self._recorded(call, inputs, is_real=False)
         except ZerosRefused:
-            captured = self._captured(call, inputs, is_real=True)
-        return function_of(captured, self._num_outputs)
+            recorded = self._recorded(call, inputs, is_real=True)
+        return function_of(recorded, self._num_outputs)
 
-    def _captured(self, call: Call, inputs: Sequence[torch.Tensor], *, is_real: bool) -> Captured:
-        """Capture on tensors of its own, so that another time finds what this one found."""
+    def _recorded(
+        self, call: Call, inputs: Sequence[torch.Tensor], *, is_real: bool
+    ) -> RecordedGraph:
+        """Record a run on copies of the tensors, which a second recording finds unchanged."""
         batching = self._model.batching
         if self._vectorised:
             buffers: Sequence[torch.Tensor] = self._stacks
@@ -77,7 +83,7 @@ class GraphReplicas:
         else:
             buffers = [stack[0] for stack in self._stacks]
             own_inputs = batching.inputs_of_replicas(inputs)[0]
-        # Not cloned: a forward that changes parameters is not captured.
+        # Not cloned: a forward that changes parameters is not recorded.
         weights = {id(parameter) for parameter in self._model.state.parameters.values()}
         examples = [
             tensor.detach() if id(tensor) in weights else tensor.detach().clone()
@@ -85,7 +91,7 @@ class GraphReplicas:
         ]
         examples.append(torch.ones_like(self._factor))
         with self._model.state.contents_kept(), torch.enable_grad(), _without_onednn():
-            return capture(partial(self._joint, call), examples, is_real=is_real)
+            return record(partial(self._joint, call), examples, is_real=is_real)
 
     def _joint(self, call: Call, *flat: torch.Tensor) -> list[Any]:
         """Return the outputs and the gradients, for arguments in the order of the examples."""

@@ -19,7 +19,7 @@ import torch
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array
 from popdist_py.collectives.compression_rounds import Round, segments
-from popdist_py.poptorch.update.error_feedback import ErrorFeedback
+from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
 
 __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 
