@@ -1,6 +1,7 @@
-"""The compiled model at work: device iterations, replicas, random numbers, number formats.
+"""Modules that run a compiled model, with its replicas, random numbers and number formats.
 
-Here are the loop of a call and the replica back ends.
+The package contains the loop over the micro-batches of a call, and the replica back ends. A replica
+back end runs one micro-batch on each local replica.
 Nothing here reads options: values are handed in. May call: update, weights, tracing,
 calls, group_norms, enums, errors, and the library's timeline.
 """

@@ -1,4 +1,8 @@
-"""Names of the tensors inside a compiled model, and those that a program wants to see."""
+"""The names of a compiled model's tensors, and the class Anchors, which collects anchored tensors.
+
+An anchored tensor is a tensor inside the model that ``Options.anchorTensor()`` selected. A program
+can read its values after each call.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["Anchors", "tensor_names"]
 
 Results = Sequence[Values]
-# From the inputs and outputs of one micro-batch to the tensor of each replica.
+# A function that returns an anchored tensor's value on each replica. Its arguments are the inputs
+# and the outputs of one micro-batch.
 Getter = Callable[[Sequence[torch.Tensor], Results], Values]
 
 
@@ -36,12 +41,12 @@ def tensor_names(
     """Return the names of a model's tensors.
 
     Args:
-        num_inputs: number of input tensors.
-        parameters: names of parameters and buffers.
-        updated: names of the parameters that training updates.
-        operations: names of the operations, in order.
-        settings: names of the optimiser's settings.
-        training: whether there are losses, gradients and updates.
+        num_inputs: The number of input tensors.
+        parameters: The names of the parameters and buffers.
+        updated: The names of the parameters that training updates.
+        operations: The names of the operations, in the order of their execution.
+        settings: The names of the optimiser's settings.
+        training: Whether the model is trained, and therefore has a loss, gradients and updates.
     """
     names = [input_name(index) for index in range(num_inputs)] + list(parameters)
     names += list(dict.fromkeys(operations))
@@ -53,20 +58,21 @@ def tensor_names(
 
 
 class Anchors:
-    """Collects the anchored tensors of each call.
+    """The anchored tensors of a model, which are collected during each call.
 
     Args:
-        wanted: ``Options.anchored_tensors``.
-        batching: the model's; an anchor may have another output mode.
-        parameters: the device's parameters and buffers, by name.
-        updated: names of the parameters that training updates.
-        operations: names of the operations' results.
-        num_inputs: number of input tensors.
-        loss_output: index of the output that is the loss.
-        settings: returns the optimiser's settings by name.
+        wanted: The value of ``Options.anchored_tensors``.
+        batching: The batching factors of the model. An anchored tensor may have another output
+            mode than the model's results.
+        parameters: The device's parameters and buffers by name.
+        updated: The names of the parameters that training updates.
+        operations: The names of the results of operations.
+        num_inputs: The number of input tensors.
+        loss_output: The index of the output that is the loss; None if no output is the loss.
+        settings: A function that returns the optimiser's settings by name.
 
     Raises:
-        Error: no such tensor.
+        Error: The model does not have a tensor of an anchored name.
     """
 
     def __init__(
@@ -99,21 +105,24 @@ class Anchors:
 
     @property
     def needs_each_backward(self) -> bool:
-        """Whether gradients of single replicas are wanted."""
+        """Whether the gradients of single replicas are anchored."""
         return bool(self._gradients)
 
     @property
     def needs_operations(self) -> bool:
-        """Whether results of operations are wanted: see() has to be told of them."""
+        """Whether results of operations are anchored, so that ``see()`` has to be called."""
         return bool(self._results)
 
     def see(self, name: str, result: torch.Tensor) -> None:
-        """Take note of an operation's result for the next replica."""
+        """Store the result of an operation of the running replica, if the result is anchored."""
         if name in self._results:
             self._results[name].append(result.detach().clone())
 
     def set_scale(self, scale: float) -> None:
-        """Say by which factor the backward's gradients differ from a micro-batch's own."""
+        """Set the factor that the backward pass multiplies gradients by.
+
+        Anchored gradients are divided by the factor.
+        """
         self._scale = scale
 
     def _getter(self, name: str) -> Getter:
@@ -150,14 +159,17 @@ class Anchors:
         )
 
     def begin(self) -> None:
-        """Start a call."""
+        """Start a call with empty collectors."""
         if self._anchors:
             self._collectors = {
                 short: Collector(batching) for short, (batching, _) in self._anchors.items()
             }
 
     def after_step(self, step: int, inputs: Sequence[torch.Tensor], results: Results) -> None:
-        """Take what is wanted of micro-batch ``step``, after the update that it may end."""
+        """Collect the anchored tensors of micro-batch ``step``.
+
+        If a weight update follows the micro-batch, this method must be called after the update.
+        """
         for short, (batching, getter) in self._anchors.items():
             tensors = getter(inputs, results)
             if batching.wanted(step):
@@ -167,7 +179,7 @@ class Anchors:
         """Return an anchored tensor of the last call.
 
         Raises:
-            AssertionError: an unknown name.
+            AssertionError: The name is unknown.
         """
         assert short in self._collectors, (
             f"No tensor is anchored as {short!r}: use Options.anchorTensor() before compiling, "
@@ -177,7 +189,7 @@ class Anchors:
 
 
 def _taken(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Empty the list and return what was in it."""
+    """Return the elements of the list, and empty the list."""
     taken = list(values)
     values.clear()
     return taken

@@ -1,7 +1,6 @@
-"""Where a model's forward runs: on the device's tensors, in the model's modes.
+"""The class DeviceContext, which enters all contexts that a model's forward needs.
 
-The one list of the contexts that every forward needs, whoever runs it: a call, the first forward,
-or the choice of a replica back end.
+The contexts are needed in a call, in the first forward, and in the comparison of replica back ends.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["DeviceContext", "Mode"]
 
-# Makes a context that every forward of a model runs in.
+# A function that returns a context for every forward of a model.
 Mode = Callable[[], AbstractContextManager[Any]]
 
-# Every call needs one, and making a frozen value takes longer than looking it up.
+# Every call needs a Phase, and creating a frozen dataclass takes longer than a cache lookup.
 _phase = cache(current_forward.Phase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceContext:
-    """What surrounds a forward.
+    """The contexts of a model's forward.
 
     Attributes:
-        state: the device's tensors.
-        training: whether autograd records.
-        is_random: whether the model or its update draws random numbers.
-        modes: further contexts, outermost first.
+        state: The device's tensors.
+        training: Whether autograd records the forward.
+        is_random: Whether the model or its update draws random numbers.
+        modes: Functions that return further contexts. The contexts are entered in this order.
     """
 
     state: DeviceState
@@ -45,10 +44,10 @@ class DeviceContext:
     modes: tuple[Mode, ...] = ()
 
     def enter(self, *, tracing: bool = False) -> ExitStack:
-        """Return the context, entered: ``with context.enter(): ...`` leaves it.
+        """Enter all contexts, and return an ``ExitStack`` that leaves them.
 
         Args:
-            tracing: whether this is the first forward, the one that compiles the model.
+            tracing: Whether this is the first forward, which compiles the model.
         """
         stack = ExitStack()
         try:

@@ -1,7 +1,7 @@
-"""The loop on the device: what one call does, from input tensors to output tensors.
+"""The class Program, which runs the micro-batches of a call and the weight updates between them.
 
-Knows the batching, the replica back end and when the update's steps come; what they do is
-``update/training.py``'s. Nothing of the life cycle, which is ``model/executor.py``'s.
+The module ``update/training.py`` computes the weight updates. The module ``model/executor.py``
+compiles, attaches and detaches models.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ __all__ = ["Program"]
 
 
 class Program:
-    """Runs calls of one compiled model.
+    """The loop over the micro-batches of a compiled model's calls.
 
     Args:
-        batching: how a call's samples are cut and its results gathered.
-        replicas: becomes the attribute.
-        back_end: becomes the attribute.
-        training: the update; None for inference.
-        context: where the model and its update run.
-        num_outputs: result tensors of a call.
-        returns_results: whether results leave the device; if not, a call returns zeros.
-        loss_output: index of the output that is the loss; None if none is.
-        anchors: tensors inside the model that calls also return.
-        counters: when micro-batches came and went.
+        batching: The batching factors of the model.
+        replicas: The value of the attribute ``replicas``.
+        back_end: The value of the attribute ``back_end``.
+        training: The update of the weights; None for inference.
+        context: The contexts that the model and its update need.
+        num_outputs: The number of result tensors of a call.
+        returns_results: Whether the host gets the results. If not, a call returns zeros.
+        loss_output: The index of the output that is the loss; None if no output is the loss.
+        anchors: The anchored tensors of the model.
+        counters: The recorder of the times of the micro-batches.
 
     Attributes:
-        replicas: runs one micro-batch on each local replica.
-        back_end: The name of the back end of the replicas.
-        steps_done: micro-batches that ran since the start.
+        replicas: The replica back end, which runs one micro-batch on each local replica.
+        back_end: The name of the replica back end.
+        steps_done: The number of micro-batches that ran since the start.
     """
 
     def __init__(
@@ -69,14 +69,16 @@ class Program:
         self.back_end = back_end
         self._update = training or NoUpdate()
         self._context = context
-        # Entering the context takes a large part of the time of a small model's call.
+        # Entering the context takes a large part of the time of a small model's call, so the
+        # context is entered only if it is needed.
         self._update_needs_context = bool(context.is_random or context.modes)
         self._num_outputs = num_outputs
         self._returns_results = returns_results
         self._loss_output = loss_output if returns_results else None
         is_sum = batching.output_mode == enums.OutputMode.Sum
         self._losses_in_sum = batching.num_steps if is_sum else 1
-        self._like: list[torch.Tensor] | None = None  # results that are not returned, without data
+        # The shapes and dtypes of results that the host does not get; None before the first call.
+        self._like: list[torch.Tensor] | None = None
 
     def run(
         self,
@@ -87,9 +89,9 @@ class Program:
         """Run one call and return its result tensors.
 
         Args:
-            call: the arguments.
-            leaves: their tensors on the device.
-            after_update: called after each weight update.
+            call: The arguments of the call.
+            leaves: The device's tensors for the tensors among the arguments.
+            after_update: A function that is called after each weight update.
         """
         batching, update = self._batching, self._update
         micro_batches = batching.combined_micro_batches(leaves)
@@ -111,7 +113,8 @@ class Program:
                         outputs = self.replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
-                        # The outputs leave after the update: anchors return the new weights.
+                        # The update runs before outputs are collected, because anchored weights
+                        # must have their new values.
                         update.step(number)
                         if after_update is not None:
                             after_update()
@@ -123,7 +126,14 @@ class Program:
         return self._results(collectors)
 
     def loss_in(self, results: Sequence[torch.Tensor]) -> float | None:
-        """Return the mean of the loss over what a call returns of it; None if that is nothing."""
+        """Return the mean loss of a call.
+
+        Args:
+            results: The result tensors of the call.
+
+        Returns:
+            The mean over all losses that the call returned; None without a loss in the results.
+        """
         if self._loss_output is None:
             return None
         loss = results[self._loss_output]
@@ -131,12 +141,15 @@ class Program:
         return mean.item() / self._losses_in_sum
 
     def _collectors(self) -> list[Collector]:
-        """Return what gathers the outputs; nothing if only their shapes count, and are known."""
+        """Return one collector for each output tensor.
+
+        The list is empty if the host does not get the results and their shapes are known already.
+        """
         count = self._num_outputs if self._like is None else 0
         return [Collector(self._batching) for _ in range(count)]
 
     def _results(self, collectors: Sequence[Collector]) -> list[torch.Tensor]:
-        """Return what the call returns."""
+        """Return the collected results; zeros if the host does not get the results."""
         if self._returns_results:
             return [collector.result() for collector in collectors]
         if self._like is None:
@@ -145,7 +158,7 @@ class Program:
         return [torch.zeros(like.shape, dtype=like.dtype) for like in self._like]
 
     def _entered(self) -> AbstractContextManager[Any]:
-        """Return the context in which the model runs, entered, unless nothing needs it."""
+        """Enter the model's context if the replicas or the update need it; return the context."""
         if self.replicas.needs_context or self._update_needs_context:
             return self._context.enter()
         return nullcontext()

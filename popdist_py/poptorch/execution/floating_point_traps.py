@@ -1,8 +1,9 @@
 """A dispatch mode that raises an error for invalid operations, overflows and divisions by zero.
 
-An IPU checks each instruction. This mode checks each operation of torch after it ran: its results,
-and the tensors that it wrote, such as weights and running statistics. An operation whose arguments
-contain NaN or infinities already, such as the infinities of a mask, may return them.
+An IPU checks each instruction. This mode checks each operation of torch after the operation ran.
+The mode checks the results of the operation and the tensors that the operation wrote, such as
+weights and running statistics. An operation may return NaN or infinity if its arguments already
+contain such numbers. For example, attention masks contain infinities.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["FloatingPointTraps"]
 
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum"})
-# These operations compute no values: they return uninitialised memory, or move or test values.
+# These operations do not compute values. They return uninitialised memory, or move or test values.
 _UNCHECKED: Final = frozenset(
     {
         *("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"),
@@ -30,14 +31,15 @@ _UNCHECKED: Final = frozenset(
     }
 )
 _CONVERSIONS: Final = frozenset({"_to_copy", "copy_", "_foreach_copy_"})
-# torch's schema of batch norm does not say that it writes these.
+# Arguments of batch norm that torch's schema does not mark as written.
 _STATISTICS: Final = frozenset({"running_mean", "running_var"})
 
-Named = tuple[str, torch.Tensor]  # an argument's name, and one of its tensors
+# The name of an argument, and a tensor that the argument contains.
+Named = tuple[str, torch.Tensor]
 
 
 class FloatingPointTraps(TorchDispatchMode):
-    """Raises Error when an operation is invalid, divides by zero, or overflows."""
+    """A dispatch mode that raises Error for invalid operations, division by zero and overflow."""
 
     def __torch_dispatch__(
         self,
@@ -46,13 +48,14 @@ class FloatingPointTraps(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation, and check what it made."""
+        """Run the operation, and check its results and the tensors that it wrote."""
         kwargs = kwargs or {}
         name = func.__name__.split(".")[0]
         if name in _UNCHECKED:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
-        # A conversion overwrites its target without reading it: the target may be uninitialised.
+        # A conversion does not read the tensor that it overwrites, so that tensor may be
+        # uninitialised memory.
         before = [] if name in _CONVERSIONS else [tensor for _, tensor in written]
         were_bad = list(map(_is_bad, before)) or [False] * len(written)
         had_nan = any(map(_has_nan, before))
@@ -70,8 +73,8 @@ class FloatingPointTraps(TorchDispatchMode):
                 _described(name, bad[0]),
                 bad=[tensor for _, tensor in bad],
                 had_nan=had_nan or any(map(_has_nan, read)) or _has(values, math.isnan),
-                # An optimiser's update writes weights and their state, where every infinity is an
-                # overflow, even if a gradient was infinite before.
+                # An update of the optimiser writes weights and optimiser state. Every infinity in
+                # them is an overflow, even if a gradient was infinite before.
                 had_infinity=not _is_update(name)
                 and (any(were_bad) or any(map(_is_bad, read)) or _has(values, math.isinf)),
             )
@@ -81,7 +84,14 @@ class FloatingPointTraps(TorchDispatchMode):
 def _check_new(
     where: str, *, bad: Sequence[torch.Tensor], had_nan: bool, had_infinity: bool
 ) -> None:
-    """Raise for NaN or infinities that the arguments of an operation did not have."""
+    """Raise Error for NaN or infinities that the arguments of an operation did not contain.
+
+    Args:
+        where: The description of the operation.
+        bad: The tensors with NaN or infinities after the operation.
+        had_nan: Whether an argument contained NaN before the operation.
+        had_infinity: Whether an argument contained infinity before the operation.
+    """
     if had_nan:
         return
     if any(map(_has_nan, bad)):
@@ -104,7 +114,12 @@ def _is_update(name: str) -> bool:
 
 
 def _described(name: str, bad: Named) -> str:
-    """Return a description of an operation for an error, with the argument that it wrote."""
+    """Return a description of an operation for an error message.
+
+    Args:
+        name: The name of the operation.
+        bad: A tensor that the operation wrote, with the name of its argument.
+    """
     argument, tensor = bad
     if name in _CONVERSIONS:
         return f"a conversion to {str(tensor.dtype).removeprefix('torch.')}"
@@ -112,7 +127,7 @@ def _described(name: str, bad: Named) -> str:
 
 
 def _has(values: Sequence[Any], test: Any) -> bool:
-    """Tell whether one of the numbers among the arguments is NaN, or infinite."""
+    """Tell whether ``test`` is true for one of the Python floats among the arguments."""
     return any(isinstance(value, float) and test(value) for value in values)
 
 

@@ -1,7 +1,7 @@
-"""Contexts in which models run: mixed precision of half and float, and computing on one thread.
+"""Contexts for running a model, such as mixed precision of half and float.
 
-The compiler decides which of them a model needs. All models run in ``WithoutValueReads``. The mode
-for floating-point exceptions is in ``floating_point_traps.py``.
+The compiler chooses the contexts that a model needs. All models run in ``WithoutValueReads``. The
+mode for floating-point exceptions is in ``floating_point_traps.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 
 
 def _products() -> frozenset[Callable[..., Any]]:
-    """Return the matrix products and convolutions, in every place where a program finds them."""
+    """Return torch's matrix products, convolutions, recurrent layers and norms.
+
+    A function with several names in torch is included under all of them.
+    """
     both = ("matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "dot", "inner")
     names = {
         F: ("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
@@ -58,7 +61,10 @@ def _keep_statistics(
     args32: Sequence[Any],
     kwargs32: dict[str, Any],
 ) -> None:
-    """Round the running statistics that a norm updated in float32 into those of the model."""
+    """Copy the running statistics that a norm updated in float32 to the model's statistics.
+
+    The copy rounds the numbers to the dtype of the model's statistics.
+    """
     for position, name in ((1, "running_mean"), (2, "running_var")):
         own, new = (
             given[position] if len(given) > position else named.get(name)
@@ -69,14 +75,16 @@ def _keep_statistics(
 
 
 class MixedPrecision(TorchFunctionMode):
-    """Computes products of halves as the device does: with float32 partials, rounded at the end.
+    """A torch function mode that computes half-precision products as the device does.
 
-    Where half and float meet, the activations' format decides: weights of the other one are cast
-    for the operation and keep their own format. Norms compute in float32 and return the format of
-    the activations. On a CPU this is also some 20 to 70 times faster than torch's own half kernels.
+    The products are computed in float32, and the result is rounded at the end. If an operation gets
+    both half and float tensors, the result has the dtype of the activations. Weights of the other
+    dtype are cast for the operation only. Norms are computed in float32 and return the dtype of the
+    activations. On a CPU, this is about 20 to 70 times faster than torch's own half kernels.
 
     Attributes:
-        met_half: whether there was any product of halves: without one, nothing was changed.
+        met_half: Whether any product or norm had a half-precision argument. If not, the mode did
+            not change any operation.
     """
 
     def __init__(self) -> None:
@@ -84,7 +92,7 @@ class MixedPrecision(TorchFunctionMode):
         self.met_half = False
 
     def __enter__(self) -> MixedPrecision:
-        # Recurrent layers refuse mixed formats in Python, before any torch function is called.
+        # Recurrent layers reject mixed dtypes in Python code, before they call a torch function.
         nn.RNNBase.check_input = _check_recurrent_input  # type: ignore[assignment,method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -109,7 +117,7 @@ class MixedPrecision(TorchFunctionMode):
         self.met_half = True
         wanted = floats[0].dtype
         if func not in _NORMS:
-            # A float weight beside half activations is rounded before it is used.
+            # If the activations are half, a float weight is rounded to half before the product.
             args, kwargs = _cast(args, wanted), _cast(kwargs, wanted)
         args32, kwargs32 = _cast(args, torch.float32), _cast(kwargs, torch.float32)
         result = folded_now(func)(*args32, **kwargs32)
@@ -124,7 +132,7 @@ _CHECK_INPUT: Final = nn.RNNBase.check_input
 def _check_recurrent_input(
     layer: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None
 ) -> None:
-    """Check the input of a recurrent layer as torch does, except that its format may differ."""
+    """Check the input of a recurrent layer as torch does, but accept both half and float."""
     weights = layer._flat_weights[0]
     if _is_half_or_float(input) and isinstance(weights, torch.Tensor):
         input = input.to(weights.dtype)
@@ -136,7 +144,7 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    # A walk of its own: it runs with every product, and map_tensors() takes twice as long.
+    # Every product calls this function. It does not use map_tensors(), which takes twice as long.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):
@@ -147,10 +155,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class OneThread:
-    """A context in which every operation runs on one thread.
+    """A context that makes torch run every operation on one thread.
 
-    PyTorch cuts sums by the number of threads, which depends on how the cores of a host are shared
-    among instances: with one thread the bits of a result do not.
+    PyTorch splits sums into one part for each thread, so the bits of a sum depend on the number of
+    threads. By default, this number depends on how many instances share the cores of a host.
     """
 
     def __enter__(self) -> None:
@@ -162,10 +170,11 @@ class OneThread:
 
 
 class WithoutValueReads:
-    """A context in which torch reads no values by itself: nobody knows them at compile time.
+    """A context that stops torch's own code from reading the values of tensors.
 
-    Distributions do not check their arguments, unless they are told to. Attention takes the
-    ordinary way, as on a device: the fast one packs samples by the values of their padding masks.
+    On a device, these values are not available when a model is compiled. In the context,
+    distributions check their arguments only if the program passes ``validate_args=True``. Torch's
+    fast path for attention is disabled, because it reads padding masks to pack samples.
     """
 
     def __enter__(self) -> None:

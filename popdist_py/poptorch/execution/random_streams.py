@@ -1,7 +1,6 @@
-"""Random numbers on the device: one stream for each (seed, global replica, micro-batch).
-
-So a split of the replicas over instances does not change any number. The host's own stream is left
-alone.
+"""Random numbers on the device, from one stream for each (seed, global replica, micro-batch).
+Therefore random numbers do not depend on how the replicas are distributed over instances. The
+host's own random stream is not changed.
 """
 
 from __future__ import annotations
@@ -22,41 +21,50 @@ __all__ = ["RandomStreams"]
 
 
 class RandomStreams:
-    """The device's random numbers, from one seed.
+    """The device's random streams, which are derived from one seed.
 
     Attributes:
-        seed_value: the seed, the same on all instances.
+        seed_value: The seed, which is the same on all instances.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed_value = seed
 
     def stream(self, replica: int, step: int) -> int:
-        """Return the seed of the stream of one replica's micro-batch number ``step``."""
+        """Return the seed of the random stream for micro-batch ``step`` of a replica."""
         text = f"{self.seed_value}/{replica}/{step}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
     def seed(self, replica: int, step: int) -> None:
-        """Let torch draw from the stream of one replica's micro-batch."""
+        """Seed torch's default generator for micro-batch ``step`` of a replica."""
         torch.default_generator.manual_seed(self.stream(replica, step))
 
     def seed_update(self, step: int) -> None:
-        """Let torch draw from the stream of the update after micro-batch ``step``.
+        """Seed torch's default generator for the weight update after micro-batch ``step``.
 
-        It belongs to no replica, so that all instances round their weights alike.
+        The seed does not depend on a replica, so all instances round their weights in the same way.
         """
         self.seed(-1, step)
 
     @contextmanager
     def vectorised(self, replicas: Sequence[int], step: int) -> Iterator[None]:
-        """Let random functions inside ``vmap`` draw every replica's numbers from its stream."""
+        """Make random functions inside ``vmap`` draw each replica's numbers from its own stream.
+
+        Args:
+            replicas: The global indices of the replicas.
+            step: The number of the micro-batch.
+        """
         with _PerReplica([self.stream(replica, step) for replica in replicas]):
             yield
 
 
 @contextmanager
 def host_stream_kept(random: bool) -> Iterator[None]:
-    """Leave the host's random stream as it was, if the enclosed code draws numbers."""
+    """Restore the state of the host's random generator after the enclosed code.
+
+    Args:
+        random: Whether the enclosed code draws random numbers. If not, the state is not saved.
+    """
     if not random:
         yield
         return
@@ -68,10 +76,11 @@ def host_stream_kept(random: bool) -> Iterator[None]:
 
 
 class _PerReplica(TorchFunctionMode):
-    """Runs each random function replica by replica, each with its own stream.
+    """A torch function mode that runs random functions once for each replica.
 
-    The random functions are listed by name in ``_random_functions()``. Any other function that
-    draws numbers runs once for all replicas. The comparison with the loop back end then fails.
+    Each replica has its own random stream. The random functions are listed by name in
+    ``_random_functions()``. Any other function that draws numbers runs once for all replicas. Then
+    the results differ from the results of the loop back end, and the compiler detects this.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -108,7 +117,7 @@ def _stacked(level: int, *values: torch.Tensor) -> torch.Tensor:
 
 
 def _of_replica(tensor: torch.Tensor, replica: int, level: int) -> torch.Tensor:
-    """Return one replica's slice of a batched tensor, any other one as it is."""
+    """Return one replica's slice of a batched tensor; return other tensors unchanged."""
     functorch = torch._C._functorch
     if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != level:
         return tensor
@@ -127,7 +136,7 @@ def _random_functions() -> frozenset[Callable[..., Any]]:
             "feature_alpha_dropout",
             "rrelu",
             "gumbel_softmax",
-            # Composites that drop out inside, where a function mode does not see it.
+            # These functions apply dropout internally, without a call of a torch function mode.
             "multi_head_attention_forward",
             "scaled_dot_product_attention",
         ),

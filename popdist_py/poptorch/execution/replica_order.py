@@ -1,8 +1,9 @@
-"""Two orders in which the samples of several replicas lie in memory, in tensors of one shape.
+"""Functions for two memory orders of tensors of the shape [replicas, micro-batch, ...].
 
-A tensor [replicas, micro-batch, ...] is either contiguous, so that a replica's samples follow each
-other, or lies as [micro-batch, replicas, ...] does: sample by sample, the replicas side by side.
-Nothing here knows ``vmap``.
+A contiguous tensor of this shape stores all samples of the first replica, then all samples of the
+second replica, and so on. A tensor with replicas side by side stores its numbers in the order
+[micro-batch, replicas, ...]. It contains the first sample of every replica, then the second sample
+of every replica, and so on. This module does not use ``vmap``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ __all__ = ["KERNELS", "REPLICAS_FIRST", "are_side_by_side", "replicas_first"]
 
 
 def are_side_by_side(samples: torch.Tensor, replicas: int, batch: int) -> bool:
-    """Tell whether two dimensions of ``samples`` are one in memory, the replicas behind the batch.
+    """Tell whether ``samples`` is stored in memory in the order [micro-batch, replicas, ...].
+
+    If so, the two dimensions can be flattened into one dimension without a copy.
 
     Args:
-        samples: of all replicas.
-        replicas: which dimension they are.
-        batch: which dimension the samples of each are.
+        samples: The samples of all replicas.
+        replicas: The index of the replica dimension.
+        batch: The index of the batch dimension.
     """
     step = samples.stride(replicas)
     return bool(step < samples.stride(batch) == step * samples.shape[replicas])
@@ -32,7 +35,7 @@ def _view(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def _unseen_view(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Return the view without a note of it for autograd."""
+    """Return the view without recording it in autograd."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return _view(fresh, shape)
 
@@ -41,17 +44,18 @@ _LIBRARY: Final = torch.library.Library("popdist", "DEF")
 _LIBRARY.define("replicas_first(Tensor fresh, int[] shape) -> Tensor")
 _LIBRARY.impl("replicas_first", _unseen_view, "CPU")
 REPLICAS_FIRST: Final = torch.ops.popdist.replicas_first.default
-# What a captured graph calls for these operators without torch's dispatcher in between.
+# The functions that a captured graph calls directly, without torch's dispatcher, by operator.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {REPLICAS_FIRST: _view}
 
 
 class _ReplicasFirst(torch.autograd.Function):
-    """The operator, as autograd knows it."""
+    """The operator ``popdist::replicas_first`` with its derivative for autograd."""
 
     @staticmethod
     def forward(ctx: Any, fresh: torch.Tensor, shape: list[int]) -> Any:
         ctx.shape = fresh.shape
-        # Not marked as a view: autograd would refuse to let one be changed in place.
+        # The result is not marked as a view. If an autograd function returns a view, autograd
+        # raises an error when the view is changed in place.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return REPLICAS_FIRST(fresh, shape)
 
@@ -61,14 +65,14 @@ class _ReplicasFirst(torch.autograd.Function):
 
 
 def replicas_first(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Return a tensor that nobody else has as [replicas, micro-batch, ...], where it lies.
+    """Return a new tensor in the shape [replicas, micro-batch, ...], without copying its numbers.
 
-    To autograd the result is no view. If it were, to change it in place, as a ReLU may, would cost
-    several copies.
+    The result shares memory with ``fresh``, but autograd does not treat the result as a view.
+    Changing a view in place, for example by an in-place ReLU, would cost several copies.
 
     Args:
-        fresh: of as many numbers as ``shape``.
-        shape: [micro-batch, replicas, ...].
+        fresh: A tensor that no other code uses.
+        shape: The shape [micro-batch, replicas, ...], with as many elements as ``fresh``.
     """
     apply: Callable[..., torch.Tensor] = _ReplicasFirst.apply
     return apply(fresh, shape)

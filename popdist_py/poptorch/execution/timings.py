@@ -1,6 +1,7 @@
-"""When micro-batches came to the device and went: what latencies and cycles are computed from.
+"""The times of the micro-batches of a call, and the latencies and cycles computed from them.
 
-They are the host's clock's, or what a model of the device says of every call alike.
+The times are either measured with the host's clock or computed by a model of the device. Modelled
+times are the same for every call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from popdist_py.poptorch.calls.batching import Batching
 
 __all__ = ["CallTimes", "Counters"]
 
-# Cycles of the host's clock: its seconds times the clock of a Bow IPU, in hertz.
+# The clock of a Bow IPU in hertz. Measured seconds are multiplied by this number to get cycles.
 _CLOCK: Final = 1_850_000_000
 _EVENTS: Final = ("input", "input_complete", "output", "output_complete")
 
@@ -24,11 +25,12 @@ Latency = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class CallTimes:
-    """What a model of the device says of every call.
+    """The times that a model of the device computes for every call.
 
     Attributes:
-        times: for each event those of the micro-batches, in seconds from the call's beginning.
-        cycles: of the call.
+        times: The times of the micro-batches for each event, in seconds after the beginning of the
+            call.
+        cycles: The number of cycles of the call.
     """
 
     times: Mapping[str, Sequence[float]]
@@ -36,14 +38,16 @@ class CallTimes:
 
 
 class Counters:
-    """Times of the last call, in seconds of an arbitrary clock.
+    """The times of the last call, in seconds of an arbitrary clock.
 
     Args:
-        batching: how many micro-batches a call has.
-        num_inputs: input tensors of a call.
-        num_outputs: output tensors of a call.
-        synthetic: no tensors come or go, so there is nothing to time.
-        modelled: what a model of the device says, if it decides; asked when first needed.
+        batching: The batching factors of the model.
+        num_inputs: The number of input tensors of a call.
+        num_outputs: The number of output tensors of a call.
+        synthetic: Whether the data is synthetic. Then no tensors are transferred, so no times are
+            reported.
+        modelled: A function that computes the modelled times of a call. The function is called at
+            most once. Without this function, the times are measured.
     """
 
     def __init__(
@@ -62,28 +66,35 @@ class Counters:
         self._times: dict[str, list[float]] = {event: [] for event in _EVENTS}
 
     def begin(self) -> None:
-        """Forget the last call."""
+        """Start a call, and delete the times of the call before."""
         self._times = {event: [] for event in _EVENTS}
 
     def input(self, step: int) -> None:
-        """Note that micro-batch ``step`` arrives."""
+        """Record the current time as the arrival of the inputs of micro-batch ``step``."""
         self._times["input"].append(time.perf_counter())
         self._times["input_complete"].append(time.perf_counter())
 
     def output(self, step: int) -> None:
-        """Note that micro-batch ``step`` is done."""
+        """Record the current time as the end of micro-batch ``step``."""
         self._times["output"].append(time.perf_counter())
         self._times["output_complete"].append(time.perf_counter())
 
     @property
     def _shown(self) -> Mapping[str, Sequence[float]]:
-        """The times that programs see: of no call yet, of the device's model, or the host's."""
+        """The modelled times of a call, or the measured times without a device model.
+
+        Before the first call, all lists are empty.
+        """
         if self._modelled is None or not self._times["output"]:
             return self._times
         return self._modelled().times
 
     def as_dict(self) -> dict[str, list[list[float]]]:
-        """Return the times by event, as [tensor][step], replicas innermost."""
+        """Return the times for each event, as one list for each tensor.
+
+        A list has one time for each micro-batch and replica. The times of a micro-batch's replicas
+        are next to each other.
+        """
         result = {}
         shown = self._shown
         for event in _EVENTS:
@@ -99,7 +110,7 @@ class Counters:
         return result
 
     def latency(self, first: str, last: str) -> Latency:
-        """Return minimum, maximum and mean of the time from event ``first`` to ``last``."""
+        """Return the minimum, maximum and mean of the time from event ``first`` to ``last``."""
         shown = self._shown
         spans = [end - start for start, end in zip(shown[first], shown[last], strict=True)]
         if self._synthetic or not spans:
@@ -107,7 +118,7 @@ class Counters:
         return (min(spans), max(spans), sum(spans) / len(spans))
 
     def cycles(self) -> int | None:
-        """Return the emulated cycles of the last call; None before one."""
+        """Return the emulated cycles of the last call; None before the first call."""
         if not self._times["output"]:
             return None
         if self._modelled is not None:
