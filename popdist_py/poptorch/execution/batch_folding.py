@@ -1,10 +1,13 @@
-"""Operations that torch vectorises badly, run once with the replicas folded into the batch.
+"""Replacements for torch functions that ``vmap`` vectorises slowly.
 
-Each sample's result must not depend on the others; those of batch norms do. For these, every
-replica's channels become channels of their own: [micro-batch, replicas x channels, ...]. That takes
-no copy where a sample's replicas lie side by side in memory, so that what follows a batch norm
-keeps them so: [micro-batch, replicas, channels, ...]. Which of both orders samples lie in is never
-said anywhere but in their strides.
+A replacement folds the replica dimension into the batch dimension and calls the function once. This
+requires that the result of a sample does not depend on other samples.
+
+Training batch norms do not meet this requirement. Their replica dimension is folded into the
+channel dimension, to [micro-batch, replicas x channels, ...]. The fold does not copy a tensor whose
+memory order is [micro-batch, replicas, channels, ...]. Therefore the functions after a batch norm
+keep this order, with the replicas of a sample side by side. The memory order of a tensor is visible
+only in its strides.
 """
 
 from __future__ import annotations
@@ -29,10 +32,11 @@ _functorch: Any = torch._C._functorch
 
 @contextmanager
 def folded_batches() -> Iterator[None]:
-    """Fold attention, norms, losses and recurrent layers inside ``vmap``.
+    """Replace attention, norms, losses and recurrent layers by versions that fold the replicas.
 
-    Of other operations that torch vectorises slowly it would warn, in a program that never asked
-    for it. What was set before cannot be read, so that at the end it warns again, as at its start.
+    The context also disables torch's warning about operations that ``vmap`` vectorises slowly. A
+    program that does not call ``vmap`` itself should not get this warning. The previous setting
+    cannot be read, so the warning is always enabled at the end.
     """
     _functorch._set_vmap_fallback_warning_enabled(False)
     for place, name, _, folding in _FOLDINGS:
@@ -48,7 +52,10 @@ def folded_batches() -> Iterator[None]:
 
 
 def folded_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for one of torch's functions inside ``folded_batches()``."""
+    """Return the active replacement for one of torch's functions.
+
+    Without an active replacement, the result is ``function``.
+    """
     return _active.get(function, function)
 
 
@@ -59,9 +66,13 @@ def _is_batched(value: Any) -> bool:
 def _folding(
     function: Callable[..., Any], dims: Sequence[int], unless: Callable[..., bool] | None = None
 ) -> Callable[..., Any]:
-    """Return ``function`` for leading arguments whose batch dimension is given in ``dims``.
+    """Return a version of ``function`` that folds the replicas of its leading arguments.
 
-    Arguments that ``unless`` is true of are left to torch.
+    Args:
+        function: One of torch's functions.
+        dims: The batch dimension of each leading argument.
+        unless: A function that gets all arguments. If it returns true, ``function`` is called
+            without folding.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +92,13 @@ def _folding(
 
 
 def _unfolded(run: Callable[[], Any], size: int, side_by_side: bool) -> Any:
-    """Run a function of folded tensors; return its result for each of ``size`` replicas."""
+    """Run a function of folded tensors, and return its results as batched tensors.
+
+    Args:
+        run: The function.
+        size: The number of replicas.
+        side_by_side: Whether the folded tensors have the replicas side by side in memory.
+    """
     level = _functorch.maybe_current_level()
     with temporarily_pop_interpreter_stack():
         result = run()
@@ -92,7 +109,10 @@ def _unfolded(run: Callable[[], Any], size: int, side_by_side: bool) -> Any:
 
 
 def _split(fresh: torch.Tensor, size: int, side_by_side: bool) -> torch.Tensor:
-    """Return a function's result [replicas, batch, ...]; to autograd it is no view of another."""
+    """Split the first dimension of a folded result into [replicas, batch, ...].
+
+    Autograd does not treat the returned tensor as a view.
+    """
     each, *rest = fresh.shape
     if side_by_side:
         return replicas_first(fresh, [each // size, size, *rest])
@@ -101,17 +121,20 @@ def _split(fresh: torch.Tensor, size: int, side_by_side: bool) -> torch.Tensor:
 
 
 def _is_one_image(image: torch.Tensor, *_: Any, **__: Any) -> bool:
-    """Tell whether an image comes without a batch, or as something else."""
+    """Tell whether ``image`` does not have the dimensions [batch, channels, height, width]."""
     return image.dim() != 4
 
 
 def _drops_out(*args: Any, dropout_p: float = 0.0, **_: Any) -> bool:
-    """Tell whether attention draws random numbers; every replica does from its own stream."""
+    """Tell whether attention applies dropout.
+
+    Dropout cannot be folded, because each replica draws numbers from its own random stream.
+    """
     return bool(args[4] if len(args) > 4 else dropout_p)
 
 
 def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss over classes; each replica's mean is over its own samples."""
+    """Return a version of a classification loss that reduces each replica's samples separately."""
 
     def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         settings = dict(kwargs)
@@ -126,7 +149,8 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         size = _batch_size([input])
         scores, classes = _fold(input, 0, size), _fold(target, 0, size)
         level = _functorch.maybe_current_level()
-        # What happens inside is no loss of the model. Only the result is one.
+        # Only the final result is a loss of the model, so torch function modes must not record the
+        # losses of single samples.
         with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
             losses = function(scores, classes, ignore_index=ignored, reduction="none")
             result = losses.unflatten(0, (size, -1))
@@ -144,12 +168,15 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_off(setting: Any) -> bool:
-    """Tell whether a setting of a loss changes nothing, unlike weights of the classes."""
+    """Tell whether an optional argument of a loss is switched off, unlike a tensor of weights."""
     return not (isinstance(setting, torch.Tensor) or setting)
 
 
 def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a recurrent layer's function; hidden states have their batch in dimension 1."""
+    """Return a version of an LSTM or GRU function that folds the replicas into the batch.
+
+    The batch dimension of the hidden states is dimension 1.
+    """
 
     def run(sequence: Any, hidden: Any, weights: Any, *settings: Any) -> Any:
         packed = len(settings) != 6
@@ -176,9 +203,10 @@ def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return batch norm with the statistics of each replica's own samples.
+    """Return a version of batch norm that computes statistics for each replica separately.
 
-    With given statistics each sample's result is its own, so that the replicas become one batch.
+    In evaluation, the statistics are given, so a sample's result does not depend on other samples.
+    The replicas are then folded into the batch.
     """
 
     def run(
@@ -194,7 +222,8 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
         statistics, affine = (running_mean, running_var), (weight, bias)
         rest = (*statistics, *affine, training, momentum, eps)
         if not (_is_batched(input) and _have_format(input.dtype, *statistics, *affine)):
-            # Halves are a mode's, which comes back here with what it made of them.
+            # The mode ``MixedPrecision`` casts half-precision samples to float32 and then calls
+            # this function again.
             return function(input, *rest)
         if not training and not any(map(_is_batched, (*statistics, *affine))):
             size, side_by_side = _batch_size([input]), _are_side_by_side(input, 0)
@@ -216,9 +245,10 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a product that lies in memory as its larger factor does.
+    """Return a multiplication whose result has the memory order of the larger factor.
 
-    Torch asks the first one, even where that is a number for each channel.
+    torch uses the memory order of the first factor, even if the first factor has only one number
+    for each channel.
     """
 
     def run(left: Any, right: Any) -> Any:
@@ -230,9 +260,11 @@ def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Tensor.view``; a copy is viewed where only the replicas side by side forbid that.
+    """Return a version of ``Tensor.view`` that also accepts tensors with replicas side by side.
 
-    What the forward then changes in place there is lost: the comparison with the loop tells.
+    If torch cannot view the tensor because of its memory order, a copy of the tensor is viewed.
+    When the forward changes this view in place, the original tensor does not change. The comparison
+    with the loop back end detects the difference.
     """
 
     def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:
@@ -247,26 +279,29 @@ def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _have_format(dtype: torch.dtype, *tensors: Any) -> bool:
-    """Tell whether torch's kernel takes these tensors, or None, with samples of this format."""
+    """Tell whether torch's batch norm accepts these tensors for samples of this dtype.
+
+    A tensor may be None.
+    """
     return dtype in (torch.float32, torch.float64) and all(
         tensor is None or tensor.dtype == dtype for tensor in tensors
     )
 
 
 def _are_own(statistics: Sequence[Any]) -> bool:
-    """Tell whether each replica has its own statistics, or none has any."""
+    """Tell whether all statistics are batched over the replicas, or all are missing."""
     return all(map(_is_batched, statistics)) or all(value is None for value in statistics)
 
 
 def _batch_size(values: Sequence[Any]) -> int:
-    """Return the number of replicas."""
+    """Return the number of replicas, the size of the batched dimension of the tensors."""
     batched = next(value for value in values if _is_batched(value))
     plain = _functorch.get_unwrapped(batched)
     return int(plain.shape[_functorch.maybe_get_bdim(batched)])
 
 
 def _replicas_first(value: torch.Tensor) -> torch.Tensor:
-    """Return the values of all replicas [replicas, ...]."""
+    """Return a batched tensor as a plain tensor [replicas, ...]."""
     at = _functorch.maybe_get_bdim(value)
     with temporarily_pop_interpreter_stack():
         first: torch.Tensor = _functorch.get_unwrapped(value).movedim(at, 0)
@@ -274,7 +309,12 @@ def _replicas_first(value: torch.Tensor) -> torch.Tensor:
 
 
 def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
-    """Tell whether a tensor's replicas lie behind its batch dimension ``dim`` in memory."""
+    """Tell whether the memory order of a batched tensor is [batch, replicas, ...].
+
+    Args:
+        value: The tensor. The result is False if the tensor is not batched over the replicas.
+        dim: The batch dimension of each replica's tensor.
+    """
     if not _is_batched(value):
         return False
     at = _functorch.maybe_get_bdim(value)
@@ -282,13 +322,13 @@ def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
 
 
 def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) -> torch.Tensor:
-    """Return the values of all replicas with their dimension ``dim`` in one.
+    """Return a plain tensor with the replica dimension folded into dimension ``dim``.
 
     Args:
-        value: batched, or the same for all replicas.
-        dim: usually the batch.
-        size: number of replicas.
-        side_by_side: put the replicas right behind that dimension instead of before it.
+        value: A tensor that is batched over the replicas, or one tensor for all replicas.
+        dim: The dimension of each replica's tensor, usually the batch dimension.
+        size: The number of replicas.
+        side_by_side: Whether the replicas vary faster than dimension ``dim`` in the fold.
     """
     if _is_batched(value):
         at = _functorch.maybe_get_bdim(value)
@@ -303,7 +343,7 @@ def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) 
 
 
 def _foldings() -> list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]:
-    """Return where each function stands, its name there, itself, and what stands in for it."""
+    """Return (module or class, name, function, replacement) for each function to replace."""
     of_images = partial(_folding, dims=(0,), unless=_is_one_image)
     makers: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
         (F, "scaled_dot_product_attention", partial(_folding, dims=(0, 0, 0), unless=_drops_out)),
@@ -327,7 +367,11 @@ def _foldings() -> list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]
 
 
 def _in_its_place(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, standing in its place while it runs: torch tells modes what is there."""
+    """Return a version of ``function`` that restores torch's original attribute while it runs.
+
+    torch's function reads this attribute and passes its value to torch function modes. The modes
+    must get the original function, not its replacement.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         folding = getattr(place, name)

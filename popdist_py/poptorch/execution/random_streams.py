@@ -1,4 +1,5 @@
 """Random numbers on the device, from one stream for each (seed, global replica, micro-batch).
+
 Therefore random numbers do not depend on how the replicas are distributed over instances. The
 host's own random stream is not changed.
 """

@@ -1,7 +1,8 @@
-"""How the local replicas of one instance run a micro-batch each: one after the other, or at once.
+"""Replica back ends, which run a micro-batch on each local replica of an instance.
 
-``LoopReplicas`` defines the result; every other back end of ``backends.py`` must agree with it.
-Gradients end in the ``grad`` of the device parameters, added up over the replicas.
+``LoopReplicas`` runs the replicas one after the other and defines the correct result. Every other
+back end in ``backends.py`` must return the same result. The gradients of all replicas are added and
+stored in the ``grad`` of the device's parameters.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ from popdist_py.timeline import spans
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 
-# For each output tensor of the model, the values of all local replicas.
+# The values of all local replicas, for each output tensor of the model.
 Outputs = Sequence[Values]
-# Runs the model on the arguments of a call, with the tensors of one micro-batch in their places.
+# A function that runs the model on the arguments of a call. The tensors among the arguments are
+# replaced by the tensors of one micro-batch.
 Forward = Callable[[Call, Sequence[torch.Tensor]], Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceModel:
-    """A model as the replica back ends know it.
+    """The properties of a compiled model that the replica back ends need.
 
     Attributes:
-        forward: runs the model.
-        context: where it runs.
-        first_forward: what the first forward showed.
-        batching: how replicas share inputs.
-        streams: the random numbers of each replica.
-        first_replica: global index of the first local replica.
-        gradients: where the backward's results go; None for inference.
-        trained: the parameters that are updated.
-        only_loop: why replicas have to run as the model is written, one after the other; None if
-            they need not.
-        norm_groups: what groups of replicas tell one another for their batch norms; None if each
-            replica is a group of its own.
-        aligned_inputs: copy every micro-batch to a memory address of its own: the bits of a matrix
-            product depend on where in a cache line its operands begin.
+        forward: The function that runs the model.
+        context: The contexts that the forward needs.
+        first_forward: The facts about the model that its first forward showed.
+        batching: The batching factors of the model.
+        streams: The random streams of the replicas.
+        first_replica: The global index of the first local replica.
+        gradients: The gradients, which the backward pass adds to; None for inference.
+        trained: The parameters that are updated.
+        only_loop: The reason why only ``LoopReplicas`` can run the model; None without a reason.
+        norm_groups: The exchange of batch norm statistics between the replicas of a group; None if
+            every replica uses only its own statistics.
+        aligned_inputs: Whether every micro-batch is copied to new memory. The bits of a matrix
+            product depend on the alignment of its operands to cache lines.
     """
 
     forward: Forward
@@ -76,11 +77,11 @@ class DeviceModel:
 
     @property
     def training(self) -> bool:
-        """Whether the backward runs."""
+        """Whether a backward pass follows the forward."""
         return self.context.training
 
     def run(self, call: Call, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """Run the forward; return the output tensors and the loss (None for inference)."""
+        """Run the forward, and return the output tensors and the loss (None for inference)."""
         with spans.row_span(spans.DEVICE, "forward"):
             return self._forward(call, tensors)
 
@@ -98,14 +99,18 @@ class DeviceModel:
         return leaves, leaves[self.first_forward.loss_output or 0] if self.training else None
 
     def backward(self, loss: torch.Tensor, scale: float) -> None:
-        """Add ``scale`` times the gradients of ``loss`` to those of the parameters."""
+        """Run the backward pass, and add the gradients times ``scale`` to the parameters' ``grad``.
+
+        If the loss does not require a gradient, this method does nothing.
+        """
         if not loss.requires_grad:
             return
         if self.state.gradient_hooks is not None:
             self.state.gradient_hooks.scale = scale
         with spans.row_span(spans.DEVICE, "backward"):
             if self.norm_groups is not None:
-                # torch's own calls leave all modes, but what recomputes runs batch norms again.
+                # ``loss.backward()`` would leave the torch function modes. But activation
+                # checkpointing runs batch norms again, and they need the mode ``GroupNorms``.
                 gradients = (torch.full_like(loss, scale),)
                 _engine_run_backward(
                     (loss,), gradients, False, False, (),
@@ -117,16 +122,20 @@ class DeviceModel:
                 loss.backward(torch.full_like(loss, scale))
 
     def leaving(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return outputs without graph, and without memory that a later step changes."""
+        """Return the outputs without their autograd graphs.
+
+        An output is copied if a later step could change its memory.
+        """
         return [
             leaf.detach().clone() if shared else leaf.detach()
             for leaf, shared in zip(leaves, self.first_forward.shared, strict=True)
         ]
 
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
-        """Run the forward of each replica only to raise its error; no state changes remain.
+        """Run the forward of each replica to raise its error, and undo all changes of the state.
 
-        It is called after a captured graph has failed: the error then shows the program's lines.
+        The method is called after a captured graph has failed. The error of the forward shows the
+        lines of the user's program, and the error of the graph does not.
         """
         state, random = self.state, torch.get_rng_state()
         kept = [rows.clone() for rows in self._changing_buffers()]
@@ -148,28 +157,29 @@ class DeviceModel:
 
 
 class Replicas(Protocol):
-    """Runs one micro-batch on each local replica.
+    """A replica back end, which runs one micro-batch on each local replica.
 
     Attributes:
-        needs_context: whether ``run`` has to be called inside the model's context; if not, it need
-            not be, which saves time.
+        needs_context: Whether ``run`` has to be called inside the model's context. Entering the
+            context takes time.
     """
 
     needs_context: bool
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the forward, and the backward of a training model.
+        """Run the forward, and for a training model also the backward pass.
 
         Args:
-            call: the arguments that the inputs are part of.
-            inputs: a combined micro-batch of each input, [replica groups x micro-batch, ...].
-            number: of this micro-batch since the start, for random streams.
-            scale: factor on the gradients.
+            call: The arguments of the call.
+            inputs: A combined micro-batch [replica groups x micro-batch, ...] of each input.
+            number: The number of this micro-batch since the start, which selects the random
+                streams.
+            scale: The factor that gradients are multiplied by.
         """
 
 
 class LoopReplicas:
-    """One replica after the other."""
+    """The replica back end that runs one replica after the other."""
 
     needs_context = True
 
@@ -177,7 +187,7 @@ class LoopReplicas:
         self._model = model
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the replicas in order."""
+        """Run the replicas in the order of their indices."""
         each = [
             partial(self.run_one, replica, call, tensors, number, scale)
             for replica, tensors in enumerate(self._model.batching.inputs_of_replicas(inputs))
@@ -192,7 +202,15 @@ class LoopReplicas:
     def run_one(
         self, replica: int, call: Call, tensors: Sequence[torch.Tensor], number: int, scale: float
     ) -> list[torch.Tensor]:
-        """Run one local replica on its own inputs; return its output tensors."""
+        """Run one local replica on its own inputs, and return its output tensors.
+
+        Args:
+            replica: The index of the replica on this instance.
+            call: The arguments of the call.
+            tensors: The micro-batch of the replica, one tensor for each input.
+            number: The number of the micro-batch since the start.
+            scale: The factor that gradients are multiplied by.
+        """
         model = self._model
         if model.first_forward.is_random:
             model.streams.seed(model.first_replica + replica, number)
@@ -215,10 +233,15 @@ def _in_turns(
     groups: GroupExchange,
     each: Sequence[Callable[[], list[torch.Tensor]]],
 ) -> list[list[torch.Tensor]]:
-    """Run the replicas so that all come to a batch norm before one goes on.
+    """Run the replicas, and pause each replica at a batch norm until all replicas have reached it.
+
+    Args:
+        model: The model of the replicas.
+        groups: The exchange of batch norm statistics.
+        each: Functions that run one replica each.
 
     Raises:
-        Error: they do not all run the same batch norms.
+        Error: The replicas do not all run the same batch norms.
     """
     turns = _Turns(model)
     try:
@@ -231,17 +254,22 @@ def _in_turns(
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a replica has to find again: the attributes that its forward changes, its numbers."""
+    """The state of a replica that is paused at a batch norm.
+
+    Attributes:
+        attributes: The values of the module attributes that the forward changes.
+        random: The state of the random generator; None if the forward draws no random numbers.
+    """
 
     attributes: Sequence[Any]
     random: torch.Tensor | None
 
 
 class _Turns:
-    """Lets replicas that run in turns have what is theirs.
+    """Callbacks that save the state of a replica when it pauses, and restore it when it continues.
 
     Args:
-        model: what runs.
+        model: The model of the replicas.
     """
 
     def __init__(self, model: DeviceModel) -> None:
@@ -249,7 +277,10 @@ class _Turns:
         self._left: dict[int, _Left] = {}
 
     def resumed(self, replica: int) -> None:
-        """Give a replica its gradients and what it left; one that begins has the rest to do."""
+        """Select the gradients of a replica, and restore its saved state.
+
+        If the replica has not started yet, it does not have a saved state.
+        """
         model, left = self._model, self._left.get(replica)
         if model.gradients is not None:
             model.gradients.select_replica(replica)
@@ -261,7 +292,7 @@ class _Turns:
             torch.set_rng_state(left.random)
 
     def paused(self, replica: int) -> None:
-        """Keep what a replica leaves; its backward may be at work."""
+        """Save the state and the gradients of a replica, which may be in its backward pass."""
         model = self._model
         random = torch.get_rng_state() if model.first_forward.is_random else None
         self._left[replica] = _Left(model.state.changing_attributes(), random)
@@ -270,7 +301,10 @@ class _Turns:
 
 
 class FusedReplicas:
-    """All local replicas in one vectorised pass, with one backward that adds their gradients."""
+    """The replica back end that runs all local replicas in one pass, vectorised with ``vmap``.
+
+    One backward pass adds the gradients of all replicas.
+    """
 
     needs_context = True
 
@@ -279,7 +313,7 @@ class FusedReplicas:
         self._places = model.state.stacked_buffers()
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the replicas at once."""
+        """Run all replicas in one pass."""
         model, replicas = self._model, self._model.batching.replicas
         stacked = [model.batching.stacked(tensor) for tensor in inputs]
         buffers = [stack for _, _, stack in self._places]
@@ -300,11 +334,12 @@ class FusedReplicas:
     def _run_one(
         self, call: Call, tensors: list[torch.Tensor], buffers: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The forward of all replicas, written as that of one."""
+        """Run the forward inside ``vmap``, which makes one call compute all replicas."""
         for (place, key, _), buffer in zip(self._places, buffers, strict=True):
             place[key] = buffer
         leaves, loss = self._model.run(call, tensors)
-        # A leaf that is state or an input is returned by value, as in the loop.
+        # An output that shares memory with an input or the model's state is copied, as in the loop
+        # back end.
         results = [
             leaf.clone() if shared else leaf
             for leaf, shared in zip(leaves, self._model.first_forward.shared, strict=True)
