@@ -1,7 +1,7 @@
-"""From a module, options and example arguments to a compiled program.
+"""The compilation of a module, with its options and example arguments, to a program.
 
-Here are the compiler, the choice of the replica back ends, what training adds, and the cache.
-Nothing here runs a step.
+The package contains the compiler, the choice of the replica back end, the setup of training, and
+the cache of executables. No module of this package runs a training step.
 May call: on_ipu, execution, replica_graphs, update, compressed, weights, options, placement,
 tracing, calls, group_norms, enums, logger, errors, and the library's collectives, atomic_file,
 environment, ipu, own_files and timeline.

@@ -1,8 +1,11 @@
-"""Whether a back end computes what the loop over replicas does: errors are told from rounding.
+"""The class Agreement, which compares the results of a replica back end with those of the loop.
 
-Two orders of the same sums round differently, and deep models enlarge that: a gradient of ResNet-50
-changes by 2 per cent when its weights change in the last bit. How much is measured on the loop
-itself, for each tensor. Nothing here knows how a back end works or which one is faster.
+The loop runs one replica after the other, and its results are correct by definition. A back end may
+differ from the loop by rounding errors, because the same sum in another order is rounded
+differently. Deep models amplify rounding errors. For example, a gradient of ResNet-50 changes by
+2 per cent if the last bits of the weights change. The comparison measures the effect of rounding on
+every tensor of the loop. This module does not depend on how a back end works, and does not compare
+the speed of back ends.
 """
 
 from __future__ import annotations
@@ -27,22 +30,25 @@ from popdist_py.poptorch.execution.replicas import DeviceModel, LoopReplicas, Ou
 
 __all__ = ["Agreement"]
 
-# A tensor agrees if the norm of the difference is at most so many times that of what rounding all
-# weights and inputs anew does to it, plus what roundings() allows in any case. Measured over
-# ResNet, MobileNet, BERT and small models: right back ends stay below 1.5 times the noise, and a
-# leak of 1e-4 between replicas makes 150 times as much.
+# The noise of a tensor is the norm of its change when all weights and inputs are rounded again, at
+# random. The tensors of a back end and of the loop agree if the norm of their difference is at most
+# _NOISE times the noise, plus the tolerance that the function roundings() returns. In measurements
+# of ResNet, MobileNet, BERT and small models, the differences of correct back ends are below 1.5
+# times the noise. A leak of 1e-4 between replicas causes a difference of 150 times the noise.
 _NOISE: Final = 12.0
-# A ReLU whose input is nearly zero may switch, which changes gradients by a jump, but no value. So
-# each gradient has to agree at one of so many points, outputs and buffers at all that are visited.
+# Rounding may change the sign of a ReLU's input that is nearly zero. Then gradients jump, but the
+# ReLU's output hardly changes. So each gradient must agree at one of _MAX_POINTS points. Outputs
+# and buffers must agree at every point that is tried.
 _MAX_POINTS: Final = 4
-# Far from its own numbers a program may compute nothing but NaN, which proves nothing: what is not
-# finite at the first point has to be so at this one, which is nearer to what the program runs with.
+# The number of a point whose values are close to the program's own values. Far from its own values,
+# a model may compute only NaN, which cannot be compared. If all numbers of a tensor are NaN or
+# infinite at point 0, the comparison also tries the point _NEAR.
 _NEAR: Final = _MAX_POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """What one micro-batch left: for each kind, its tensors."""
+    """The tensors that exist after a run of one micro-batch, separated by kind."""
 
     outputs: Tensors
     gradients: Tensors
@@ -56,12 +62,14 @@ class _Results:
 
 @dataclass(slots=True)
 class _Point:
-    """Inputs, weights and buffers at which back ends are compared.
+    """One set of values of the inputs, weights and buffers, used to compare back ends.
 
     Attributes:
-        number: of the point; each has other values, none those that a graph was captured with.
-        expected: the results of the loop.
-        noise: by kind, how far rounding moves each tensor of the loop; None if not measured yet.
+        number: The number of the point. The values differ from those of every other point, and from
+            the values that were used to capture a graph.
+        expected: The results of the loop.
+        noise: The size of the change that rounding causes in each tensor of the loop, for each kind
+            of tensor; None if the noise has not been measured.
     """
 
     number: int
@@ -70,17 +78,17 @@ class _Point:
 
 
 def _scale(number: int) -> float:
-    """Return the factor on weights, buffers and inputs at a point."""
+    """Return the factor that multiplies weights, buffers and inputs at a point."""
     return 0.984375 if number == _NEAR else 0.75 - 0.0625 * number
 
 
 class Agreement:
-    """Compares back ends with the loop, and leaves the device as it was.
+    """Compares back ends with the loop, and restores the device's tensors after each run.
 
     Args:
-        model: what runs.
-        call: arguments of a call.
-        inputs: a combined micro-batch of each input.
+        model: The model that runs.
+        call: The arguments of a call.
+        inputs: A combined micro-batch of each input.
     """
 
     def __init__(self, model: DeviceModel, call: Call, inputs: Sequence[torch.Tensor]) -> None:
@@ -100,11 +108,15 @@ class Agreement:
         return bool(self._points)
 
     def prepare(self) -> None:
-        """Run the loop before back ends do: a forward may keep something of theirs in Python."""
+        """Run the loop, which must run before any other back end.
+
+        In a run of a back end, the forward pass may store that back end's tensors in Python
+        variables. A later first run of the loop could read these tensors.
+        """
         self._point(0)
 
     def difference(self, replicas: Replicas) -> str | None:
-        """Return in what a back end differs from the loop; None if it agrees."""
+        """Return a text that says which results differ from the loop; None if the results agree."""
         first = self._point(0).expected
         empty = says_nothing(first.outputs)
         differing = set(range(len(self._model.trained)))
@@ -131,7 +143,7 @@ class Agreement:
         return self._points[number]
 
     def _wrong(self, point: _Point, results: _Results) -> Iterator[tuple[str, set[int]]]:
-        """Yield the indices of the tensors that differ by more than rounding, for each kind."""
+        """Yield each kind of tensor, with the indices of tensors that differ beyond rounding."""
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
             if len(expected) != len(got):
                 yield kind, set(range(len(expected) + 1))
@@ -145,13 +157,16 @@ class Agreement:
             yield kind, wrong
 
     def _noise(self, point: _Point) -> dict[str, list[float]]:
-        """Return how far each tensor of the loop moves when weights and inputs are rounded anew.
+        """Return the size of the change that rounding causes in each tensor of the loop.
 
-        What does not stay when nothing at all is changed moves for another reason than rounding,
-        such as a variable of the program that the forward changes: it counts as none.
+        To measure this change, the method runs the loop with weights and inputs that are rounded
+        again at random. The method also repeats the loop with unchanged values. If a tensor changes
+        in a repetition, the change has a cause other than rounding, for example a Python variable
+        that the forward pass changes. For this tensor, the method returns 0.
         """
         if point.noise is None:
-            # Before and after: what the one before left may by chance be what it found itself.
+            # The loop is repeated before and after the run with rounded values. At a single
+            # repetition, a Python variable could by chance have the same value as in the first run.
             changes = [self._repeated(point)]
             moved = self._run(self._loop, point.number, partial(_rounded_anew, torch.Generator()))
             moves = _all_distances(point.expected, moved)
@@ -170,7 +185,7 @@ class Agreement:
         return point.noise
 
     def _repeated(self, point: _Point) -> dict[str, list[float]]:
-        """Return how far each tensor of the loop moves when nothing at all is changed."""
+        """Return the size of the change of each tensor if the loop is repeated unchanged."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
     # -- running ------------------------------------------------------------------------------
@@ -201,7 +216,7 @@ class Agreement:
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
     def _host_weights(self) -> dict[int, torch.Tensor]:
-        """Return the host's tensors that device parameters (by ``id``) are copies of."""
+        """Return the host tensors that equal device parameters, by the ``id`` of the parameter."""
         if self._hosts is None:
             self._hosts = self._model.state.host_copies()
         return self._hosts
@@ -210,9 +225,12 @@ class Agreement:
     def _moved(
         self, scale: float, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[None]:
-        """Have other weights and buffers while the enclosed code runs."""
-        # Weights are replaced, not changed in place: other instances may read this memory, and a
-        # back end that reads it has to show. What the host has as well is not kept meanwhile.
+        """Change the weights and buffers in the ``with`` block, and restore them at its end."""
+        # Weights get new memory and are not changed in place, because other instances may read the
+        # old memory. If a back end wrongly reads the old memory, its results differ from those of
+        # the loop. To save memory, the old memory of a weight is freed if the host has an equal
+        # copy of the weight and no other tensor uses the memory. Then the weight is restored from
+        # the host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data
@@ -241,9 +259,11 @@ class Agreement:
 
 
 class _LoopOverTwo:
-    """What the loop computes where all replicas but the first are alike: only two have to run.
+    """A loop over the first two replicas, which returns the second one's results for all others.
 
-    A back end that mixes replicas mixes the first one with others, which shows.
+    All replicas except the first get equal inputs and buffers, so two runs are sufficient. If a
+    back end mixes up replicas, the values of the first replica mix with values of other replicas,
+    and the comparison detects a difference.
     """
 
     needs_context = True
@@ -255,32 +275,37 @@ class _LoopOverTwo:
 
     @staticmethod
     def suffices(model: DeviceModel) -> bool:
-        """Tell whether replicas that get the same compute the same and leave the same."""
+        """Tell whether replicas with equal inputs and state have equal results and new state."""
         first, batching = model.first_forward, model.batching
         differ = first.is_random or first.changed_inputs or batching.group_size > 1
         return batching.replicas > 2 and not differ and model.norm_groups is None
 
     @staticmethod
     def make_alike(stacks: Sequence[torch.Tensor]) -> None:
-        """Give all replicas but the first the values [replicas, ...] of the second."""
+        """Copy the second replica's values to all later replicas.
+
+        Args:
+            stacks: Tensors of the shape [replicas, ...].
+        """
         for stack in stacks:
             stack[2:] = stack[1].clone()
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the first two replicas; the second one's gradients count for all that are alike."""
+        """Run two replicas, and multiply the second one's gradients by the number of the others."""
         others = self._model.batching.replicas - 1
         one, two, *_ = self._model.batching.inputs_of_replicas(inputs)
         first = self._loop.run_one(0, call, one, number, scale)
         gradients = self._taken_gradients()
         second = self._loop.run_one(1, call, two, number, scale)
-        # Not by a factor on the second one's loss: that changes what its backward rounds off.
+        # The gradients are multiplied, and not the loss of the second replica. A factor on the loss
+        # would change the rounding errors of the backward pass.
         for parameter, gradient in zip(self._model.trained, gradients, strict=True):
             parameter.grad = _sum(gradient, parameter.grad, others)
         self.make_alike(self._stacks)
         return list(zip(first, *[second] * others, strict=True))
 
     def _taken_gradients(self) -> Tensors:
-        """Return what the parameters have as gradients, and leave them none."""
+        """Return the gradients of the parameters, and remove the gradients from the parameters."""
         model = self._model
         gradients = [None if p.grad is None else p.grad.detach() for p in model.trained]
         if model.gradients is not None and model.gradients.reuses_memory:
@@ -291,14 +316,15 @@ class _LoopOverTwo:
 
 
 def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> torch.Tensor | None:
-    """Return ``first`` with ``other`` added so many times."""
+    """Return the sum ``first + times * other``; a missing gradient counts as zero."""
     if other is None:
         return first
     if first is None:
         first = torch.zeros_like(other)
     if other.dtype.itemsize > 2:
         return first.add(other, alpha=times)
-    # Of 16 bits so few are behind the point that each addition rounds as much as errors weigh.
+    # A 16-bit float has so few bits that the rounding error of one addition is as large as an error
+    # that the comparison must detect. So the additions are repeated one by one, as in the loop.
     for _ in range(times):
         first = first + other
     return first
@@ -312,14 +338,16 @@ _USES_OF_ONE: Final = _uses(torch.empty(1))
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
-    """Tell whether no other tensor or array lies in the memory of this one."""
+    """Tell whether no other tensor or array uses the memory of this tensor."""
     return _uses(tensor) == _USES_OF_ONE
 
 
 def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
-    """Return other valid values for an input: the samples in another order, floats smaller.
+    """Return different valid values for an input.
 
-    Of whole numbers one sample is lost and another one there twice: their sum is another one, too.
+    The samples get another order, and floating-point numbers are multiplied by ``scale``. Integers
+    are not multiplied. Instead, a copy of the last sample replaces the first sample of an integer
+    tensor, because the sum over the samples must also change.
     """
     moved = tensor.flip(0).roll(number, 0)
     if tensor.is_floating_point():
@@ -329,7 +357,7 @@ def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
 
 
 def _rounded_anew(generator: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose numbers are off by up to one rounding, at random."""
+    """Return a copy of a tensor, with a random error of up to one rounding in each number."""
     if not tensor.is_floating_point():
         return tensor.clone()
     errors = torch.empty_like(tensor, dtype=torch.float32).uniform_(-1, 1, generator=generator)

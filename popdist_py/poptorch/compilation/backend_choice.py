@@ -1,7 +1,8 @@
-"""The choice of a replica back end: the preferred one that computes what the loop computes.
+"""The class BackendChoice, which chooses the back end that runs the replicas of a model.
 
-The choice depends on the model alone and not on times, so that a program computes the same bits in
-every run. ``compilation/backends.py`` has the back ends and the models that each is worthwhile for.
+A back end must agree with the loop, which runs one replica after the other. The choice depends only
+on the model and not on measured times, so that a program computes the same bits in every run. The
+module ``backends.py`` lists the back ends and the rules for when each back end is worthwhile.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ __all__ = ["BackendChoice", "Chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A back end and what runs the replicas with it.
+    """A chosen back end.
 
     Attributes:
         name: The name of the back end.
-        replicas: Runs the replicas.
+        replicas: The object that runs the replicas.
     """
 
     name: str
@@ -44,14 +45,15 @@ class Chosen:
 
 
 class BackendChoice:
-    """Finds the back end that runs the replicas of a model.
+    """Chooses the back end that runs the replicas of a model.
 
     Args:
         model: The model that runs.
         call: The arguments of a call.
         inputs: A combined micro-batch of each input.
-        communicator: The other instances, which all choose the same back end.
-        tell: Called with a few words about what happens.
+        communicator: The communicator for calls between the instances, which all choose the same
+            back end.
+        tell: A function that is called with a few words about the current step.
     """
 
     def __init__(
@@ -74,14 +76,17 @@ class BackendChoice:
         """Return the first back end that agrees with the loop on all instances, or the loop.
 
         Args:
-            wanted: "auto" for the preferred back end, or the name or the option of a back end.
-            chosen_before: The back end that was chosen when the same model was compiled before. It
-                is not compared again.
+            wanted: The value "auto" for the preferred back end, or the name or the option of a back
+                end.
+            chosen_before: The name of the back end that was chosen in an earlier compilation of the
+                same model. This back end is not compared with the loop again.
 
         Raises:
-            Error: ``wanted`` is an option, and none of its back ends can run the replicas.
+            Error: The program asks for a kind of back end by its option, and no back end of this
+                kind can run the replicas.
         """
-        # Instances need not be in step while they compare.
+        # During the comparison, the instances may run different numbers of micro-batches. So batch
+        # norms must not wait for other instances.
         alone = self._model.norm_groups.alone() if self._model.norm_groups else nullcontext()
         with alone, self._model.state.contents_kept():
             chosen = self._trusted(chosen_before) or self._first_agreeing(wanted)
@@ -90,12 +95,12 @@ class BackendChoice:
             loop = backends.BACKENDS[0]
             chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
         logger.debug("Replicas run as %s", chosen.name)
-        # The memory that the comparison has left in pieces is of no use to the steps.
+        # The comparison leaves fragmented free memory, which training steps cannot reuse.
         give_back_kept_memory()
         return chosen
 
     def _trusted(self, name: str | None) -> Chosen | None:
-        """Return a back end that was chosen before, if all instances have chosen the same."""
+        """Return the back end of an earlier choice, or None if the instances' choices differ."""
         row = next((row for row in backends.BACKENDS if row.name == name), None)
         position = -1 if row is None else backends.BACKENDS.index(row)
         if self._smallest(position) != position or -self._smallest(-position) != position:
@@ -110,7 +115,7 @@ class BackendChoice:
         return None
 
     def _candidates(self, wanted: str) -> list[Backend]:
-        """Return the back ends to try, the best one first; the loop is not among them."""
+        """Return the back ends to try, in the order of preference and without the loop."""
         others = backends.BACKENDS[1:]
         if wanted != "auto":
             return [row for row in others if wanted in (row.name, row.option)]
@@ -119,7 +124,7 @@ class BackendChoice:
         return [row for row in reversed(others) if row.is_worthwhile(self._model, samples)]
 
     def _common(self, row: Backend, *, compares: bool) -> Chosen | None:
-        """Return a back end if it can run the replicas of all instances."""
+        """Return a back end, or None if this back end cannot run the replicas of all instances."""
         reason = row.can_run(self._model)
         if reason is not None:
             self._reasons.append(reason)
@@ -130,22 +135,24 @@ class BackendChoice:
         return Chosen(row.name, replicas)
 
     def _smallest(self, number: int) -> int:
-        """Return the smallest number of all instances."""
+        """Return the minimum of a number over all instances."""
         together = np.array([number], np.float64)
         if self._communicator.num_instances > 1:
             self._communicator.all_reduce(together, "min", "replica back ends")
         return int(together[0])
 
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
-        """Return what runs the replicas by this back end, or None if it does not agree."""
+        """Return the object that runs the replicas, or None if the back end fails or disagrees."""
         try:
             with _silent():
                 if compares and not self._agreement.is_prepared:
                     self._tell("running the loop")
                     self._agreement.prepare()
                 self._tell(f"making the {row.name}")
-                # A vectorised forward may leave tensors in a list that no other run can read. What
-                # the loop left there stays: a forward that counts in a list has to show.
+                # A vectorised forward pass may store tensors in a list of the model, and a later
+                # run cannot use such tensors. So this block undoes the changes that the back end
+                # makes to lists. Changes by the loop are kept until the choice is made. Without
+                # them, the comparison would not detect that a forward pass counts calls in a list.
                 with self._model.state.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
@@ -162,7 +169,11 @@ class BackendChoice:
         return None
 
     def _say_why(self, wanted: str) -> None:
-        """Say why replicas run one after the other, if somebody may have expected more."""
+        """Log why the replicas run one after the other, if there are several replicas.
+
+        Raises:
+            Error: The program asks for a kind of back end by its option.
+        """
         if self._model.batching.replicas == 1:
             return
         reason = "; ".join(dict.fromkeys(self._reasons))
@@ -177,7 +188,11 @@ class BackendChoice:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Drop what this thread prints: trying repeats a forward that a device traces once."""
+    """Discard the text that this thread prints in the ``with`` block.
+
+    The choice of a back end runs the forward pass several times. On a real IPU, PopTorch traces the
+    forward pass once, so it prints its text once.
+    """
     stdout = sys.stdout
     sys.stdout = _OtherThreads(stdout)
     token = _is_silent.set(True)
@@ -192,7 +207,11 @@ _is_silent: Final[ContextVar[bool]] = ContextVar("is_silent", default=False)
 
 
 class _OtherThreads:
-    """A text stream that takes nothing from a silent thread, and from those in its context."""
+    """A text stream that discards all text while the context variable ``_is_silent`` is set.
+
+    Each thread has its own value of this variable. The text of threads without the value True is
+    written to the original stream.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -208,10 +227,11 @@ class _OtherThreads:
 
 @contextmanager
 def _collections_paused() -> Iterator[None]:
-    """Let Python look for cycles later than in this block.
+    """Disable Python's cyclic garbage collector in the ``with`` block.
 
-    Capturing makes tens of thousands of objects that live on. While their number grows, Python
-    looks through them and all others again and again: 6 per cent of compiling ResNet-101.
+    Capturing a graph makes tens of thousands of objects that remain in use. While their number
+    grows, the collector would search all objects repeatedly. These searches took 6 per cent of the
+    time to compile ResNet-101.
     """
     was_enabled = gc.isenabled()
     gc.disable()

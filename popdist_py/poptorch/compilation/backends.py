@@ -1,12 +1,15 @@
-"""The replica back ends: which there are, and for which models each can run and is worthwhile.
+"""The list of replica back ends, with rules for when a back end can run and is worthwhile.
 
-To add a back end, write a class that runs replicas and add a row. A new value of
-``replicaExecution`` is also added to the setter in ``options/groups.py``. The first row defines the
-result: results of other rows are compared with it when a model is first compiled.
+To add a back end, write a class that runs replicas, and add a row to ``BACKENDS``. A new value of
+the option ``replicaExecution`` must also be added to the setter in ``options/groups.py``. The first
+row, the loop, defines the correct results. When a model is compiled for the first time, the results
+of other rows are compared with the results of the loop.
 
-"auto" tries the rows from the last to the first, and takes the first one that is worthwhile and
-agrees. No time is measured, so that a program takes the same back end in every run. The rule comes
-from measured steps, here as parts of a step of the loop, on one thread of two cores:
+With the option "auto", the library tries the rows from the last to the first. It uses the first
+back end that is worthwhile and that agrees with the loop. The choice does not depend on measured
+times, so a program uses the same back end in every run. The rules were derived from the step times
+in this table. Each entry is a step time divided by the step time of the loop, measured on one
+thread of two cores:
 
 =========================  =======  ==========  ===========  ==========
 layers                     replicas  graph      fused graph  fused
@@ -48,26 +51,30 @@ from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
 
 __all__ = ["BACKENDS", "Backend"]
 
-# A layer whose kernel no captured graph has.
+# Captured graphs do not use torch's fast kernel for LSTM layers.
 _LSTM: Final = frozenset({"lstm"})
 _RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-# With so many replicas and so few samples, one pass over all replicas is faster than the kernel.
+# One pass over all replicas is faster than the LSTM kernel if there are at least _MANY_REPLICAS
+# replicas, and at most _FEW_SAMPLES samples per micro-batch.
 _MANY_REPLICAS, _FEW_SAMPLES = 4, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """One row of the registry.
+    """A back end, as one row of the list ``BACKENDS``.
 
     Attributes:
-        name: what an executable remembers.
-        option: the value of ``replicaExecution`` that asks for it; None if only "auto" finds it.
-            Of the rows with the same value, the first that agrees with the reference counts.
-        can_run: returns why it cannot run a model, or None.
-        make: returns what runs a model's replicas, from the model, arguments of a call, and a
-            combined micro-batch of each input. Whatever it raises is a reason not to take it.
-        is_worthwhile: Tells whether "auto" tries it, from the model and the number of samples of a
-            micro-batch.
+        name: The name of the back end, which is stored in executables.
+        option: The value of ``replicaExecution`` that selects the back end; None if only "auto" can
+            select the back end. If several rows have the same value, the first row that agrees with
+            the loop is used.
+        can_run: A function that returns None if the back end can run a model, and otherwise the
+            reason why not.
+        make: A function that returns the object that runs a model's replicas. Its arguments are the
+            model, the arguments of a call, and a combined micro-batch of each input. If the
+            function raises an error, the back end is not used.
+        is_worthwhile: A function that tells whether "auto" tries the back end. Its arguments are
+            the model and the number of samples in a micro-batch.
     """
 
     name: str
@@ -78,7 +85,7 @@ class Backend:
 
 
 def _always(_: DeviceModel) -> None:
-    """Every model runs as it is written."""
+    """Return None, because the loop can run every model."""
 
 
 def _why_not_captured(model: DeviceModel) -> str | None:
@@ -90,7 +97,7 @@ def _why_not_captured(model: DeviceModel) -> str | None:
 
 
 def _kind(mode: Mode) -> Any:
-    """Return what makes a mode, without its arguments."""
+    """Return the class of a mode, without the arguments that a ``partial`` adds."""
     return mode.func if isinstance(mode, partial) else mode
 
 
@@ -113,7 +120,7 @@ def _why_not_fused_and_captured(model: DeviceModel) -> str | None:
 
 
 def _layers(model: DeviceModel) -> set[str]:
-    """Return the names of torch's functions that the forward calls."""
+    """Return the names of the torch functions that the forward pass calls."""
     names = (name.rpartition("/")[2] for name, _ in model.first_forward.placement.operations)
     return {name.partition(":")[0] for name in names}
 

@@ -1,8 +1,10 @@
-"""A model's settings and the code that its forward can reach, as text: for a key of the cache.
+"""The function code_text, which describes a model's settings and code for a key of the cache.
 
-Parameters and buffers count by shape and format. Code of Python's library, torch and this
-package counts by name only, because the key has their versions. Code of other libraries counts
-where it is called directly: following their further calls would take seconds.
+The text contains all code that the forward pass can reach, with some exceptions. For parameters and
+buffers, the text contains only the shape and the dtype. For code of Python's standard library,
+torch and this package, the text contains only names, because the key contains their versions. Code
+of other libraries is included only if the model calls this code directly. A search through its
+further calls would take seconds.
 """
 
 from __future__ import annotations
@@ -47,19 +49,21 @@ _MAPPINGS: Final = (dict, MappingProxyType)
 _NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# Attributes that every module has: what they hold has a name of its own, or does not compute.
+# The attributes that every module has. Their values are either described elsewhere in the key, or
+# do not affect the computation.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
-# The part of these attributes that also counts for a module that an object of the model holds.
+# The attributes of every module that are included for a module inside another object of the model.
 _OWN: Final = ("training", "_parameters", "_buffers", "_modules")
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _Code = FunctionType | type
 
 
 def code_text(model: nn.Module) -> list[str]:
-    """Return the settings of each module of a model, and all code that their classes lead to.
+    """Return the settings of each module of a model, and all code that the modules can call.
 
-    Settings are attributes and hooks: plain values, constant tensors, functions, and collections
-    and objects of them. An object that pickle refuses, such as a lock, counts by its class only.
+    Settings are the attributes and the hooks of a module. Their values are plain values, constant
+    tensors, functions, and collections and objects of such values. If pickle cannot handle an
+    object, for example a lock, the text contains only the object's class.
     """
     reached = _Reached(set(map(id, model.buffers())))
     settings = [
@@ -79,23 +83,29 @@ def _settings(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 class _Reached:
-    """The functions, classes and objects that were found so far."""
+    """The functions, classes and objects that the search has found so far."""
 
     def __init__(self, buffers: set[int]) -> None:
-        self._buffers = buffers  # by identity: their values are the state of the model
+        # The ``id`` of each buffer. The text must not contain the values of buffers, because the
+        # values are state of the model.
+        self._buffers = buffers
         self._met: list[Any] = []
-        self._numbers: dict[int, int] = {}  # by identity: not everything has a hash
+        # The number of each object, by the ``id`` of the object. Some objects do not have a hash.
+        self._numbers: dict[int, int] = {}
         self._parents: list[int] = []
         self._is_in_library = False
 
     def made_of(self) -> Iterator[str]:
         """Yield the code or content of all functions, classes and objects found, recursively."""
-        for value in self._met:  # which grows meanwhile
+        for value in self._met:  # This list grows during the loop.
             self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
             yield from map(self.text, _made_of(value))
 
     def text(self, value: Any) -> str:
-        """Return a text that is the same in every process, and note the code that it leads to."""
+        """Return a text that describes a value, and store the code that the value can call.
+
+        The text of a value is the same in every process.
+        """
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, torch.Tensor):
@@ -121,7 +131,7 @@ class _Reached:
         is_weight = isinstance(tensor, nn.Parameter) or id(tensor) in self._buffers
         if is_weight or tensor.layout != torch.strided or tensor.device.type != "cpu":
             return text
-        # Python code of a forward may read a constant.
+        # Python code of a forward pass may read the values of a constant tensor.
         content = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
         return f"{text} {_digest(content)}"
 
@@ -136,7 +146,8 @@ class _Reached:
         self._parents.append(id(value))
         try:
             if isinstance(value, set | frozenset):
-                # Items get numbers in the order of visits, so they are sorted before.
+                # The search numbers objects in the order of their discovery. The order of a set
+                # differs between processes, so the items of the set are sorted.
                 parts = sorted(value, key=lambda item: (_name(type(item)), _sort_text(item)))
             else:
                 parts = list(value.items()) if isinstance(value, _MAPPINGS) else list(value)
@@ -153,7 +164,7 @@ class _Reached:
         return f"{self.text(kind)} object {self._number(value)}"
 
     def _code(self, value: _Code) -> str:
-        """Return the name of a function or class, with a number for those that are looked into."""
+        """Return the name of a function or class, and a number if the text describes its code."""
         if _is_versioned(value) and not getattr(value, "__closure__", None):
             return _name(value)
         return f"{_name(value)} {self._number(value)}"
@@ -190,20 +201,21 @@ def _sort_text(value: Any) -> str:
 
 
 def _of_object(value: Any) -> list[Any]:
-    """Return the values that an object holds."""
+    """Return the values that an object consists of."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, nn.Module):
         return [*_settings(value), *((name, vars(value)[name]) for name in _OWN)]
     if "__wrapped__" in (inner := _dictionary(value)):
-        return [inner["__wrapped__"]]  # a function with a cache, for example
+        return [inner["__wrapped__"]]  # For example, a function with functools.cache.
     if isinstance(value, _NAMESPACES) or not _is_versioned(type(value)):
         attributes = _attributes(value)
         if attributes:
             return attributes
-    if isinstance(value, RemovableHandle):  # has a number that differs in every run
+    if isinstance(value, RemovableHandle):  # A handle contains a number that differs in every run.
         return []
-    # Other objects, for example a date or a function in C, are read as pickle would read them.
+    # Other objects, for example dates or functions written in C, are described by the values that
+    # pickle would store.
     kind: Any = type(value)
     try:
         reduce = copyreg.dispatch_table.get(kind)
@@ -211,13 +223,14 @@ def _of_object(value: Any) -> list[Any]:
         if isinstance(reduced, str):
             return [reduced]
         return [list(part) if isinstance(part, Iterator) else part for part in reduced]
-    except Exception:  # an object that cannot be pickled may raise anything
+    except Exception:  # If an object cannot be pickled, the error may be of any type.
         return []
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
-    return found if isinstance(found, dict) else {}  # a __getattr__ may return anything
+    # A class may define a __getattr__ that returns a value of any type.
+    return found if isinstance(found, dict) else {}
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
@@ -226,7 +239,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
-                with suppress(AttributeError):  # a slot without a value
+                with suppress(AttributeError):  # The slot may not have a value.
                     found.append((name, slot.__get__(value, kind)))
     return found
 
@@ -238,14 +251,15 @@ def _of_class(kind: type) -> Iterator[Any]:
             yield name, value.fget, value.fset
         elif isinstance(value, staticmethod | classmethod):
             yield name, value.__func__
-        elif name not in ("__doc__", "__dict__", "__weakref__", "__slotnames__"):  # pickle adds it
+        # Pickle adds __slotnames__ to a class.
+        elif name not in ("__doc__", "__dict__", "__weakref__", "__slotnames__"):
             yield name, value
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     yield function.__defaults__, function.__kwdefaults__
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a variable that has no value yet
+        with suppress(ValueError):  # The variable may not have a value yet.
             yield cell.cell_contents
     if _is_versioned(function):
         return
@@ -254,7 +268,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
 
 
 def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """Yield what a piece of code does, with what it finds under the names that it uses."""
+    """Yield the instructions and constants of some code, and the values of the names it uses."""
     yield code.co_code
     yield code.co_names
     for constant in code.co_consts:
@@ -272,7 +286,7 @@ def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
 
 
 def _content(value: memoryview | ContextVar[Any]) -> Any:
-    """Return the content of an object that pickle refuses."""
+    """Return the content of an object that pickle cannot handle."""
     if isinstance(value, memoryview):
         return value.tobytes()
     with suppress(LookupError):

@@ -1,6 +1,7 @@
-"""Compiling: from a module, options and example arguments to a program.
+"""The class Compiler, which makes a program from a module, options and example arguments.
 
-``model_checks`` compares a model with its options, and ``execution/device_loop`` runs the program.
+The module ``model_checks`` checks a model against its options. The module
+``execution/device_loop`` runs the program.
 """
 
 from __future__ import annotations
@@ -62,21 +63,26 @@ from popdist_py.timeline import spans
 
 __all__ = ["Compiled", "Compiler", "Executable"]
 
-# The bar moves by so many per cent with each step of making and checking back ends, up to the last.
+# The progress bar shows the first percentage when the choice of the back end starts. Each step of
+# the choice adds _PERCENTS, up to the last percentage.
 _FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Executable:
-    """What compiling found out, and nothing that refers to tensors: it can be stored.
+    """The result of a compilation, which can be stored because it does not refer to tensors.
 
     Attributes:
-        first_forward: What the first forward showed.
-        replica_execution: the option: "auto", or what runs the replicas.
-        widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
-        mixed_precision: whether halves are multiplied, alone or with floats.
-        back_end: The back end that agreed with the loop; None before the choice.
-        captured: the forward as the device's model sees it; None if it was not wanted or cannot be.
+        first_forward: The facts that the first forward pass showed.
+        replica_execution: The value of the option ``replicaExecution``, which is "auto" or selects
+            a back end.
+        widen_integers: Whether integers of fewer than 64 bits are converted to 64 bits, because
+            torch requires indices of 64 bits.
+        mixed_precision: Whether the forward pass multiplies float16 tensors with float16 or float32
+            tensors.
+        back_end: The name of the back end that agreed with the loop; None before the choice.
+        captured: The forward pass as a graph for the device model; None if no graph was requested
+            or the forward pass cannot be captured.
     """
 
     first_forward: FirstForward
@@ -89,7 +95,11 @@ class Executable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """A compiled model on the device; ``ipu_rows`` draws its calls where a device is named."""
+    """A compiled model on the device.
+
+    The attribute ``ipu_rows`` writes the model's calls to the timeline, if the options name a
+    device.
+    """
 
     executable: Executable
     state: DeviceState
@@ -98,7 +108,10 @@ class Compiled:
     ipu_rows: IpuRows | None = None
 
     def download_changed(self) -> Callable[[], None]:
-        """Return what copies to the host the parameters and buffers that a call changes."""
+        """Return a function that copies to the host the tensors that a call changes.
+
+        The tensors are parameters and buffers.
+        """
         first, state, training = self.executable.first_forward, self.state, self.program.training
         changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
         changed += [state.parameters[name] for name in first.modified_parameters]
@@ -107,10 +120,10 @@ class Compiled:
         return partial(state.download, frozenset(map(id, changed)))
 
     def check_weights(self) -> None:
-        """Check that the weights are those of one step.
+        """Check that all weights belong to the same training step.
 
         Raises:
-            Error: an instance was lost during an update.
+            Error: An instance was lost during an update.
         """
         if self.program.training is not None:
             self.program.training.optimizer.check_whole()
@@ -118,16 +131,18 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiler:
-    """Everything that compiling one model needs.
+    """Compiles one model.
 
     Attributes:
-        model: the module whose forward runs.
-        user_model: the user's module that ``model`` is a shallow copy of.
-        options: the wrapper's options.
-        optimizer: the user's optimiser; None for inference.
-        transfer: how tensors enter and leave.
-        communicator: the other instances; one alone for inference.
-        placed: told how many IPUs all replicas need, as soon as that is known.
+        model: The module that runs the forward pass. It is a shallow copy of ``user_model``.
+        user_model: The user's module.
+        options: The options of the PopTorch model.
+        optimizer: The user's optimiser; None for inference.
+        transfer: The conversion of tensors between the host and the device.
+        communicator: The communicator for calls between the instances. For inference, it contains
+            only this instance.
+        placed: A function that is called with the number of IPUs of all replicas, once the compiler
+            has computed this number.
     """
 
     model: nn.Module
@@ -145,21 +160,23 @@ class Compiler:
 
     @property
     def batching(self) -> Batching:
-        """How a call's samples are cut."""
+        """The division of a call's samples into micro-batches."""
         return self.options.batching(training=self.training)
 
     def compile(
         self, call: Call, earlier: Executable | None, advance: Callable[[int, str], None]
     ) -> Compiled:
-        """Compile for arguments like those of ``call``.
+        """Compile the model for arguments with the structure and shapes of ``call``.
 
         Args:
-            call: example arguments of a whole call.
-            earlier: the result of an earlier compilation, which is then not repeated.
-            advance: told the percentage done, and what begins.
+            call: Example arguments of a whole call.
+            earlier: The result of an earlier compilation, which saves the trace of the forward
+                pass; None to trace the forward pass.
+            advance: A function that is called with the percentage done and the name of the next
+                step.
 
         Raises:
-            Error, AssertionError: the model, its options and its arguments do not fit.
+            Error, AssertionError: The model, its options and its arguments do not match.
         """
         with freed_memory_given_back() if self.training else nullcontext():
             return self._compile(call, earlier, advance)
@@ -211,7 +228,7 @@ class Compiler:
         return state
 
     def _trace(self, call: Call, sizes: Sequence[int], state: DeviceState) -> Executable:
-        """Run the forward once; if torch refuses its indices, once more with 64-bit integers."""
+        """Trace the forward pass, and after a torch error trace it again with 64-bit integers."""
         try:
             return self._trace_with(call, sizes, state, widen_integers=False)
         except (RuntimeError, IndexError) as error:
@@ -232,7 +249,7 @@ class Compiler:
         if state.has_own_tensors:
             state.select(0, self._first_replica)
         watched = watched_model(self.model, call, self.options, training=self.training)
-        # The first forward itself restores the host's random stream.
+        # The function first_forward() restores the host's random state.
         context = DeviceContext(state=state, training=self.training, is_random=False)
         has_groups = self.training and self.options.Training.norm_group_size > 1
         with OneValueAllowed() if has_groups else nullcontext(), MixedPrecision() as precision:
@@ -254,20 +271,20 @@ class Compiler:
     # -- the device ---------------------------------------------------------------------------
 
     def _run(self, captured: Captured | None) -> Run | None:
-        """Return what the model of the device is asked about; None if it cannot be."""
+        """Return the input of the device model, or None if the device model is not used."""
         if captured is None:
             return None
         try:
             return run_of(captured, self.options, self.optimizer, training=self.training)
-        except ValueError as error:  # what only the model refuses stops no emulation
+        except ValueError as error:  # The emulation can run without the device model.
             logger.debug("The model of the device cannot be asked: %s", error)
             return None
 
     def _give_buffers(self, first: FirstForward, state: DeviceState, batching: Batching) -> None:
-        """Give replicas their own copies of the buffers that the forward changes.
+        """Give replicas their own copies of the buffers that the forward pass changes.
 
-        The statistics of norm layers are theirs whatever the options say: each replica normalises
-        its own micro-batches.
+        Each replica always has its own statistics of norm layers, because each replica normalises
+        its own micro-batches. For other buffers, the options must allow separate copies.
         """
         if first.modified_buffers and batching.replicas > 1:
             others = first.modified_buffers - norm_statistics(self.model)
@@ -288,13 +305,13 @@ class Compiler:
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> Compiled:
-        """Return a program for an executable, on device tensors that exist already.
+        """Return a compiled model that uses existing device tensors.
 
         Args:
-            executable: the result of compiling.
-            state: the device's tensors.
-            call: example arguments.
-            tell: told what happens, in a word or two.
+            executable: The result of the compilation.
+            state: The device's tensors.
+            call: Example arguments of a whole call.
+            tell: A function that is called with a few words about the current step.
         """
         batching = self.batching
         run = self._run(executable.captured)
@@ -356,7 +373,7 @@ class Compiler:
         anchors: Anchors,
         streams: RandomStreams,
     ) -> DeviceModel:
-        """Return the model as the replica back ends know it."""
+        """Return the object that describes the model to the replica back ends."""
         if training is not None:
             state.hook_gradients(self.user_model.parameters())
         groups = self._norm_groups()
@@ -378,7 +395,8 @@ class Compiler:
             trained=training.optimizer.parameters if training else (),
             only_loop=self._why_loop(anchors, executable, state, call),
             norm_groups=groups,
-            # Inputs that the forward changes are the caller's own, so they cannot be copies.
+            # A change that the forward pass makes to an input must also change the caller's tensor.
+            # So an input that the forward pass changes must not be copied.
             aligned_inputs=bool(
                 self.options.Emulator.deterministic_reduction
                 and not executable.first_forward.changed_inputs
@@ -386,7 +404,7 @@ class Compiler:
         )
 
     def _norm_groups(self) -> GroupExchange | None:
-        """Return what the replicas of a group tell one another; None if each is one of its own."""
+        """Return the exchange of batch norm statistics; None if each replica is its own group."""
         size = self.options.Training.norm_group_size
         if not self.training or size == 1:
             return None
@@ -401,7 +419,7 @@ class Compiler:
         )
 
     def _forward(self, call: Call, leaves: Sequence[torch.Tensor]) -> Any:
-        """Run the model on the arguments of a call, with these tensors in their places."""
+        """Run the model on the arguments of a call, with its tensors replaced by ``leaves``."""
         args, kwargs = call.arguments(leaves)
         return self.model(*args, **kwargs)
 
@@ -418,7 +436,7 @@ class Compiler:
     def _why_loop(
         self, anchors: Anchors, executable: Executable, state: DeviceState, call: Call
     ) -> str | None:
-        """Return why replicas have to run one after the other; None if they need not."""
+        """Return the reason why replicas must run one after the other; None without a reason."""
         if self.options.Emulator.deterministic_reduction and self.training:
             return "the reduction is deterministic"
         if anchors.needs_each_backward:
@@ -441,7 +459,10 @@ class Compiler:
         return None
 
     def _watched(self, anchors: Anchors) -> Forward:
-        """Return the forward, with its operations named as in the first one and seen by anchors."""
+        """Return a function that runs the forward pass and passes operation results to ``anchors``.
+
+        The operations get the same names as in the first forward pass.
+        """
 
         def forward(call: Call, leaves: Sequence[torch.Tensor]) -> Any:
             blocks = BlockRecorder(
@@ -462,7 +483,7 @@ class Compiler:
         return self.batching.combined_micro_batches(leaves)[0]
 
     def _seed(self) -> int:
-        """Return the seed of the device, equal on all instances."""
+        """Return the seed of the device, which is equal on all instances."""
         if self.options.exists("random_seed"):
             return int(self.options.random_seed)
         mine = int(torch.randint(2**31, (), generator=_fresh_generator()))
@@ -474,14 +495,14 @@ def _has_backward_hooks(module: nn.Module) -> bool:
 
 
 def _fresh_generator() -> torch.Generator:
-    """Return a generator that leaves torch's own stream alone, seeded from the system."""
+    """Return a generator that is seeded by the system and does not affect torch's generator."""
     generator = torch.Generator()
     generator.seed()
     return generator
 
 
 def _share(state: DeviceState, communicator: Communicator) -> None:
-    """Give every instance the weights and buffers of instance 0."""
+    """Copy the weights and buffers of instance 0 to every instance."""
     if communicator.num_instances == 1:
         return
     tensors = [parameter.data for parameter in state.parameters.values()]
@@ -497,7 +518,7 @@ def _record_profile(options: Options) -> None:
     """Record the timeline of this process if the options ask for a profile.
 
     Raises:
-        Error: its folder cannot be made.
+        Error: The folder for the profile cannot be made.
     """
     folder = profile_folder(options)
     if folder is None:

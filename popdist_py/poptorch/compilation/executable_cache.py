@@ -1,8 +1,8 @@
-"""The folder of executables that processes share, so that what compiles alike does so once.
+"""The class ExecutableCache, which stores executables so that a model is compiled only once.
 
-Every instance of a job has its own file: their options differ in the instance's index.
-
-This module finds, locks, reads and writes the file of one model. It compiles nothing.
+Processes share the folder of the cache. Every instance of a job has its own file, because the
+options of an instance contain its index. This module finds, locks, reads and writes the file of one
+model. It does not compile models.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["ExecutableCache"]
 
 
 class ExecutableCache:
-    """One model's place in a folder of executables; without a folder it does nothing.
+    """The file of one model in a folder of executables.
 
     Args:
-        path: the file of this model with these options, or None.
+        path: The file of this model with these options; None to neither load nor store executables.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -47,7 +47,7 @@ class ExecutableCache:
         optimizer: torch.optim.Optimizer | None,
         call: Call,
     ) -> ExecutableCache:
-        """Return the place that the options choose."""
+        """Return the cache of a model, in the folder that the options choose."""
         folder = options.executable_cache
         if folder is None:
             return cls(None)
@@ -55,12 +55,13 @@ class ExecutableCache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let only one process at a time compile this model: the others find its result.
+        """Let only one process at a time execute the ``with`` block for this model.
 
-        The file itself is the lock, so that the folder holds one file for each model; it is empty
-        until the first process has compiled. A folder that cannot be written, or not locked, is
-        no reason to stop: what it holds is used, and nothing is added. Of a folder that others can
-        change nothing is used.
+        The first process compiles the model, and the other processes load the result. The file of
+        the executable is also the lock, so the folder has one file for each model. The file is
+        empty until the first process has compiled the model. If the folder cannot be written or
+        locked, processes load executables but do not store executables. If other users can change
+        the folder, the folder is not used.
         """
         with ExitStack() as stack:
             try:
@@ -77,7 +78,7 @@ class ExecutableCache:
             yield
 
     def _do_without(self, error: OSError) -> None:
-        """Go on with what the folder holds of this model, or without the folder."""
+        """Warn and stop using the cache, unless the file already contains an executable."""
         if self._is_filled():
             return
         assert self._path is not None
@@ -90,9 +91,9 @@ class ExecutableCache:
         self._path = None
 
     def load(self) -> Executable | None:
-        """Return the executable that was compiled before; None if there is none that can be used.
+        """Return the stored executable, or None if the file does not contain a usable executable.
 
-        :meth:`store` writes another one in the place of what cannot be used.
+        The method :meth:`store` replaces a file that cannot be used.
         """
         if self._path is None or not self._is_filled():
             return None
@@ -100,7 +101,7 @@ class ExecutableCache:
             executable = _read(self._path)
         except NotOwnFileError as error:
             logger.warning("Compiling again: %s", error)
-        except Exception as error:  # unknown bytes can make unpickling raise anything
+        except Exception as error:  # For unknown bytes, unpickling may raise an error of any type.
             logger.warning("Compiling again: %s cannot be read: %s", self._path, error)
         else:
             logger.info("Executable loaded from the cache: %s", self._path)
@@ -109,7 +110,7 @@ class ExecutableCache:
         return None
 
     def store(self, executable: Executable) -> None:
-        """Keep an executable."""
+        """Write an executable to the file, unless the file contains a usable executable."""
         if self._path is None or (self._is_filled() and not self._is_unusable):
             return
         try:
@@ -133,9 +134,9 @@ def _read(path: Path) -> Executable:
     """Return the executable in a file.
 
     Raises:
-        NotOwnFileError: somebody else may have written it.
-        ValueError: it is damaged, or holds something else.
-        Exception: whatever unpickling raises.
+        NotOwnFileError: Another user may have written the file.
+        ValueError: The file is damaged, or does not contain an executable.
+        Exception: The content cannot be unpickled.
     """
     with os.fdopen(open_own(path), "rb") as file:
         if not is_sealed(file):

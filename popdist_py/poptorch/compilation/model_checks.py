@@ -1,4 +1,4 @@
-"""Checks of a model against its options, from before and after the first forward."""
+"""Functions that check a model against its options, before and after the first forward pass."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from popdist_py.poptorch.tracing.block_places import Placement
 __all__ = ["check_changed_buffers", "check_norm_groups", "check_placement"]
 
 _MAX_IPUS: Final = 64
-# How many names a message shows.
+# The number of buffer names that an error message shows.
 _MOST_NAMES: Final = 3
 
 
 def check_norm_groups(options: Options, batching: Batching, communicator: Communicator) -> None:
-    """Check that groups of replicas share batch norms, the same groups on all instances.
+    """Check that the replicas can be divided into groups with common batch norm statistics.
 
     Raises:
-        CollectiveMismatchError: The instances have different groups.
+        CollectiveMismatchError: The instances have different group sizes.
         Error: The replicas cannot be divided into groups of this size.
     """
     size, setter = (
@@ -53,8 +53,8 @@ def check_placement(
         The number of IPUs that all replicas of this process need.
 
     Raises:
-        Error: The pipeline has more stages than a call has micro-batches, or the number of IPUs is
-            no power of two, or is too large.
+        Error: The pipeline has more stages than a call has micro-batches. Or the number of IPUs is
+            too large, or is not a power of two.
     """
     if options._execution_strategy.is_pipelined:
         _check_pipeline_depth(placement.num_stages, batching, training=training)
@@ -81,10 +81,10 @@ def check_placement(
 def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) -> None:
     """Check that a call has at least as many micro-batches as the pipeline has stages.
 
-    PopTorch asks for the same number.
+    PopTorch requires the same number of micro-batches.
 
     Raises:
-        Error: It has fewer.
+        Error: The call has fewer micro-batches than the pipeline has stages.
     """
     if stages == 1:
         return
@@ -102,15 +102,15 @@ def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) ->
 
 
 def check_changed_buffers(names: Collection[str], options: Options, batching: Batching) -> None:
-    """Check that replicas may have their own copies of the buffers that the forward changes.
+    """Check that replicas may have their own copies of the buffers that the forward pass changes.
 
     Args:
-        names: The changed buffers that are no statistics of a norm layer.
+        names: The names of the changed buffers, without the statistics of norm layers.
         options: The options of the model.
-        batching: How a call's samples are divided.
+        batching: The division of a call's samples into micro-batches.
 
     Raises:
-        Error: The options ask for the same buffers on all replicas.
+        Error: The options require the same buffers on all replicas.
     """
     if names and options.broadcast_buffers:
         raise Error(
@@ -121,6 +121,6 @@ def check_changed_buffers(names: Collection[str], options: Options, batching: Ba
 
 
 def _some(names: list[str]) -> str:
-    """Return the first names, and how many there are more."""
+    """Return a text with the first names and the number of the remaining names."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

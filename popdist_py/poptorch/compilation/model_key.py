@@ -1,4 +1,4 @@
-"""A name for everything that decides how a model compiles: what compiles alike has the same one."""
+"""The function model_key, which returns the key of a model in the cache of executables."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["model_key"]
 
-# Of what is stored under a key; another one whenever an earlier release could not be read.
+# The version of the format of stored executables. It must be increased when this release cannot
+# read the executables of an earlier release.
 _FORMAT = 4
 
 
 def model_key(
     model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None, call: Call
 ) -> str:
-    """Return a name that differs for every model, options, kind of arguments and version.
+    """Return a hash of the values that determine the result of compiling a model.
 
-    Of an optimizer only the class counts: its settings act in the update, which is not compiled.
-    Other inputs of a forward, such as a file that it reads, do not change the name.
+    These values are the model's code and settings, the options, the format of the arguments, the
+    optimiser's class, and the versions of Python, torch and this package. The optimiser's settings
+    affect only the update, which is not compiled, so the key does not depend on them. The key also
+    does not depend on files that the forward pass reads.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     ]
     modes = [
-        # The text a layer adds when it is printed: the probability of a dropout, for example.
+        # The method extra_repr() describes settings, for example the probability of a dropout.
         (name, plain_class(module), module.training, module.extra_repr(), _blocks(module))
         for name, module in model.named_modules()
     ]
@@ -55,5 +58,5 @@ def model_key(
 
 
 def _blocks(module: nn.Module) -> list[str]:
-    """Return the block that BeginBlock() made of a module, if it did."""
+    """Return a description of the module's block, if the module begins a block."""
     return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]

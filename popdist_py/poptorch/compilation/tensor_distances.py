@@ -1,6 +1,6 @@
-"""How far tensors are from others, and how far rounding may take them.
+"""Functions that compute distances between tensors, and the distances that rounding may cause.
 
-Pure functions of tensors; what follows from a distance is ``agreement.py``'s.
+The module ``agreement.py`` uses these distances to compare back ends.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ __all__ = ["Tensors", "distance", "distances", "roundings", "says_nothing"]
 
 Tensors = list[torch.Tensor | None]
 
-# Rounding counts as so many of the last bits of a tensor's own norm, and of the largest norm of its
-# kind.
+# The distance that rounding may cause in a tensor is the machine epsilon times the sum of two
+# terms. The first term is _ROUNDINGS times the norm of the tensor. The second term is
+# _ROUNDINGS_OF_LARGEST times the largest norm of all compared tensors of the same kind.
 _ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
-# So many numbers are looked at together, and so many first where one can tell.
+# Large tensors are processed in pieces of about _PIECE numbers, to save memory. A search for a
+# finite number examines the first _FEW numbers first.
 _PIECE: Final = 1 << 20
 _FEW: Final = 16
 
 
 def says_nothing(tensors: Tensors) -> set[int]:
-    """Return the indices of the tensors without any finite number."""
+    """Return the indices of the tensors that contain only NaN and infinities."""
     return {
         index
         for index, tensor in enumerate(tensors)
@@ -33,19 +35,23 @@ def says_nothing(tensors: Tensors) -> set[int]:
 
 
 def _has_finite(tensor: torch.Tensor) -> bool:
-    # One number tells, and nearly always the first ones do.
+    # One finite number is sufficient, and there is nearly always one among the first numbers.
     numbers = tensor.flatten() if tensor.is_contiguous() else tensor
     few = numbers[:_FEW] if numbers.dim() else numbers
     return any(bool(piece.isfinite().any()) for part in (few, tensor) for (piece,) in _pieces(part))
 
 
 def distances(expected: Tensors, got: Tensors) -> list[float]:
-    """Return the distance of each tensor from the expected one."""
+    """Return the distance between each tensor and the expected tensor."""
     return [distance(a, b) for a, b in zip(expected, got, strict=True)]
 
 
 def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
-    """Return the norm of the difference; infinite for what must be equal and is not."""
+    """Return the norm of the difference of two tensors.
+
+    The distance is infinite if the shapes or dtypes differ, if only one tensor is None, or if
+    integers differ.
+    """
     if expected is None or got is None:
         return 0.0 if expected is got else float("inf")
     if expected.shape != got.shape or expected.dtype != got.dtype:
@@ -62,13 +68,17 @@ def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
 
 
 def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return the difference, which is 0 where both are the same infinity or no number."""
+    """Return the difference, with 0 where both numbers are NaN or the same infinity."""
     same = (expected == got) | (expected.isnan() & got.isnan())
     return torch.where(same, torch.zeros_like(expected), expected - got)
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield tensors of one shape, some rows at a time: results for all would be as large."""
+    """Yield corresponding pieces of tensors of the same shape.
+
+    A piece consists of some rows of each tensor. Results for whole tensors would need as much
+    memory as the tensors.
+    """
     numbers, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].dim() else 1
     if numbers <= _PIECE:
         yield tensors
@@ -83,7 +93,10 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _norm_of_piece(tensor: torch.Tensor) -> float:
-    """Return the norm; summed in float32, which is many times as fast, where that can hold it."""
+    """Return the norm, which is computed in float64 if float32 could overflow or underflow.
+
+    The computation in float32 is several times faster.
+    """
     norm = float(torch.linalg.vector_norm(tensor.float()))
     if 1e-15 < norm < 1e15:
         return norm
@@ -91,7 +104,7 @@ def _norm_of_piece(tensor: torch.Tensor) -> float:
 
 
 def _size(tensor: torch.Tensor | None) -> float:
-    """Return the norm of the finite numbers; 0 for what is not rounded."""
+    """Return the norm of the finite numbers of a floating-point tensor; 0 for other tensors."""
     if tensor is None or not tensor.is_floating_point():
         return 0.0
     norm = _norm(tensor)
@@ -99,7 +112,7 @@ def _size(tensor: torch.Tensor | None) -> float:
 
 
 def roundings(tensors: Tensors) -> list[float]:
-    """Return how far each tensor may be off in any case."""
+    """Return the distance that rounding may always cause in each tensor."""
     sizes = [_size(tensor) for tensor in tensors]
     largest = max(sizes, default=0.0)
     return [

@@ -1,6 +1,7 @@
-"""What a training model has beyond its forward: how gradients are reduced, and who updates what.
+"""The class TrainingSetup, which chooses a training model's gradient reduction and weight update.
 
-Made while compiling, from the options, the optimiser and the other instances.
+The compiler calls this class. The choice depends on the options, the optimiser and the other
+instances.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ __all__ = ["TrainingSetup"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSetup:
-    """Chooses the reduction and the update.
+    """Chooses the reduction of the gradients and the update of the weights.
 
     Attributes:
-        options: the wrapper's options.
-        optimizer: the user's optimiser.
-        communicator: the other instances.
+        options: The options of the PopTorch model.
+        optimizer: The user's optimiser.
+        communicator: The communicator for calls between the instances.
     """
 
     options: Options
@@ -49,12 +50,13 @@ class TrainingSetup:
     def make(
         self, first_forward: FirstForward, state: DeviceState, seed_update: Callable[[int], None]
     ) -> Training:
-        """Return the reduction and the update of a model with this first forward and these tensors.
+        """Return the object that reduces the gradients and updates the weights of a model.
 
         Args:
-            first_forward: what the first forward showed.
-            state: the device's tensors.
-            seed_update: sets the random numbers of the update after a micro-batch.
+            first_forward: The facts that the first forward pass showed.
+            state: The device's tensors.
+            seed_update: A function that seeds the random numbers of an update. Its argument is the
+                number of the micro-batch before the update.
         """
         compression = self._compression()
         used = _same_group(first_forward.used_parameters, state)
@@ -65,7 +67,7 @@ class TrainingSetup:
                 "Nothing is trained: the optimizer has none of the parameters that lead to the "
                 "loss. Make it of the parameters of the module that is wrapped, not of a copy"
             )
-        # A parameter that is not updated needs no gradient.
+        # Gradients are computed only for parameters that are updated.
         trained = {id(parameter) for parameter in parameters}
         for parameter in used.values():
             parameter.requires_grad_(id(parameter) in trained)
@@ -110,11 +112,11 @@ class TrainingSetup:
         )
 
     def _compression(self) -> CompressedGradients | None:
-        """Return how gradients travel between hosts; None if as they are.
+        """Return the compression of gradients between hosts; None for no compression.
 
         Raises:
-            CollectiveMismatchError: the instances have different settings.
-            Error: the reduction has to be deterministic.
+            CollectiveMismatchError: The instances have different compression settings.
+            Error: The options ask for both compression and a deterministic reduction.
         """
         wanted = self.options.Training.gradient_compression_settings
         if self.communicator.num_instances > 1:
@@ -147,7 +149,7 @@ class TrainingSetup:
     def _updates_slices(
         self, first_forward: FirstForward, state: DeviceState, parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Tell whether instances have the weights together and each updates a slice of them."""
+        """Tell whether the instances share the weights, and each instance updates one slice."""
         return (
             self._settings.shared_weights
             and can_share(self.optimizer, parameters, self.communicator)
@@ -155,7 +157,7 @@ class TrainingSetup:
             # The bits of an update may depend on where its slice begins.
             and not self.options.Emulator.deterministic_reduction
             and not state.has_groups
-            # The forward of every instance would change the weights of all.
+            # Each instance's forward pass would change the weights of every instance.
             and not first_forward.modified_parameters
         )
 
@@ -172,7 +174,7 @@ class TrainingSetup:
 
     @property
     def rounds_at_random(self) -> bool:
-        """Whether updates of half parameters are rounded at random."""
+        """Whether updates of float16 parameters are rounded at random."""
         return self.options.Precision.stochastic_rounding
 
     @property
@@ -187,12 +189,14 @@ class TrainingSetup:
 
     @property
     def _overlap(self) -> bool | None:
-        """Whether gradients are reduced while backward runs; None: what measures faster."""
+        """Whether gradients are reduced during the backward pass; None to use the faster choice."""
         if self._has_half_accumulators or self._scales_automatically:
-            # Both read an instance's own gradients, after all local replicas have added theirs.
+            # Half accumulators and automatic loss scaling use an instance's own gradients, which
+            # are complete when all local replicas have added their gradients.
             return False
         if self.options.Training.norm_group_size > 1:
-            return False  # the backward's own exchanges are not to wait for gradients
+            # The exchanges of batch norms during the backward pass must not wait for gradients.
+            return False
         return self._settings.gradient_overlap
 
     @property
@@ -201,13 +205,16 @@ class TrainingSetup:
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings as a program gives them: ``'powersgd', rank=2``."""
+    """Return settings in the form of Python arguments, for example ``'powersgd', rank=2``."""
     method, *others = settings.items()
     return ", ".join([repr(method[1]), *(f"{name}={value!r}" for name, value in others)])
 
 
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
-    """Return the used parameters, and those that other replicas use in their place."""
+    """Return the used parameters, by name, with all groups' copies of replica-grouped parameters.
+
+    The first forward pass uses only the copy of one group, but other replicas use other copies.
+    """
     stems = {name.partition("[")[0] for name in used if name.endswith("]")}
     return {
         name: parameter
