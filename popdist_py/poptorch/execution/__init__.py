@@ -2,6 +2,6 @@
 
 The package contains the loop over the micro-batches of a call, and the replica back ends. A replica
 back end runs one micro-batch on each local replica.
-Nothing here reads options: values are handed in. May call: update, weights, tracing,
+No module here reads options; callers pass the values. May call: update, weights, tracing,
 calls, group_norms, enums, errors, and the library's timeline.
 """

@@ -35,7 +35,7 @@ class Program:
         training: The update of the weights; None for inference.
         context: The contexts that the model and its update need.
         num_outputs: The number of result tensors of a call.
-        returns_results: Whether the host gets the results. If not, a call returns zeros.
+        returns_results: Whether the host gets the results. Otherwise each call returns zeros.
         loss_output: The index of the output that is the loss; None if no output is the loss.
         anchors: The anchored tensors of the model.
         counters: The recorder of the times of the micro-batches.

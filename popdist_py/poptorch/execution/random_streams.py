@@ -64,7 +64,7 @@ def host_stream_kept(random: bool) -> Iterator[None]:
     """Restore the state of the host's random generator after the enclosed code.
 
     Args:
-        random: Whether the enclosed code draws random numbers. If not, the state is not saved.
+        random: Whether the enclosed code draws random numbers. Otherwise the state is not saved.
     """
     if not random:
         yield

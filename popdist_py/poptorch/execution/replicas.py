@@ -109,7 +109,7 @@ class DeviceModel:
             self.state.gradient_hooks.scale = scale
         with spans.row_span(spans.DEVICE, "backward"):
             if self.norm_groups is not None:
-                # ``loss.backward()`` would leave the torch function modes. But activation
+                # ``loss.backward()`` would run without torch function modes. But activation
                 # checkpointing runs batch norms again, and they need the mode ``GroupNorms``.
                 gradients = (torch.full_like(loss, scale),)
                 _engine_run_backward(

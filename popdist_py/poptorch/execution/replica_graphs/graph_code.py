@@ -1,10 +1,11 @@
-"""From a recorded graph to a Python function that makes its calls.
+"""The function function_of, which generates a Python function from a recorded graph.
 
-torch.fx's own code generation (CSEPass, ``GraphModule.recompile()``) is not used because it is
-slower: forward and backward of three linear layers take 1.20 times as long with it at a width of 16
-and 1.06 times at 256 (medians of 30 interleaved repetitions of 300 runs, one thread). It looks
-every operation up as ``torch.ops.aten.name``, where this code calls a bound local function, and it
-cannot name the bindings below torch's overloads.
+torch.fx's own code generation (CSEPass, ``GraphModule.recompile()``) is not used, because its code
+is slower. With torch.fx, the forward and backward passes of three linear layers take 1.20 times as
+long at a width of 16, and 1.06 times as long at a width of 256. These are medians of 30 interleaved
+repetitions of 300 runs on one thread. The code of torch.fx looks up each operation as
+``torch.ops.aten.name``, while the code of this module calls a global function. torch.fx also
+cannot generate calls of the bindings below torch's operator overloads.
 """
 
 from __future__ import annotations
@@ -26,18 +27,25 @@ _ATEN: Final = torch.ops.aten
 
 
 def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[Any]]:
-    """Return the function of a recorded graph, which is simplified in place.
+    """Simplify a recorded graph in place, and return a Python function that runs the graph.
 
-    The function maps positional tensors to the list of the first ``num_outputs`` results. The other
-    results are gradients. Its last argument is a function that is called with the index and the
-    value of each gradient that is not None, as soon as the gradient is computed.
+    The returned function takes the arguments of the graph, and returns the list of the outputs. Its
+    last argument is a function ``arrived(index, gradient)``. The function is called as soon as a
+    gradient is computed, but not for gradients that are None.
+
+    Args:
+        recorded: The recorded graph.
+        num_outputs: The number of outputs. The other results of the graph are gradients.
     """
     simplify(recorded.graph)
     return _compiled(recorded, num_outputs)
 
 
 def _fast_calls() -> dict[Any, Callable[..., Any]]:
-    """Return torch's own bindings of common operations, which cost less than the general call."""
+    """Return torch's direct Python bindings of common operations, by operation.
+
+    Calling a direct binding is faster than calling the operator overload.
+    """
     same_name = (
         "t", "mm", "addmm", "bmm", "relu", "tanh", "sigmoid", "neg", "gather", "unsqueeze",
         "permute", "convolution", "native_layer_norm", "_log_softmax", "_softmax", "clone",
@@ -63,13 +71,18 @@ _CASTS: Final = {torch.float16: torch.Tensor.half, torch.float32: torch.Tensor.f
 
 
 def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """Return the cheapest call that does what a node does: function and arguments."""
+    """Return the fastest call that computes a node.
+
+    Returns:
+        The function, its positional arguments and its keyword arguments.
+    """
     target: Any = node.target
     first: Any = node.args[0] if node.args else None
     value = first.meta.get("val") if isinstance(first, fx.Node) else None
     if target is _ATEN._to_copy.default and value is not None and list(node.kwargs) == ["dtype"]:
         dtype: Any = node.kwargs["dtype"]
-        if dtype in _CASTS and dtype != value.dtype:  # otherwise they return the tensor itself
+        # half() and float() would return the same tensor if the dtype does not change.
+        if dtype in _CASTS and dtype != value.dtype:
             return _CASTS[dtype], [first], {}
     if target is _ATEN.repeat.default and value is not None and value.dim() == 1:
         repeats: Any = node.args[1]
@@ -79,11 +92,11 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
 
 
 def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[Any]]:
-    """Return a function that makes the calls of the graph and drops what is no longer needed.
+    """Return a function that makes the calls of the graph and drops tensors after their last use.
 
-    They stand in a generator, whose variables Python keeps outside its stack. Thousands of them in
-    there fill a piece of it, so that every call of a Python function takes memory from the system
-    for the next piece and gives it back.
+    The generated function is a generator, because Python stores the variables of a generator
+    outside its stack. Thousands of variables on the stack would fill one chunk of the stack's
+    memory. Then every call of a Python function would allocate the next chunk and free it again.
     """
     names: dict[str, Any] = {}
     (results,) = next(node for node in recorded.graph.nodes if node.op == "output").args
@@ -124,7 +137,11 @@ def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[A
 
 
 def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]]:
-    """Return the indices of the gradients that nothing changes once they are computed."""
+    """Return the gradients that later operations do not change.
+
+    Returns:
+        The indices of the gradients, by the node that computes them.
+    """
     early: dict[fx.Node, list[int]] = {}
     for index, gradient in enumerate(gradients):
         if isinstance(gradient, fx.Node) and gradient.op == "call_function":
@@ -140,7 +157,12 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
 
 
 def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
-    """Return which values nobody needs any more after each operation; those ``kept`` always are."""
+    """Return the names of the values whose last use is an operation, by operation.
+
+    Args:
+        graph: The graph.
+        kept: Results that are used after the last operation, and are therefore left out.
+    """
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op != "output":
@@ -155,7 +177,12 @@ def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
 
 
 def _text(value: Any, names: dict[str, Any]) -> str:
-    """Return an argument as source code; what has no short text becomes a global name."""
+    """Return an argument as source code.
+
+    Args:
+        value: The argument. A value without a short source text becomes a global variable.
+        names: The global variables of the generated code. New variables are added.
+    """
     if isinstance(value, fx.Node):
         return value.name
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""Replicas as one recorded graph: forward, backward and nothing of Python between the operations.
+"""The class GraphReplicas, a replica back end that runs a recorded graph of torch's operations.
 
-What is recorded is what one forward and its backward do, so Python code in a forward runs while
-compiling only.
+The graph contains the operations of one forward and its backward pass. The Python code of the
+forward runs only when the graph is recorded.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ __all__ = ["GraphReplicas"]
 
 
 class GraphReplicas:
-    """Runs a recorded graph: once for all replicas, or once for each.
+    """The replica back end that runs a recorded graph.
 
     Args:
-        model: what runs.
-        call: arguments as an example.
-        inputs: a combined micro-batch of each input, as an example.
-        vectorised: one graph for all local replicas instead of one for each.
+        model: The model to run.
+        call: Arguments of a call, to record the graph with.
+        inputs: A combined micro-batch of each input, to record the graph with.
+        vectorised: Whether the graph runs once for all local replicas. If not, the graph runs once
+            for each local replica.
 
     Raises:
-        RuntimeError: what the model does cannot be recorded.
+        RuntimeError: The forward or the backward pass of the model cannot be recorded.
     """
 
-    # A graph runs no module of the user's, and no function that a mode could watch.
+    # A graph does not call the user's modules, or functions that a torch function mode intercepts.
     needs_context = False
 
     def __init__(
@@ -59,7 +60,8 @@ class GraphReplicas:
         self._state = [*self._trained, *self._fixed]
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
-        # Which gradients cannot be taken as they are; the first run shows it.
+        # For each gradient, whether it has to be copied before it is stored in ``grad``. The list
+        # is computed in the first run.
         self._copied: list[bool] | None = None
         self._graph = self._function(call, inputs)
 
@@ -75,7 +77,14 @@ class GraphReplicas:
     def _recorded(
         self, call: Call, inputs: Sequence[torch.Tensor], *, is_real: bool
     ) -> RecordedGraph:
-        """Record a run on copies of the tensors, which a second recording finds unchanged."""
+        """Record a run on copies of the tensors, so that the originals do not change.
+
+        Args:
+            call: The arguments of a call.
+            inputs: A combined micro-batch of each input.
+            is_real: Whether large products are computed. Otherwise large products are replaced by
+                zeros.
+        """
         batching = self._model.batching
         if self._vectorised:
             buffers: Sequence[torch.Tensor] = self._stacks
@@ -83,7 +92,7 @@ class GraphReplicas:
         else:
             buffers = [stack[0] for stack in self._stacks]
             own_inputs = batching.inputs_of_replicas(inputs)[0]
-        # Not cloned: a forward that changes parameters is not recorded.
+        # Parameters are not cloned, because a forward that changes parameters is not recorded.
         weights = {id(parameter) for parameter in self._model.state.parameters.values()}
         examples = [
             tensor.detach() if id(tensor) in weights else tensor.detach().clone()
@@ -94,7 +103,13 @@ class GraphReplicas:
             return record(partial(self._joint, call), examples, is_real=is_real)
 
     def _joint(self, call: Call, *flat: torch.Tensor) -> list[Any]:
-        """Return the outputs and the gradients, for arguments in the order of the examples."""
+        """Run the forward and the backward pass; return the outputs and the gradients.
+
+        Args:
+            call: The arguments of a call.
+            *flat: The trained parameters, the other state, the buffers of the replicas, the inputs
+                and the scale of the gradients.
+        """
         sizes = (len(self._trained), len(self._fixed), len(self._stacks))
         ends = [sum(sizes[: n + 1]) for n in range(3)]
         trained, fixed = flat[: ends[0]], flat[ends[0] : ends[1]]
@@ -121,7 +136,7 @@ class GraphReplicas:
     def _one(
         self, call: Call, buffers: list[torch.Tensor], inputs: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The forward of one replica."""
+        """Run the forward of one replica; inside ``vmap``, one call computes all replicas."""
         by_stack = dict(zip(map(id, self._stacks), buffers, strict=True))
         for place, key, stack in self._own:
             place[key] = by_stack[id(stack)]
@@ -138,14 +153,17 @@ class GraphReplicas:
         """Run the replicas.
 
         Raises:
-            Exception: the error of the forward for these inputs, or else the error of the graph.
+            Exception: The error that the model's forward raises for these inputs. If the forward
+                does not fail, the error of the graph is raised.
         """
         try:
-            with torch._C.DisableTorchFunction():  # the graph has the effect of modes
+            # The recorded operations already include the effects of torch function modes.
+            with torch._C.DisableTorchFunction():
                 return self._run(inputs, number, scale)
         except Exception as error:
             failure = error
-        if self._model.norm_groups is None:  # norm groups would wait for other replicas
+        # With norm groups, the forward would wait for the batch norms of other replicas.
+        if self._model.norm_groups is None:
             self._model.run_as_written(call, inputs, number)
         raise failure
 
@@ -192,7 +210,12 @@ class GraphReplicas:
         return outputs
 
     def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        """Add to the gradient of one parameter, while the graph goes on."""
+        """Add a gradient to the ``grad`` of a parameter; the running graph calls this method.
+
+        Args:
+            index: The index of the parameter.
+            gradient: The gradient that the graph has just computed.
+        """
         parameter = self._trained[index]
         assert self._copied is not None
         if parameter.grad is not None:
@@ -206,10 +229,11 @@ class GraphReplicas:
 
 
 def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> list[bool]:
-    """Return which results cannot be a gradient as they are.
+    """Return for each result whether it must be copied before it becomes a parameter's ``grad``.
 
-    What changes a gradient in place would change what it shares its memory with: another gradient,
-    an output, an argument. And torch's fused updates take it that it is contiguous.
+    A result is copied if it shares memory with another result or with an argument. Otherwise, an
+    in-place change of the gradient would change the other tensor. A result is also copied if it is
+    not contiguous, because torch's fused updates require contiguous gradients.
     """
     memory = [_memory(tensor) for tensor in (*results, *arguments)]
     uses = Counter(memory)
@@ -225,7 +249,11 @@ def _memory(tensor: torch.Tensor | None) -> int | None:
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Capture no LSTM of oneDNN: its backward needs what it keeps only while torch records."""
+    """Disable oneDNN in the enclosed code, because oneDNN's LSTM cannot run in a recorded graph.
+
+    The backward of oneDNN's LSTM needs data that its forward stores only while autograd is enabled.
+    A recorded graph runs without autograd.
+    """
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

@@ -1,9 +1,9 @@
-"""Passes that simplify a recorded graph: each replaces operations by fewer or cheaper ones.
+"""Passes that simplify a recorded graph, by replacing operations with fewer or cheaper operations.
 
-A pass changes a graph in place and keeps all values. The first kind of pass rewrites one node, the
-second kind the whole graph. ``meta["val"]`` of a node has the shape, strides and dtype of its
-value, on the device "meta". A pass that needs it leaves nodes alone that have none. Every pass is
-correct alone.
+A pass changes a graph in place, but not the values that the graph computes. A ``NodePass`` rewrites
+one node, and a graph pass rewrites the whole graph. The ``meta["val"]`` of a node is a tensor on
+the device "meta" with the shape, strides and dtype of the node's value. A pass that needs
+``meta["val"]`` does not change nodes without it. Every pass is correct without the other passes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
     "simplify",
 ]
 
-# Rewrites one operation of a graph if it can. It may erase the node.
+# A function that rewrites one operation of a graph if possible. The function may erase the node.
 NodePass: TypeAlias = Callable[[fx.Graph, fx.Node], None]
 
 _ATEN: Final = torch.ops.aten
-# These work element by element, so that they may run before a view instead of after it.
+# Operations that compute element by element, so they may run before a view instead of after it.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -51,9 +51,9 @@ _POINTWISE: Final = frozenset(
     }
 )
 _VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default})
-# These show all of a tensor in another order of dimensions.
+# Operations that return a view of a whole tensor with another order of dimensions.
 _REORDERED: Final = frozenset({_ATEN.permute.default, _ATEN.transpose.int, REPLICAS_FIRST})
-# The positions of the arguments for the kernels, the dilation, and whether all is transposed.
+# The argument positions of the kernels, the dilation, and whether the convolution is transposed.
 _CONVOLUTIONS: Final = {
     _ATEN.convolution.default: (1, 5, 6),
     _ATEN.convolution_backward.default: (2, 6, 7),
@@ -68,10 +68,10 @@ def simplify(graph: fx.Graph) -> None:
 
 
 def rewrite_nodes(graph: fx.Graph, passes: Sequence[NodePass]) -> None:
-    """Apply passes to each operation, after they were applied to all operations before it.
+    """Apply passes to each operation, in the order of the operations in the graph.
 
-    So a pass finds the inputs of an operation in their simplest form. After a pass has replaced an
-    operation, the other passes do not get it.
+    Therefore the inputs of an operation are already simplified when a pass gets the operation. If a
+    pass replaces an operation, the other passes are not applied to it.
     """
     for node in list(graph.nodes):
         for node_pass in passes:
@@ -84,7 +84,7 @@ def rewrite_nodes(graph: fx.Graph, passes: Sequence[NodePass]) -> None:
 
 
 def remove_unchanging(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove an operation that returns its first argument as it is."""
+    """Remove an operation that returns its first argument unchanged."""
     same = _unchanged_argument(node)
     if same is not None:
         node.replace_all_uses_with(same)
@@ -92,14 +92,15 @@ def remove_unchanging(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _unchanged_argument(node: fx.Node) -> Any:
-    """Return the argument that ``node`` passes on unchanged; None if it computes something."""
+    """Return the argument that ``node`` returns unchanged; None if ``node`` computes new values."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node):
         return None
     if node.target in (_ATEN.detach.default, _ATEN.alias.default):
         return first
     if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
-        return first if _dtype(node) == _dtype(first) else None  # int times 1.0 is a float
+        # An integer tensor times 1.0 is a floating-point tensor.
+        return first if _dtype(node) == _dtype(first) else None
     if node.target is _ATEN.permute.default:
         dims = list(node.args[1])  # type: ignore[arg-type]
         return first if dims == sorted(dims) and min(dims, default=0) >= 0 else None
@@ -112,9 +113,10 @@ def _unchanged_argument(node: fx.Node) -> Any:
 
 
 def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
-    """Let a view of a view read the first tensor, and remove a view that does not change the shape.
+    """Replace a view of a view by one view, and remove a view that does not change the shape.
 
-    Needs the shapes, and the strides to see through dimensions in another order.
+    The pass needs the shapes of the tensors. It also needs their strides, to skip reordered
+    dimensions that cancel each other out.
     """
     if node.target not in _VIEWS:
         return
@@ -134,9 +136,10 @@ def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _source_in_same_order(node: fx.Node) -> fx.Node | None:
-    """Return the first of the tensors seen through, reordered or not, that lies as ``node`` does.
+    """Return the earliest tensor before views that has the same memory order as ``node``.
 
-    Both are contiguous, so that what reorders between them cancels out.
+    Both tensors are contiguous views of the same memory. Therefore the reordered dimensions of the
+    views between them cancel each other out.
     """
     found, source = None, node
     while source.target in _VIEWS | _REORDERED and isinstance(source.args[0], fx.Node):
@@ -152,10 +155,10 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 
 def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
-    """Compute element by element on the tensors behind views, and view the result.
+    """Replace an element-wise operation on views by a view of the operation on the viewed tensors.
 
-    The view of the result can then be shortened together with the views that follow. Needs the
-    shapes of the views and of the tensors behind them.
+    Then ``shorten_view`` can combine the view of the result with the views that follow. The pass
+    needs the shapes of the views and of the viewed tensors.
     """
     if node.target not in _POINTWISE:
         return
@@ -182,8 +185,8 @@ def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
 def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
     """Replace a matrix product, its view and the addition of a bias by one ``addmm``.
 
-    Needs the shapes and dtypes of product, view and bias. The bias must have one value for each
-    column of the product, and the view must keep the columns.
+    The pass needs the shapes and dtypes of the product, the view and the bias. The bias must have
+    one value for each column of the product, and the view must not change the columns.
     """
     if not _is_biased_product(node):
         return
@@ -198,7 +201,7 @@ def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_biased_product(node: fx.Node) -> bool:
-    """Tell whether ``node`` adds a bias to a reshaped matrix product without other users."""
+    """Tell whether ``node`` adds a bias to a reshaped matrix product, and is its only user."""
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
     bias, view = node.args
@@ -219,7 +222,7 @@ def _is_biased_product(node: fx.Node) -> bool:
 
 
 def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
-    """Tell whether any operation between two others changes any tensor in place."""
+    """Tell whether an operation between ``first`` and ``last`` changes a tensor in place."""
     node = first.next
     while node is not last:
         if _writes(node):
@@ -229,12 +232,13 @@ def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
 
 
 def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
-    """Let oneDNN compute a convolution whose kernels have one element.
+    """Make oneDNN compute a convolution whose kernels have one element, by setting a dilation.
 
-    With one thread and fewer than 16 images, torch computes these itself, image by image, which
-    takes up to ten times as long. A dilated convolution is always oneDNN's (``use_mkldnn`` in
-    torch's Convolution.cpp). Dilation moves the elements of a kernel apart, so it changes nothing
-    for one element. Needs the shape and dtype of the kernels.
+    With one thread and fewer than 16 images, torch does not use oneDNN for these convolutions.
+    torch's own code computes one image after the other and takes up to ten times as long. But torch
+    always uses oneDNN for dilated convolutions (``use_mkldnn`` in torch's Convolution.cpp).
+    Dilation is the distance between the elements of a kernel, so it does not affect a kernel with
+    one element. The pass needs the shape and dtype of the kernels.
     """
     if node.target not in _CONVOLUTIONS or not torch.backends.mkldnn.is_available():
         return
@@ -249,9 +253,10 @@ def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
 
 
 def eliminate_dead_code(graph: fx.Graph) -> None:
-    """Remove the operations without users and without effect.
+    """Remove the operations without side effects whose values are not used.
 
-    torch's own ``eliminate_dead_code`` takes a function that tells the effects only from 2.5 on.
+    torch's own ``eliminate_dead_code`` is not used. Before version 2.5, torch's method does not
+    accept a function that detects side effects.
     """
     for node in reversed(graph.nodes):
         if not node.users and not _has_effect(node):
@@ -259,20 +264,20 @@ def eliminate_dead_code(graph: fx.Graph) -> None:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Tell whether ``node`` counts even if nobody uses its value."""
+    """Tell whether ``node`` has to stay in the graph even if its value is not used."""
     return node.op in ("placeholder", "output") or _writes(node) or _draws(node)
 
 
 def _writes(node: fx.Node) -> bool:
-    """Tell whether an operation changes a tensor."""
+    """Tell whether an operation changes a tensor in place."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    # Batch norms change their statistics without a mark in their schema.
+    # Batch norms change their statistics, but torch's schema does not mark these as written.
     return node.target._schema.is_mutable or "batch_norm" in node.target._schema.name
 
 
 def _draws(node: fx.Node) -> bool:
-    """Tell whether an operation draws random numbers, or hears of other replicas."""
+    """Tell whether an operation draws random numbers or exchanges numbers with other replicas."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if "scaled_dot_product" in node.target._schema.name:
@@ -283,9 +288,10 @@ def _draws(node: fx.Node) -> bool:
 
 
 def merge_repetitions(graph: fx.Graph) -> None:
-    """Do operations on equal arguments once, unless one of them is changed in between.
+    """Merge equal operations on equal arguments into one operation.
 
-    What is changed in place later needs memory of its own, so that it is never merged.
+    Two operations are not merged if an argument is changed in place between them. A result that is
+    changed in place later needs its own memory, so its operation is not merged.
     """
     memory = _memory_of(graph)
     changed = {memory[node] for n in graph.nodes for node in _changed_arguments(n)}
@@ -306,7 +312,10 @@ def merge_repetitions(graph: fx.Graph) -> None:
 
 
 def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return for each node the one whose memory its value lies in, as far as torch tells."""
+    """Return for each node the node that allocated the memory of its value.
+
+    The schemas of torch's operations tell which results may share memory with an argument.
+    """
     memory: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         source = node.args[0] if node.args and _looks_into_first(node) else None
@@ -315,9 +324,9 @@ def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _looks_into_first(node: fx.Node) -> bool:
-    """Tell whether the value of ``node`` may lie in the memory of its first argument."""
+    """Tell whether the value of ``node`` may share memory with its first argument."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return True  # a part of several results
+        return True  # The node is one of several results of an operation.
     returns = node.target._schema.returns
     seen_through = _VIEWS | _REORDERED
     return node.target in seen_through or any(value.alias_info is not None for value in returns)

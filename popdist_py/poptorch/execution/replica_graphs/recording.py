@@ -1,8 +1,9 @@
-"""What a function does below autograd and ``vmap``, as a graph of torch's operations.
+"""The function record, which runs a function once and records torch's operations as a graph.
 
-One run is recorded, in which large products are not computed where nothing may read their values.
-Nothing here knows of models, replicas or gradients, and no tensor is kept but those that the graph
-needs as constants: recording takes no more memory than the run.
+The operations are recorded below autograd and ``vmap``, as torch's kernels are called. Large
+products that do not depend on constants only are replaced by zeros, to save time. No code here
+depends on models, replicas or gradients. The graph holds only the tensors that it needs as
+constants, so recording does not take more memory than the run of the function.
 """
 
 from __future__ import annotations
@@ -22,27 +23,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["RecordedGraph", "ZerosRefused", "record"]
 
 _ATEN: Final = torch.ops.aten
-# Some two seconds, and more code than a cache of instructions likes: a loop over single elements.
+# The maximum number of operations in a graph. A larger graph usually comes from a loop over single
+# elements. Recording 50,000 operations takes about two seconds, and the code of a larger graph
+# exceeds a CPU's instruction cache.
 _MAX_NODES: Final = 50_000
-# Products are most of a run's time.
+# Matrix products and convolutions take most of the time of a run.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
-# Where in the arguments images and kernels begin.
+# The index of the argument with the images. The next argument contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
-# Numbers in a product's largest argument from which on its shape alone is faster.
+# A product whose largest argument has at least this number of elements counts as large. For smaller
+# products, computing the values is faster than computing only the shape of the result.
 _LARGE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedGraph:
-    """A recorded run.
+    """The operations of a recorded run.
 
     Attributes:
-        graph: one placeholder for each argument; ``call_function`` nodes of torch's operations,
-            each with a tensor on the device "meta" as ``meta["val"]`` that has the shape, strides
-            and format of its result; ``get_attr`` nodes of constants; one list as output.
-        constants: the tensors that came from elsewhere, by the target of their node.
+        graph: A graph with one placeholder for each argument, ``call_function`` nodes for torch's
+            operations, ``get_attr`` nodes for constants, and one list as output. A node's
+            ``meta["val"]`` is a tensor on the device "meta" with the shape, strides and dtype of
+            the node's value.
+        constants: The tensors that are neither arguments nor results of operations, by the target
+            of their ``get_attr`` node.
     """
 
     graph: fx.Graph
@@ -50,10 +56,11 @@ class RecordedGraph:
 
 
 class ZerosRefused(RuntimeError):
-    """An operation failed after a large product that was not computed, and perhaps because of it.
+    """An operation failed after a large product was replaced by zeros, which may be the reason.
 
-    The inverse of a matrix is one that refuses zeros. Whether the function handled that does not
-    count: with real values it might have gone another way.
+    For example, the inverse of a matrix fails for zeros. ZerosRefused is also raised if the
+    recorded function caught the operation's error. With real values, the function might call other
+    operations.
     """
 
 
@@ -63,17 +70,20 @@ def record(
     *,
     is_real: bool = False,
 ) -> RecordedGraph:
-    """Run a function once and return what it did, so that it can be done with other values.
+    """Run a function once, and return a graph that can repeat its operations with other values.
 
     Args:
-        function: what runs; returns tensors, or None in place of some.
-        arguments: tensors, each another one; what the function changes of them stays changed.
-        is_real: whether large products are computed as well: else they are zeros.
+        function: The function to record. Each item of the sequence that it returns is a tensor or
+            None.
+        arguments: The arguments of the function, which must be different tensors. Changes of the
+            arguments by the function are not undone.
+        is_real: Whether large products are computed. Otherwise large products are replaced by
+            zeros.
 
     Raises:
-        ZerosRefused: an operation failed where not all products were computed.
-        RuntimeError: what happens depends on values of the arguments, cannot be recorded, or is
-            more than some ten thousand operations.
+        ZerosRefused: An operation failed after a large product was replaced by zeros.
+        RuntimeError: The operations depend on values of the arguments, cannot be recorded, or are
+            more than 50,000 operations.
     """
     recorder = _Recorder(arguments, is_real=is_real)
     try:
@@ -90,10 +100,11 @@ def record(
 
 
 def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | None:
-    """Return how a product's results lie in memory; None if that is not known.
+    """Return the memory format of a product's results; None if the format is not known.
 
-    A convolution's are channels last if that is the only order in which its images, or its kernels,
-    lie: so it is for all of torch's ways on a CPU, forward and backward.
+    The results of a convolution are channels last if its images or its kernels are channels last
+    and not contiguous. This rule holds for all of torch's implementations on a CPU, for both the
+    forward and the backward pass.
     """
     if product in _MATRIX_PRODUCTS:
         return torch.contiguous_format
@@ -101,7 +112,7 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
         return None
     images, kernels = args[_CONVOLUTIONS[product] :][:2]
     if images.dim() == 4 and 1 in (*images.shape[1:], kernels.shape[0]):
-        return None  # with one channel, row or column, orders are told apart by other rules
+        return None  # With one channel, row or column, torch distinguishes formats by other rules.
     others = [tensor for tensor in (images, kernels) if not tensor.is_contiguous()]
     if not others:
         return torch.contiguous_format
@@ -113,7 +124,7 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
 
 
 def _blank(product: Any, args: Sequence[Any], memory_format: torch.memory_format) -> Any:
-    """Return zeros of the shape of a product."""
+    """Return zeros in the shapes of a product's results."""
     results = product(*map(_shape_of, args))
     device = next(value.device for value in args if isinstance(value, torch.Tensor))
 
@@ -136,13 +147,13 @@ def _shape_of(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What counts about an operation.
+    """The properties of an operation that decide how the recorder treats it.
 
     Attributes:
-        reads_values: whether its result is a Python value that depends on the tensors' values.
-        values_decide_shape: whether the shape of its result does.
-        may_vary: whether equal arguments do not make an equal result.
-        writes: whether it changes an argument.
+        reads_values: Whether the result is a Python value that depends on the tensors' values.
+        values_decide_shape: Whether the shape of the result depends on the tensors' values.
+        may_vary: Whether the operation can return different results for equal arguments.
+        writes: Whether the operation changes an argument.
     """
 
     reads_values: bool
@@ -165,19 +176,21 @@ def _traits(operation: Any) -> _Traits:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every operation of the enclosed code with its arguments.
+    """A dispatch mode that records every operation of the enclosed code with its arguments.
 
-    Tensors are told apart by identity: torch keeps the Python object of a tensor as long as
-    anything holds the tensor, autograd's graph included.
+    Tensors are identified by their Python objects. torch keeps the Python object of a tensor as
+    long as the tensor is in use, for example by autograd's graph.
 
     Attributes:
-        graph: the operations so far.
-        constants: the tensors that neither the arguments nor the operations explain.
-        refused: what an operation failed with after a product that was not computed.
+        graph: The recorded operations.
+        constants: The tensors that are neither arguments nor results of operations, by the target
+            of their node.
+        refused: The first error of an operation after a large product was replaced by zeros; None
+            without an error.
 
     Args:
-        arguments: of the code.
-        is_real: whether all products are computed.
+        arguments: The tensors that the enclosed code gets as arguments.
+        is_real: Whether all products are computed.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -188,9 +201,10 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # Nodes whose values follow from constants alone, so that their values may be read.
+        # The nodes that depend only on constants. Their values are the same in every run, so the
+        # recorded function may read them.
         self._fixed: set[fx.Node] = set()
-        # Whether a constant's memory may have been overwritten by what is none.
+        # Whether an operation may have written values that vary between runs to a constant.
         self._are_constants_changed = False
         for index, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{index}"))
@@ -198,7 +212,7 @@ class _Recorder(TorchDispatchMode):
     # -- tensors ------------------------------------------------------------------------------
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """Return where a tensor comes from; one from elsewhere is a constant from now on."""
+        """Return the node of a tensor; an unknown tensor becomes a constant."""
         entry = self._known.get(id(tensor))
         if entry is not None and entry[0]() is tensor:
             return entry[1]
@@ -217,7 +231,7 @@ class _Recorder(TorchDispatchMode):
             )
 
     def _recorded(self, value: Any) -> Any:
-        """Return an argument with nodes in place of tensors."""
+        """Return an argument with its tensors replaced by their nodes."""
         if isinstance(value, torch.Tensor):
             return self.node_of(value)
         if isinstance(value, list | tuple):
@@ -233,13 +247,14 @@ class _Recorder(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Do an operation and note it."""
+        """Run an operation, and record it."""
         kwargs = kwargs or {}
         if len(self.graph.nodes) > _MAX_NODES:
             raise RuntimeError(f"more than {_MAX_NODES} operations are too many for a graph")
         traits = _traits(func)
         if func is _ATEN.lift_fresh.default:
-            # The constant is used as it is and stays alive: what changes the result needs a copy.
+            # ``lift_fresh`` returns its argument, and all runs of the graph use the same constant.
+            # Without a copy, an in-place change of the result would change the constant.
             func = _ATEN.lift_fresh_copy.default
         inputs = tuple(map(self._recorded, args))
         named = {name: self._recorded(value) for name, value in kwargs.items()}
@@ -262,7 +277,10 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Do an operation; of a large product only the shape, unless constants alone decide it."""
+        """Run an operation and return its result, or zeros for the result of a large product.
+
+        A large product is also computed if it depends only on constants.
+        """
         memory_format = None if self._is_real else _memory_format(func, args)
         if memory_format is None or kwargs:
             return func(*args, **kwargs)
@@ -285,10 +303,11 @@ class _Recorder(TorchDispatchMode):
                     self._note_results(item, part)
 
     def check_numpy(self, tensor: torch.Tensor) -> None:
-        """Refuse that other libraries see a tensor's memory, unless it follows from constants.
+        """Check that another library may read a tensor's memory.
 
         Raises:
-            RuntimeError: it does not.
+            RuntimeError: The tensor depends on more than constants, or constants may have been
+                overwritten.
         """
         if not self._is_fixed([self.node_of(tensor)]) or self._are_constants_changed:
             raise RuntimeError("what NumPy does with a tensor is no operation of torch")
@@ -297,10 +316,11 @@ class _Recorder(TorchDispatchMode):
         return all(node in self._fixed for node in nodes)
 
     def _check_reading(self, func: Any, traits: _Traits, inputs: tuple[Any, ...]) -> None:
-        """Refuse what depends on values, unless they follow from constants alone.
+        """Check an operation whose result or shape depends on the values of tensors.
 
         Raises:
-            RuntimeError: they do not.
+            RuntimeError: The tensors depend on more than constants, or constants may have been
+                overwritten.
         """
         deciding = inputs
         if not traits.reads_values and func is _ATEN.index.Tensor:
@@ -311,7 +331,10 @@ class _Recorder(TorchDispatchMode):
 
 
 class _NumPy(TorchFunctionMode):
-    """Tells the recorder of tensors that leave torch: no operation shows that."""
+    """A torch function mode that checks conversions of tensors to arrays of other libraries.
+
+    A dispatch mode is not called for these conversions, because they are not operations of torch.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -320,7 +343,7 @@ class _NumPy(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function if its tensor may be read."""
+        """Call the function, after a check if it converts its tensor to an array."""
         if getattr(func, "__name__", "") in _LEAVING:
             self._recorder.check_numpy(args[0])
         return func(*args, **(kwargs or {}))
