@@ -67,7 +67,7 @@ class _Point:
     Attributes:
         number: The number of the point. The values differ from those of every other point, and from
             the values that were used to capture a graph.
-        expected: The results of the loop.
+        expected: The results of the loop over the replicas.
         noise: The size of the change that rounding causes in each tensor of the loop, for each kind
             of tensor; None if the noise has not been measured.
     """
@@ -104,11 +104,11 @@ class Agreement:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the loop has run."""
+        """Whether the loop over the replicas has run at least once."""
         return bool(self._points)
 
     def prepare(self) -> None:
-        """Run the loop, which must run before any other back end.
+        """Run the loop over the replicas, which must run before any other back end.
 
         In a run of a back end, the forward pass may store that back end's tensors in Python
         variables. A later first run of the loop could read these tensors.
@@ -291,7 +291,7 @@ class _LoopOverTwo:
             stack[2:] = stack[1].clone()
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run two replicas, and multiply the second one's gradients by the number of the others."""
+        """Run two replicas, and count the second replica's gradients for all later replicas too."""
         others = self._model.batching.replicas - 1
         one, two, *_ = self._model.batching.inputs_of_replicas(inputs)
         first = self._loop.run_one(0, call, one, number, scale)
@@ -324,7 +324,8 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
     if other.dtype.itemsize > 2:
         return first.add(other, alpha=times)
     # A 16-bit float has so few bits that the rounding error of one addition is as large as an error
-    # that the comparison must detect. So the additions are repeated one by one, as in the loop.
+    # that the comparison must detect. So ``other`` is added one by one, as the loop over replicas
+    # does.
     for _ in range(times):
         first = first + other
     return first

@@ -76,8 +76,8 @@ class BackendChoice:
         """Return the first back end that agrees with the loop on all instances, or the loop.
 
         Args:
-            wanted: The value "auto" for the preferred back end, or the name or the option of a back
-                end.
+            wanted: The requested back end, by its name or its option, or "auto" for the preferred
+                back end.
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
                 same model. This back end is not compared with the loop again.
 
@@ -142,7 +142,10 @@ class BackendChoice:
         return int(together[0])
 
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
-        """Return the object that runs the replicas, or None if the back end fails or disagrees."""
+        """Return the object that runs the replicas; None if its results are not those of the loop.
+
+        The method also returns None if the back end raises an error.
+        """
         try:
             with _silent():
                 if compares and not self._agreement.is_prepared:
@@ -151,8 +154,9 @@ class BackendChoice:
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
                 # run cannot use such tensors. So this block undoes the changes that the back end
-                # makes to lists. Changes by the loop are kept until the choice is made. Without
-                # them, the comparison would not detect that a forward pass counts calls in a list.
+                # makes to lists. Changes by the loop over replicas are kept during the choice.
+                # Without these changes, the comparison would not detect that a forward pass counts
+                # calls in a list.
                 with self._model.state.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
@@ -191,7 +195,7 @@ def _silent() -> Iterator[None]:
     """Discard the text that this thread prints in the ``with`` block.
 
     The choice of a back end runs the forward pass several times. On a real IPU, PopTorch traces the
-    forward pass once, so it prints its text once.
+    forward pass only once, so the forward pass prints its text only once.
     """
     stdout = sys.stdout
     sys.stdout = _OtherThreads(stdout)

@@ -1,6 +1,6 @@
 """The function code_text, which describes a model's settings and code for a key of the cache.
 
-The text contains all code that the forward pass can reach, with some exceptions. For parameters and
+The text contains the code that the forward pass can reach, with some exceptions. For parameters and
 buffers, the text contains only the shape and the dtype. For code of Python's standard library,
 torch and this package, the text contains only names, because the key contains their versions. Code
 of other libraries is included only if the model calls this code directly. A search through its

@@ -80,7 +80,7 @@ class Executable:
             torch requires indices of 64 bits.
         mixed_precision: Whether the forward pass multiplies float16 tensors with float16 or float32
             tensors.
-        back_end: The name of the back end that agreed with the loop; None before the choice.
+        back_end: The name of the chosen back end; None before the choice.
         captured: The forward pass as a graph for the device model; None if no graph was requested
             or the forward pass cannot be captured.
     """
@@ -170,8 +170,8 @@ class Compiler:
 
         Args:
             call: Example arguments of a whole call.
-            earlier: The result of an earlier compilation, which saves the trace of the forward
-                pass; None to trace the forward pass.
+            earlier: The result of an earlier compilation, which is used instead of a new trace of
+                the forward pass; None without an earlier compilation.
             advance: A function that is called with the percentage done and the name of the next
                 step.
 
@@ -228,7 +228,7 @@ class Compiler:
         return state
 
     def _trace(self, call: Call, sizes: Sequence[int], state: DeviceState) -> Executable:
-        """Trace the forward pass, and after a torch error trace it again with 64-bit integers."""
+        """Trace the forward pass; if torch raises an error, trace it again with 64-bit integers."""
         try:
             return self._trace_with(call, sizes, state, widen_integers=False)
         except (RuntimeError, IndexError) as error:

@@ -112,7 +112,7 @@ def _size(tensor: torch.Tensor | None) -> float:
 
 
 def roundings(tensors: Tensors) -> list[float]:
-    """Return the distance that rounding may always cause in each tensor."""
+    """Return the tolerance for rounding errors of each tensor, as a distance."""
     sizes = [_size(tensor) for tensor in tensors]
     largest = max(sizes, default=0.0)
     return [

@@ -213,7 +213,7 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
     """Return the used parameters, by name, with all groups' copies of replica-grouped parameters.
 
-    The first forward pass uses only the copy of one group, but other replicas use other copies.
+    The first forward pass uses the copy of one group of replicas. Other groups use other copies.
     """
     stems = {name.partition("[")[0] for name in used if name.endswith("]")}
     return {
