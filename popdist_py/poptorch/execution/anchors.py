@@ -1,7 +1,7 @@
 """The names of a compiled model's tensors, and the class Anchors, which collects anchored tensors.
 
 An anchored tensor is a tensor inside the model that ``Options.anchorTensor()`` selected. A program
-can read its values after each call.
+can read the values of anchored tensors after each call.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Replacements for torch functions that ``vmap`` vectorises slowly.
 
-A replacement folds the replica dimension into the batch dimension and calls the function once. This
-requires that the result of a sample does not depend on other samples.
+A replacement folds the replica dimension into the batch dimension and calls the function once.
+Folding into the batch requires that the result of a sample does not depend on other samples.
 
-Training batch norms do not meet this requirement. Their replica dimension is folded into the
-channel dimension, to [micro-batch, replicas x channels, ...]. The fold does not copy a tensor whose
-memory order is [micro-batch, replicas, channels, ...]. Therefore the functions after a batch norm
-keep this order, with the replicas of a sample side by side. The memory order of a tensor is visible
-only in its strides.
+In training batch norms, the result of a sample depends on the whole batch. Their replica dimension
+is folded into the channel dimension, to [micro-batch, replicas x channels, ...]. The fold does not
+copy a tensor whose memory order is [micro-batch, replicas, channels, ...]. Therefore the
+replacements keep this order after a batch norm, with the replicas of a sample side by side. The
+memory order of a tensor is visible only in its strides.
 """
 
 from __future__ import annotations

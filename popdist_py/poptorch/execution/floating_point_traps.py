@@ -74,7 +74,7 @@ class FloatingPointTraps(TorchDispatchMode):
                 bad=[tensor for _, tensor in bad],
                 had_nan=had_nan or any(map(_has_nan, read)) or _has(values, math.isnan),
                 # An update of the optimiser writes weights and optimiser state. Every infinity in
-                # them is an overflow, even if a gradient was infinite before.
+                # weights or optimiser state is an overflow, even if a gradient was infinite before.
                 had_infinity=not _is_update(name)
                 and (any(were_bad) or any(map(_is_bad, read)) or _has(values, math.isinf)),
             )

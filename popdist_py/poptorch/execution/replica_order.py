@@ -2,8 +2,8 @@
 
 A contiguous tensor of this shape stores all samples of the first replica, then all samples of the
 second replica, and so on. A tensor with replicas side by side stores its numbers in the order
-[micro-batch, replicas, ...]. It contains the first sample of every replica, then the second sample
-of every replica, and so on. This module does not use ``vmap``.
+[micro-batch, replicas, ...]. Its memory contains the first sample of every replica, then the second
+sample of every replica, and so on. This module does not use ``vmap``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from popdist_py.poptorch.calls.batching import Batching
 
 __all__ = ["CallTimes", "Counters"]
 
-# The clock of a Bow IPU in hertz. Measured seconds are multiplied by this number to get cycles.
+# The clock of a Bow IPU in hertz. Measured seconds are multiplied by the clock to get cycles.
 _CLOCK: Final = 1_850_000_000
 _EVENTS: Final = ("input", "input_complete", "output", "output_complete")
 

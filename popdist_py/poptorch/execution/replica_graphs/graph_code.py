@@ -29,9 +29,9 @@ _ATEN: Final = torch.ops.aten
 def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[Any]]:
     """Simplify a recorded graph in place, and return a Python function that runs the graph.
 
-    The returned function takes the arguments of the graph, and returns the list of the outputs. Its
-    last argument is a function ``arrived(index, gradient)``. The function is called as soon as a
-    gradient is computed, but not for gradients that are None.
+    The returned function takes the arguments of the graph, and returns the list of the outputs. The
+    last argument of the returned function is a function ``arrived(index, gradient)``. The graph
+    calls ``arrived`` for each gradient as soon as the gradient is computed, except if it is None.
 
     Args:
         recorded: The recorded graph.

@@ -115,7 +115,7 @@ def _unchanged_argument(node: fx.Node) -> Any:
 def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
     """Replace a view of a view by one view, and remove a view that does not change the shape.
 
-    The pass needs the shapes of the tensors. It also needs their strides, to skip reordered
+    The pass needs the shapes of the tensors. The pass also needs their strides, to skip reordered
     dimensions that cancel each other out.
     """
     if node.target not in _VIEWS:
