@@ -11,9 +11,9 @@ times, so a program uses the same back end in every run. The rules were derived 
 in this table. Each entry is a step time divided by the step time of the loop, measured on one
 thread of two cores:
 
-=========================  =======  ==========  ===========  ==========
+=========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
-=========================  =======  ==========  ===========  ==========
+=========================  ========  =========  ===========  =========
 linear, CNN, transformer   1        0.64-0.94
 linear, CNN, transformer   2        0.62-0.90   0.45-0.82
 linear, CNN, transformer   8        0.60-0.88   0.22-0.81
@@ -25,7 +25,7 @@ LSTM, 16 samples           4 to 16  2.28-2.71   1.28-1.40
 LSTM with dropout          4 to 16  2.17-3.23                0.40-0.91
 GRU                        2 to 16  0.65-0.77   0.10-0.51
 GRU with dropout           4 to 16  0.70-0.80                0.15-0.56
-=========================  =======  ==========  ===========  ==========
+=========================  ========  =========  ===========  =========
 """
 
 from __future__ import annotations

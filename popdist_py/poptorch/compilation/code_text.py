@@ -127,13 +127,16 @@ class _Reached:
         return self._object(value)
 
     def _tensor(self, tensor: torch.Tensor) -> str:
-        text = f"{tuple(tensor.shape)} {tensor.dtype}"
-        is_weight = isinstance(tensor, nn.Parameter) or id(tensor) in self._buffers
-        if is_weight or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            return text
-        # Python code of a forward pass may read the values of a constant tensor.
-        content = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
-        return f"{text} {_digest(content)}"
+        try:
+            text = f"{tuple(tensor.shape)} {tensor.dtype}"
+            is_weight = isinstance(tensor, nn.Parameter) or id(tensor) in self._buffers
+            if is_weight or tensor.layout != torch.strided or tensor.device.type != "cpu":
+                return text
+            # Python code of a forward pass may read the values of a constant tensor.
+            values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
+            return f"{text} {_digest(values.view(torch.uint8).numpy())}"
+        except RuntimeError:  # A tensor of a subclass may not show its shape or its values.
+            return _name(type(tensor))
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
         if array.dtype.hasobject:

@@ -30,6 +30,7 @@ from poptorch.unreadable_files import UNREADABLE, make_unreadable
 from support.damage import damaged
 from support.models import Mlp, classified, quiet_options
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import popdist_py.poptorch as poptorch
@@ -426,6 +427,23 @@ def test_what_a_module_holds_is_named_by_its_content(kind):
 @pytest.mark.parametrize("held", [threading.Lock(), object(), iter([1]), open])
 def test_what_has_no_value_is_named_by_its_class(held):
     assert hex(id(held))[2:] not in _text(held)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda: torch.ones(2, dtype=torch.cfloat).conj(),
+        lambda: torch.ones(2, dtype=torch.cfloat).conj().imag,
+        lambda: torch.ones(2).to_sparse(),
+        lambda: torch.ones(0, 2),
+        lambda: torch.tensor(1.0, requires_grad=True) * 2,
+        lambda: torch.ones(2, device="meta"),
+        lambda: FakeTensorMode().from_tensor(torch.ones(2)),
+    ],
+    ids=["conjugate", "negative", "sparse", "empty", "result", "meta", "without data"],
+)
+def test_every_tensor_has_a_text(held):
+    assert _text(held()) == _text(held())
 
 
 def test_hooks_of_modules_are_named_by_what_they_do():
