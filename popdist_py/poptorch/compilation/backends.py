@@ -8,8 +8,8 @@ of other rows are compared with the results of the loop.
 With the option "auto", the library tries the rows from the last to the first. It uses the first
 back end that is worthwhile and that agrees with the loop. The choice does not depend on measured
 times, so a program uses the same back end in every run. The rules were derived from the step times
-in this table. Each entry is a step time divided by the step time of the loop, measured on one
-thread of two cores:
+in this table. Each entry is a step time divided by the step time of the loop, measured with one
+thread on a machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
