@@ -47,7 +47,7 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["AsynchronousDataAccessor"]
 
-# PopTorch also waits 10 seconds before it sends a signal to the loader process.
+# The time to wait before a signal ends the loader process. PopTorch waits 10 seconds too.
 _SECONDS_TO_STOP: Final = 10.0
 _SECONDS_TO_TERMINATE: Final = 5.0
 # PopTorch's default of ``miss_sleep_time_in_ms``, in milliseconds.
@@ -55,7 +55,7 @@ _MISS_SLEEP_TIME: Final = 0.1
 
 # The name of the loader process.
 _NAME: Final = "poptorch-data-loader"
-# The exit code of a loader process that makes another accessor while it imports the program.
+# The exit code of a loader process if importing the program makes a second accessor.
 _UNGUARDED: Final = 86
 _START_METHODS: Final = {
     SharingStrategy.SharedMemory: "spawn",
@@ -74,12 +74,13 @@ class AsynchronousDataAccessor:
             the strategy is Fork.
         buffer_size: The number of items that are kept in memory, including the item in use.
         miss_sleep_time_in_ms: The time after which PopTorch checks again for an item that was not
-            ready. This implementation ignores the value, because the operating system wakes this
-            process as soon as an item is ready. For a value other than 0 and the default, the
-            accessor logs a warning.
-        load_indefinitely: Whether to load the next epoch before the program begins to iterate it.
-        early_preload: Whether to load items ahead at once, and not only after the first ``iter()``.
-            The first item is always loaded at once.
+            ready. The accessor ignores the time, because the operating system wakes the program as
+            soon as an item is ready. For a value other than 0 and the default, the accessor logs a
+            warning.
+        load_indefinitely: Whether to load items of the next epoch before the program begins to
+            iterate over the next epoch.
+        early_preload: Whether to load items ahead of time before the first ``iter()``. In any case,
+            the first item is loaded as soon as the accessor is made.
         sharing_strategy: The strategy to start the loader process and to send the data set to it,
             or the name of the strategy. The strategies are ForkServer, Fork, SharedMemory (spawn),
             and FileSystem (spawn, with the data set in a temporary file).
@@ -87,18 +88,18 @@ class AsynchronousDataAccessor:
             items, along the first dimension. If ``rebatched_size`` is not given, the accessor
             returns the items unchanged.
 
-    The program may call ``set_epoch()`` of the data set, and of a DataLoader's sampler such as
-    DistributedSampler, in this process. The accessor then discards the items that it loaded ahead
-    for another epoch.
+    In the process of the accessor, the program may call ``set_epoch()`` of the data set and of a
+    DataLoader's sampler such as DistributedSampler. After a ``set_epoch()``, the accessor discards
+    items that it loaded ahead of time for another epoch.
 
     A request for the next item permits the accessor to overwrite the tensors of the previous item.
-    Clone tensors to keep their values. The accessor returns tuples as lists.
+    To keep the values of an item, clone its tensors. The accessor returns tuples as lists.
 
     Raises:
         Error: The data set is empty or cannot be pickled, its first item cannot be loaded, or the
             DataLoader already has an accessor.
-        AssertionError: The arguments cannot be combined. The accessor also raises this error during
-            iteration if an item cannot be loaded. The message then contains the traceback.
+        AssertionError: The arguments cannot be combined. During iteration, the accessor raises an
+            AssertionError with the traceback if an item cannot be loaded.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # The epochs of samplers and data sets that were last sent to the loader process.
+        # The epochs of the sampler and the data set that the loader process was last sent.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,
@@ -136,9 +137,9 @@ class AsynchronousDataAccessor:
         )
         self._slots = job.slots
         self._buffer_size = len(job.slots)
-        # The description of the item that was received last.
+        # The structure and the tensor positions of the item that was received last.
         self._description: Any = None
-        # The index of the slot whose tensors were returned last.
+        # The index of the shared-memory slot with the tensors that were returned last.
         self._held: int | None = None
         self._epoch = 0
         # Whether an item of this epoch has been returned.
@@ -146,7 +147,8 @@ class AsynchronousDataAccessor:
         self._iterating = False
         # The number of items of this epoch that have been returned.
         self._position = 0
-        # The state of the random generators before this epoch, which determines its order.
+        # The state of the random generators before this epoch. This state determines the order of
+        # the epoch.
         self._start: dict[str, Any] | None = None
         # The number of complete epochs minus ``_epoch``.
         self._epochs_before = 0
@@ -157,8 +159,8 @@ class AsynchronousDataAccessor:
         self._process = _start(job, theirs, strategy)
         theirs.close()
         self._channel = Channel(ours, self._process.sentinel)
-        # The finalizer runs when the accessor is deleted, or at exit of the program before Python
-        # waits for its child processes.
+        # The finalizer ends the loader process when the accessor is deleted. Otherwise it runs at
+        # the end of the program, before Python waits for its child processes.
         self._finalizer = util.Finalize(
             self, _shut_down, (self._process, self._channel), exitpriority=100
         )
@@ -216,13 +218,14 @@ class AsynchronousDataAccessor:
             self._position, self._start = 0, None
         told = self._newly_told()
         if told is not None and self._resume is None and self._start is not None:
-            # The program set another epoch, so this epoch begins again in another order.
+            # The program called ``set_epoch()`` with another epoch, so the current epoch begins
+            # again in another order.
             self._resume = self.state_dict()
         resume = None
         if self._resume is not None or told is not None:
-            # The new number is higher than the number of any epoch that the loader process has
-            # begun, so the loader process discards its loaded items. If epochs are short, the
-            # loader process may be ahead by one epoch for each item in the buffer.
+            # The new epoch number is higher than the number of any epoch that the loader process
+            # has begun. Therefore the loader process discards its loaded items. If epochs are
+            # short, the loader process may be ahead by one epoch for each item in the buffer.
             self._epoch += self._buffer_size + 1
             self._epochs_before -= self._buffer_size + 1
         if self._resume is not None:
@@ -234,7 +237,7 @@ class AsynchronousDataAccessor:
         return self
 
     def __next__(self) -> Any:
-        """Return the next item. Its tensors are valid until the next call of this method."""
+        """Return the next item, whose tensors are valid until the next call of this method."""
         self._give_back()
         if not self._iterating:
             raise StopIteration
@@ -254,14 +257,15 @@ class AsynchronousDataAccessor:
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        The state is the number of complete epochs, the number of items of this epoch that were
-        returned, and the random state that the order of this epoch was drawn from. The state
-        consists of plain values and tensors, so loading it from a file executes no code. The state
-        does not include the random generators of persistent workers.
+        The state contains the number of complete epochs, the number of returned items of this
+        epoch, and the random state from which the order of this epoch was drawn. The state consists
+        of plain values and tensors, so loading it from a file executes no code. The state does not
+        include the random generators of persistent workers.
         """
         if self._resume is not None:
             return dict(self._resume)
-        # The loader process sends the start of a new epoch after it has left the old epoch.
+        # The loader process sends the random state of a new epoch only after the end of the old
+        # epoch.
         while self._start is None:
             self._receive_of_epoch()
         return {
@@ -279,7 +283,7 @@ class AsynchronousDataAccessor:
         self._resume = dict(state_dict)
 
     def _newly_told(self) -> ToldEpochs | None:
-        """Return the epochs that the program set; None if they equal those of the last call."""
+        """Return the epochs that the program set with ``set_epoch()``; None if none has changed."""
         told = ToldEpochs.of(self._sampler, self._dataset)
         if told == self._told:
             return None
@@ -290,8 +294,8 @@ class AsynchronousDataAccessor:
         """Wait for a message from the loader process.
 
         Returns:
-            The message, if it is an item of this epoch or the end of this epoch. The method returns
-            None for other messages.
+            The message, if the message is an item of this epoch or the end of this epoch. The
+            method returns None for other messages.
         """
         message = self._receive()
         match message:
@@ -378,14 +382,15 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
     """
     here: Any = multiprocessing.current_process()
     if here.name == _NAME and getattr(here, "_inheriting", False):
-        # The training process explains this error, so a traceback of this process is not needed. A
-        # fork server would replace the exit code of sys.exit() by 1.
+        # The training process explains the error, so the loader process does not print a traceback.
+        # ``sys.exit()`` is not usable, because a fork server would replace its exit code by 1.
         sys.stdout.flush()
         os._exit(_UNGUARDED)
     method = _START_METHODS[strategy]
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
-        # The fork server imports these modules only once, so later loader processes start faster.
+        # The fork server imports the preloaded modules only once, so later loader processes start
+        # faster.
         context.set_forkserver_preload(["__main__", loader_process.__name__])
     content = Parcel(job, on_disk=strategy == SharingStrategy.FileSystem)
     process = context.Process(
@@ -408,7 +413,7 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
 
 
 def _shut_down(process: Any, channel: Channel) -> None:
-    """Stop the loader process with a message, or with a signal if it does not end in time."""
+    """End the loader process with a message, or with a signal if it does not end in time."""
     try:
         with contextlib.suppress(OSError):
             channel.send(Stop())
@@ -417,7 +422,8 @@ def _shut_down(process: Any, channel: Channel) -> None:
             process.terminate()
             process.join(_SECONDS_TO_TERMINATE)
     finally:
-        # An interrupt may end the waits above. The loader process must be killed even in this case.
+        # Ctrl-C may interrupt the waiting for the loader process. The loader process must be killed
+        # even after an interrupt.
         if process.is_alive():
             process.kill()
             process.join()

@@ -34,7 +34,7 @@ def too_few_elements(
 
 
 def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
-    """Return a message that one instance gets no elements of the data set.
+    """Return a message that one instance does not get any element of the data set.
 
     Args:
         elements: The number of elements of the data set, for all instances together.

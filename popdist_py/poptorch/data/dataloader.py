@@ -1,8 +1,8 @@
 """PopTorch's class DataLoader, whose batches have the size that one call of a model needs.
 
-The loader multiplies the micro-batch size by the device iterations, the replicas and the gradient
-accumulation. The loader reads each instance's own share of the data set. In the mode Async, the
-class AsynchronousDataAccessor transfers the batches from a loader process.
+The size is the micro-batch size times the numbers of device iterations, replicas and accumulated
+gradients. On each instance, the loader reads only this instance's share of the data set. In the
+mode Async, another process loads the batches, and the class AsynchronousDataAccessor receives them.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from popdist_py.sharding import shard
 
 __all__ = ["DataLoader"]
 
-# The operating system's error codes if shared semaphores or shared memory cannot be made.
+# The operating system's error codes for a failure to make shared semaphores or shared memory.
 _NO_SHARED_MEMORY: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS)
 
 
 @dataclass(slots=True)
 class _Place:
-    """The position in an epoch. The loader has returned ``position`` batches of the epoch."""
+    """A loader's position in an epoch: ``position`` is the number of batches it has returned."""
 
     epoch: int
     start: dict[str, Any]
@@ -101,27 +101,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         dataset: A map-style or iterable data set.
         batch_size: The number of elements in one micro-batch; None if the data set yields whole
             batches.
-        shuffle: Whether to read the data set in a random order, which changes each epoch. The order
-            of an iterable data set cannot be random. All instances share one order, which is drawn
-            from ``options.randomSeed``. This option must be equal on all instances. If the option
-            is not set, instance 0 draws a seed, and all instances must make the loader. If a torch
-            sampler does not have a generator, the sampler uses the same seed. The program's own
+        shuffle: Whether to read the data set in a new random order in each epoch. The order of an
+            iterable data set cannot be random. All instances share one order, which is drawn from
+            the seed ``options.randomSeed``. The seed must be equal on all instances. If the options
+            do not contain a seed, instance 0 draws a seed, and all instances must make the loader.
+            A torch sampler without a generator also uses the shared seed. The program's own
             samplers must yield the same order on every instance.
         num_workers: The number of worker processes that load batches.
         drop_last: Whether to drop elements that do not fill a batch.
-        persistent_workers: Whether worker processes stay alive between epochs. By default, worker
-            processes stay alive. After a call of the data set's ``set_epoch()`` with another epoch,
-            the loader always starts new worker processes.
+        persistent_workers: Whether worker processes stay alive between epochs, which is the
+            default. After a call of the data set's ``set_epoch()`` with another epoch, the loader
+            always starts new worker processes.
         auto_distributed_partitioning: Whether each process reads only its own share of the data
-            set. A torch DistributedSampler for several processes already selects a share, so the
-            loader does not divide its order again.
-        mode: Sync loads batches in this process. Async loads batches ahead of time in another
-            process. AsyncRebatched also loads in another process, and its workers may load batches
-            of another size.
+            set. A torch DistributedSampler for several processes already selects a process's share,
+            so the loader does not divide the sampler's order again.
+        mode: Sync loads batches in the program's process. Async loads batches ahead of time in
+            another process. AsyncRebatched also loads in another process, whose workers may load
+            batches of another size.
         async_options: Keyword arguments for :class:`AsynchronousDataAccessor`.
         rebatched_worker_size: The batch size of the workers in the mode AsyncRebatched.
         batch_sampler: An iterable that yields the indices of one micro-batch at a time. The loader
-            concatenates DI x (R / G) x GA of these batches along dimension 0.
+            concatenates DI x (R / G) x GA of these micro-batches along dimension 0.
         **kwargs: Keyword arguments for :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -130,8 +130,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Error: A batch_sampler is combined with batch_size, shuffle or automatic partitioning.
 
     In the modes Async and AsyncRebatched, the tensors of a batch are valid until the next batch is
-    requested. In these modes, the loader returns tuples as lists. Source: PopTorch user guide,
-    "Efficient data batching".
+    requested. In these two modes, the loader returns tuples as lists. The chapter "Efficient data
+    batching" of the PopTorch user guide describes the batch sizes.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._options = options
         self._mode = mode
         self._accessor: AsynchronousDataAccessor | None = None
-        # The position in the epoch that began last.
+        # The loader's position in the epoch that began last.
         self._place: _Place | None = None
-        # The position where the next ``iter()`` continues.
+        # The loaded state from which the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
-        # The epochs of the data sets in existing workers.
+        # The epochs of the data set and its inner data sets in the existing workers.
         self._dataset_epochs: tuple[Any, ...]
         partitioned = (
             auto_distributed_partitioning
@@ -171,7 +171,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         shuffle = bool(shuffle)
         # The program's batch sampler, if it has a batch size. The inherited attribute
-        # ``batch_sampler`` may be a GroupedBatchSampler, which groups the batches of this sampler.
+        # ``batch_sampler`` may be a GroupedBatchSampler instead, which groups the batches of the
+        # program's batch sampler.
         self._given_batches: Any = batch_sampler if hasattr(batch_sampler, "batch_size") else None
 
         if batch_sampler is not None:
@@ -190,7 +191,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batch_sampler, "batch_size"
         )
         if batch_sampler is not None and not sizes_are_known:
-            # The batches of the batch sampler may have different sizes.
+            # Rebatching needs equal sizes, but the batches of a batch sampler may have different
+            # sizes.
             sizes = replace(sizes, rebatched=False)
         self._sizes = sizes
 
@@ -208,7 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             torch_arguments |= grouped
         else:
             torch_arguments["batch_size"] = sizes.loaded
-            # If the accessor rebatches, the accessor drops the last incomplete batch.
+            # If the accessor assembles batches of another size, the accessor drops the last
+            # incomplete batch.
             torch_arguments["drop_last"] = (
                 drop_last and not sizes.rebatched and sizes.loaded is not None
             )
@@ -246,16 +249,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _combined_batch_size(self) -> int | None:
-        """The same value as combinedBatchSize. Some programs read PopTorch's private name."""
+        """The value of combinedBatchSize, for programs that read PopTorch's private attribute."""
         return self._sizes.combined
 
     @property
     def options(self) -> Options:
-        """The options that this loader was made with. The options are frozen."""
+        """The frozen options that this loader was made with."""
         return self._options
 
     def terminate(self) -> None:
-        """End the loader process, which exists only in the modes Async and AsyncRebatched."""
+        """End the loader process that the modes Async and AsyncRebatched have started."""
         if self._accessor is not None:
             self._accessor.terminate()
 
@@ -298,7 +301,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return 0 if self._place is None else self._place.epoch + 1
 
     def _go_on(self, state: Mapping[str, Any]) -> Iterator[Any]:
-        """Begin the epoch of a loaded state again, and skip the batches before its position."""
+        """Begin a saved epoch again, and skip the batches before the saved position."""
         start, draws = state["start"], Draws.of(self)
         if start["random"] is None:
             # The state was taken between two epochs, so the new epoch uses the program's random
@@ -307,7 +310,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             start = draws.state(with_random=True)
             batches = super().__iter__()
         else:
-            # The program's random generators must have the same state before and after this block.
+            # Loading the earlier batches draws random numbers, but must not change the program's
+            # random generators.
             with own_random():
                 draws.load(start)
                 batches = super().__iter__()
@@ -321,22 +325,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        The state is the number of complete epochs, the number of batches of this epoch that were
-        returned, and the random state that the order of this epoch was drawn from. The state
-        consists of plain values and tensors, so loading it from a file executes no code.
+        The state contains the number of complete epochs, the number of returned batches of this
+        epoch, and the random state from which the order of this epoch was drawn. The state consists
+        of plain values and tensors, so loading it from a file executes no code.
 
-        If a sampler has a method ``state_dict()``, the sampler's state is included. For other
-        samplers, the attributes ``generator`` and ``epoch`` are included. The state does not
-        include the random generators of persistent workers. The program must save the state of its
-        own random generators.
+        The state also includes the result of the sampler's method ``state_dict()``, or the
+        sampler's attributes ``generator`` and ``epoch``. The state does not include the random
+        generators of persistent workers. The program must save the state of its own random
+        generators.
         """
         return {**self._state(), "batch_elements": self._elements_of_batch}
 
     @property
     def _elements_of_batch(self) -> int | None:
-        """The number of elements in the batches of all instances together, for one call.
+        """The number of elements for one call of the model, summed over all instances.
 
-        Without a batch size, the value is None, as for ``combinedBatchSize``.
+        Like ``combinedBatchSize``, the number is None if the loader has no batch size.
         """
         combined = self._sizes.combined
         return None if combined is None else combined * self._options.Distributed.numProcesses
@@ -360,7 +364,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         The next ``iter()`` continues with the next batch of the saved epoch. The earlier batches of
         the epoch are loaded again and discarded. If the batch size has changed, for example because
-        of other device iterations, the loader skips the same number of elements.
+        of other device iterations, the loader skips the same number of elements as before.
         """
         state = {**state_dict, "position": self._position_of(state_dict)}
         if self._accessor is not None:
@@ -369,9 +373,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._resume = state
 
     def _position_of(self, state: Mapping[str, Any]) -> int:
-        """Return the number of batches to skip, for the batch size of this loader."""
+        """Return the number of this loader's batches that contain the elements to skip."""
         position: int = state["position"]
-        # The states of earlier versions do not contain ``batch_elements``.
+        # States that earlier versions of this class saved do not contain ``batch_elements``.
         before: int | None = state.get("batch_elements")
         now = self._elements_of_batch
         if before is None or now is None or before == now:
@@ -396,7 +400,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         Raises:
             Error: This loader already has an accessor.
-            AssertionError: The last batch may be incomplete, and the accessor does not rebatch.
+            AssertionError: The last batch may be incomplete, and the accessor does not assemble
+                batches of another size.
         """
         if self._accessor is not None:
             raise Error(
@@ -414,7 +419,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # If this loader rebatches, its length is already the number of rebatched batches.
         length = partial(length_of, reference, None if self._sizes.rebatched else size)
         # If a subclass in mode Sync overrides ``__iter__``, the loader process calls the override.
-        # In an asynchronous mode, the override runs in this process and iterates the accessor.
+        # In an asynchronous mode, the override runs in the training process and iterates over the
+        # accessor.
         if self._mode == DataLoaderMode.Sync and type(self).__iter__ is not DataLoader.__iter__:
             source = Source(items=self, drop_last=self._sizes.drop_last, length=length)
         else:

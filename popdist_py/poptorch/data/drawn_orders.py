@@ -1,8 +1,9 @@
 """A check that the program's own samplers draw the same order on every instance.
 
-Each instance reads its share of one order. If a sampler draws a different order on each instance,
-the shares overlap, and some elements are never read. The orders are compared when a training model
-is compiled, because all instances compile the model together.
+Each instance reads its share of the data set in the order of a sampler. If a sampler draws a
+different order on each instance, the shares overlap, and some elements are never read. The
+instances compare the orders when they compile a training model, because all instances take part in
+the compilation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["DrawnOrder", "check", "note"]
 
-# Two different orders almost certainly differ within this number of elements.
+# Two different orders almost certainly differ within this number of their first elements.
 _COMPARED_ELEMENTS: Final = 10_000
 
 
@@ -24,11 +25,11 @@ class DrawnOrder(NamedTuple):
     """A description of the first order that a sampler drew.
 
     Attributes:
-        number: The index of the sampler among the samplers of this process whose orders are
-            divided among the instances.
+        number: The index of the sampler among this process's samplers with divided orders. The
+            process counts only samplers whose orders are divided among the instances.
         sampler: The class name of the sampler.
-        length: The length of the order.
-        digest: A hash of the first elements of the order.
+        length: The number of indices in the order.
+        digest: A hash of the first indices in the order.
     """
 
     number: int
@@ -38,31 +39,33 @@ class DrawnOrder(NamedTuple):
 
     @classmethod
     def of(cls, number: int, sampler: Any, order: Sequence[Any]) -> DrawnOrder:
-        """Return the description of an order.
+        """Return the description of an order that a sampler drew.
 
         Args:
-            number: The index of the sampler.
+            number: The index of the sampler among this process's samplers with divided orders.
             sampler: The sampler that drew the order.
-            order: The order.
+            order: All indices that the sampler yields in an epoch.
         """
         text = repr(list(order[:_COMPARED_ELEMENTS])).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
         return cls(number, type(sampler).__name__, len(order), digest)
 
 
-# The orders that have not yet been compared with those of other instances.
+# The orders of this process's samplers that have not yet been compared with the orders of other
+# instances.
 _drawn: list[DrawnOrder] = []
 
 
 def note(order: DrawnOrder) -> None:
-    """Record an order for the next call of ``check``."""
+    """Record the order that a sampler drew, for the next call of ``check``."""
     _drawn.append(order)
 
 
 def check(communicator: Communicator) -> None:
     """Warn about samplers whose orders differ between instances.
 
-    All instances must call this function, because it exchanges the orders between them.
+    All instances must call this function, because the function exchanges descriptions of orders
+    between the instances.
     """
     if communicator.num_instances == 1:
         return
@@ -72,8 +75,8 @@ def check(communicator: Communicator) -> None:
         return
     for own in everyone[0]:
         for index, others in enumerate(everyone):
-            # If samplers of two instances have the same number, class and length, they most likely
-            # belong to the same loader of the program.
+            # Two samplers with the same index, class and length on two instances most likely belong
+            # to the same loader of the program.
             same = [each for each in others if each[:3] == own[:3]]
             if same and same[0].digest != own.digest:
                 first, other = communicator.instances[0], communicator.instances[index]

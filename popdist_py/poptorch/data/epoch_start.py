@@ -1,8 +1,8 @@
 """The state of all random generators that determine the order of a loader's epoch.
 
-A state consists of numbers and tensors, and of tuples, lists and dictionaries of them. Therefore
-loading a state from a file executes no code. The classes DataLoader and AsynchronousDataAccessor
-count the batches of an epoch.
+A state consists of numbers and tensors, in tuples, lists and dictionaries. Therefore loading a
+state from a file executes no code. The classes DataLoader and AsynchronousDataAccessor count the
+batches of an epoch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Draws:
 
     Attributes:
         sampler: The sampler that yields the order, if there is a sampler.
-        generator: The loader's random generator; None if the loader uses the process's generator.
-        loader: The torch DataLoader, if there is a DataLoader. Its workers may stay alive between
-            epochs.
+        generator: The loader's random generator; None if the loader uses the process's random
+            generator.
+        loader: The torch DataLoader whose workers may stay alive between epochs; None without such
+            a DataLoader.
     """
 
     sampler: Any = None
@@ -42,7 +43,7 @@ class Draws:
         return cls(sampler, loader.generator, loader)
 
     def state(self, *, with_random: bool) -> dict[str, Any]:
-        """Return the state before an epoch. ``load`` restores the state to repeat the epoch.
+        """Return the state of the sampler and the random generators at the start of an epoch.
 
         Args:
             with_random: Whether the state includes the process's random generators.
@@ -55,10 +56,10 @@ class Draws:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a state, so that the next epoch repeats the random numbers of the saved epoch."""
+        """Restore a state, so that the next epoch draws the saved epoch's random numbers again."""
         if state["has_workers"] and self.loader is not None and not self._has_workers:
             # Torch draws a seed when it starts workers, but the saved epoch used existing workers.
-            # Therefore the workers are started here, before the state is restored.
+            # Therefore this code starts the workers before it restores the state.
             with own_random():
                 torch.utils.data.DataLoader.__iter__(self.loader)
         if self.generator is not None and state["generator"] is not None:
@@ -74,19 +75,19 @@ class Draws:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def end_workers(self) -> None:
-        """End the workers of an earlier epoch, so that new workers get the present data set."""
+        """End the workers of an earlier epoch. New workers will get a new copy of the data set."""
         if self._has_workers:
             self.loader._iterator = None  # type: ignore[union-attr]
 
     @property
     def _has_workers(self) -> bool:
-        """Whether workers of an earlier epoch still run. Torch keeps the iterator of workers."""
+        """Whether workers of an earlier epoch still run. Torch stores the iterator of workers."""
         return getattr(self.loader, "_iterator", None) is not None
 
 
 @contextlib.contextmanager
 def own_random() -> Iterator[None]:
-    """Restore the state of the process's random generators after the enclosed code."""
+    """Restore the state of the process's random generators at the end of the ``with`` block."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     try:
         yield

@@ -1,6 +1,6 @@
 """Checks of the arguments of DataLoader, and the sizes of its batches.
 
-The functions of this module do not load data.
+The functions of this module do not load any data.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class LoadSizes:
     Attributes:
         combined: The number of elements for one call of the model; None if the data set yields
             whole batches.
-        loaded: The number of elements in a batch that torch's DataLoader loads; None if the data
-            set yields whole batches.
-        rebatched: Whether the accessor assembles combined batches from loaded batches.
+        loaded: The number of elements in a batch that torch's DataLoader loads, before rebatching;
+            None if the data set yields whole batches.
+        rebatched: Whether the accessor assembles batches of ``combined`` elements from batches of
+            ``loaded`` elements.
         drop_last: Whether a last incomplete batch is dropped.
     """
 
@@ -51,7 +52,7 @@ def load_sizes(
     rebatched_worker_size: int | None,
     async_options: dict[str, Any] | None,
 ) -> LoadSizes:
-    """Return the sizes of batches for the arguments of a DataLoader.
+    """Return the sizes of a DataLoader's batches, computed from the DataLoader's arguments.
 
     Args:
         micro_batches: The number of micro-batches for one call of the model.
@@ -63,7 +64,8 @@ def load_sizes(
         async_options: The program's keyword arguments for the accessor.
 
     Raises:
-        AssertionError: The sizes cannot be combined.
+        AssertionError: The worker size is not between 1 and the combined size, or the accessor's
+            arguments contain ``rebatched_size``.
     """
     combined = None if batch_size is None else batch_size * micro_batches
     assert "rebatched_size" not in (async_options or {}), (
@@ -72,7 +74,8 @@ def load_sizes(
     rebatched = mode == DataLoaderMode.AsyncRebatched or (
         mode == DataLoaderMode.Async and not drop_last
     )
-    # Batches of one element need not be assembled, because they are never incomplete.
+    # Batches of one element need not be assembled, because a batch of one element is never
+    # incomplete.
     rebatched = rebatched and combined is not None and combined > 1
     loaded = combined
     if mode == DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
@@ -102,7 +105,7 @@ def check_mode(mode: Any) -> None:
 def is_partition(sampler: Any) -> bool:
     """Tell whether a sampler yields only one process's share of a data set.
 
-    The loader must not divide the order of this sampler again.
+    The loader must not divide the order of such a sampler again.
     """
     return (
         isinstance(sampler, torch.utils.data.distributed.DistributedSampler)

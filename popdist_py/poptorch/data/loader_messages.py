@@ -1,6 +1,7 @@
 """The messages between an accessor and its loader process, and the pipe for the messages.
 
-Messages are tuples, because tuples are pickled fastest. Two messages are sent for every item.
+Messages are tuples, because tuples are pickled fastest. The speed matters, because the processes
+send two messages for every item.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ __all__ = [
 
 
 class Start(NamedTuple):
-    """A command to begin an epoch, even if the epoch before is unfinished.
+    """A command to begin an epoch, even if the loader process has not finished the epoch before.
 
     Attributes:
         epoch: The number of the epoch.
-        resume: The start of a saved epoch, and the number of its items to skip; None to begin a new
-            epoch.
-        told: The epochs of samplers and data sets, if the program has set an epoch since the last
-            message.
+        resume: The random state at the start of a saved epoch, and the number of its items to skip;
+            None to begin a new epoch.
+        told: The epochs of samplers and data sets; None if the program has not called a
+            ``set_epoch()`` since the last message.
     """
 
     epoch: int
@@ -46,7 +47,7 @@ class Start(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """A message that the item in a slot is no longer needed."""
+    """A message that the program no longer needs the item in a slot of shared memory."""
 
     slot: int
 
@@ -59,11 +60,13 @@ class Stop(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A message that the first item has been loaded.
+    """A message that the loader process has loaded the first item.
 
     Attributes:
-        start: The random state that the order of the first epoch was drawn from.
-        order: A description of the order, if the program's own sampler drew the order.
+        start: The state of the random generators, from which the order of the first epoch was
+            drawn.
+        order: A description of the order of the items; None if the program's own sampler did not
+            draw the order.
     """
 
     start: dict[str, Any]
@@ -79,7 +82,7 @@ class Begun(NamedTuple):
 
     Attributes:
         epoch: The number of the epoch.
-        start: The random state that the order of the epoch was drawn from.
+        start: The state of the random generators, from which the order of the epoch was drawn.
     """
 
     epoch: int
@@ -91,9 +94,9 @@ class Filled(NamedTuple):
 
     Attributes:
         epoch: The number of the epoch.
-        slot: The index of the slot.
-        description: The structure of the item and the places of its tensors; None if they are the
-            same as for the previous item.
+        slot: The index of the slot, which is an area of shared memory for one item.
+        description: The structure of the item and the positions of its tensors in the slot; None if
+            the description is equal to that of the previous item.
     """
 
     epoch: int
@@ -102,11 +105,12 @@ class Filled(NamedTuple):
 
 
 class EndOfEpoch(NamedTuple):
-    """A message that all items of an epoch have been sent.
+    """A message that the loader process has sent all items of an epoch.
 
     Attributes:
         epoch: The number of the epoch.
-        start: The random state that the order of the next epoch will be drawn from.
+        start: The state of the random generators, from which the order of the next epoch will be
+            drawn.
     """
 
     epoch: int
@@ -143,7 +147,7 @@ class Channel:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def ready(self) -> bool:
-        """Tell whether :meth:`receive` would return or raise at once."""
+        """Tell whether :meth:`receive` would return, or raise an error, without waiting."""
         return bool(self._poll.poll(0))
 
     def receive(self) -> Any:

@@ -1,9 +1,10 @@
 """The code of an accessor's loader process, which writes the items of a data set to shared memory.
 
-A slot is shared memory for one item. One loop loads items and handles the accessor's commands.
-Batches of a map-style DataLoader are collated directly in a slot. If the DataLoader has worker
-processes, the worker processes collate the batches. Items of any other iterable are copied into a
-slot. The module ``accessor.py`` contains the code of the training process.
+A slot is an area of shared memory for one item. One loop in the loader process loads items and
+executes the accessor's commands. Batches of a map-style DataLoader are collated directly in a slot.
+If the DataLoader has worker processes, the worker processes collate the batches. Items of any other
+iterable are copied into a slot. The module ``accessor.py`` contains the code of the training
+process.
 """
 
 from __future__ import annotations
@@ -54,18 +55,21 @@ class Job:
 
     Attributes:
         source: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
-        slots: The slots for items. Their number is so large that a slot is always free when the
-            loader process needs a slot.
-        buffer_size: The maximum number of items that the accessor holds or has not yet received.
+        slots: The areas of shared memory for items. There are so many slots that one is always free
+            when the loader process loads an item.
+        buffer_size: The maximum number of loaded items that the accessor is using or has not yet
+            received.
         rebatched_size: The number of elements in the batches that are assembled from the items;
             None to send the items unchanged.
         drop_last: Whether an incomplete last batch is dropped when batches are assembled.
         in_place: Whether the source is a map-style DataLoader that can collate into slots.
-        load_indefinitely: Whether each later epoch begins without a message from the accessor.
-        early_preload: Whether the first epoch begins without a message from the accessor.
+        load_indefinitely: Whether the loader process begins every later epoch without a command
+            from the accessor.
+        early_preload: Whether the loader process begins the first epoch without a command from the
+            accessor.
         seed: The seed of the random generators of the loader process.
-        start_method: The start method for a DataLoader's workers, unless the arguments of the
-            DataLoader contain a start method.
+        start_method: The multiprocessing start method for a DataLoader's workers. A start method in
+            the arguments of the DataLoader has priority.
         parsers: The parsers of the registered custom types.
     """
 
@@ -83,19 +87,19 @@ class Job:
 
 
 class _Stopped(Exception):
-    """The accessor sent the command to stop."""
+    """The accessor sent the command to end the loader process."""
 
 
 @dataclass
 class _Slots:
-    """The indices of the free slots, and of the slots that the accessor holds."""
+    """The indices of the free slots, and of the slots that the accessor has not returned yet."""
 
     total: int
     free: list[int] = field(default_factory=list)
     lent: set[int] = field(default_factory=set)
 
     def reclaim(self) -> None:
-        """Mark all slots as free that the accessor does not hold.
+        """Mark every slot as free, except the slots that the accessor has not returned yet.
 
         Call this method only while no item is being loaded.
         """
@@ -112,7 +116,7 @@ _Token = tuple[int, Any]
 
 
 class _InPlaceDataset(torch.utils.data.Dataset[Any]):
-    """A data set that gets a slot and indices, and returns the slot and samples."""
+    """A data set wrapper that returns the samples for a request, and the request's slot index."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -127,11 +131,11 @@ class _InPlaceDataset(torch.utils.data.Dataset[Any]):
 
 
 class _InPlaceCollate(custom_types.CarriesParsers):
-    """A collate function that writes a batch to a slot, and returns the batch's description."""
+    """A collate function that writes a batch to a slot of shared memory and describes the batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], slots: list[Slot]) -> None:
-        # ``SlotWriter.collate`` replaces torch's default function, because it writes directly to
-        # the slot.
+        # ``SlotWriter.collate`` replaces torch's default collate function, because
+        # ``SlotWriter.collate`` writes the batch directly to the slot.
         self._collate_fn = None if collate_fn is torch.utils.data.default_collate else collate_fn
         self._slots = slots
 
@@ -144,7 +148,7 @@ class _InPlaceCollate(custom_types.CarriesParsers):
 
 
 class _InPlaceBatches:
-    """A batch sampler that adds a free slot to the indices of every batch."""
+    """A batch sampler that yields the index of a free slot with the indices of every batch."""
 
     def __init__(self, batches: Iterable[Any], slots: _Slots, minimum: int) -> None:
         self.batches = batches
@@ -161,7 +165,7 @@ class _InPlaceBatches:
 
 
 class _InPlace:
-    """The batches of a map-style DataLoader, which are collated directly in slots."""
+    """The batches of a map-style DataLoader, collated directly in slots of shared memory."""
 
     def __init__(self, job: Job, ledger: _Slots) -> None:
         arguments = dict(job.source.arguments)
@@ -182,14 +186,14 @@ class _InPlace:
     def __iter__(self) -> Iterator[_Token]:
         if self._workers is not None:
             return iter(self._workers)
-        # Torch's DataLoader draws a seed at the start of an epoch. The same draw here keeps later
-        # random numbers equal to those of torch's DataLoader.
+        # Torch's DataLoader draws a seed at the start of an epoch. This line also draws a number,
+        # so that later random numbers are equal to those with torch's DataLoader.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         return (self._collate(self._dataset.__getitems__(request)) for request in self._batches)
 
 
 class _Copied:
-    """The items of any iterable, which are rebatched if required, and copied to slots."""
+    """The items of any iterable, rebatched if required, and copied to slots of shared memory."""
 
     def __init__(self, job: Job, ledger: _Slots) -> None:
         self._job = job
@@ -235,7 +239,7 @@ def _num_rows(item: Any) -> int:
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     """Yield lists of parts of items. The parts of a list have ``size`` rows together.
 
-    The last list may have fewer rows.
+    A row is one element along dimension 0. The slices of the last list may have fewer rows.
     """
     parts: list[Any] = []
     missing = size
@@ -259,9 +263,9 @@ def _rows(item: Any, start: int, stop: int) -> Any:
 
 
 class _Loader:
-    """The loop of the loader process, which sends filled slots and executes commands.
+    """The main loop of the loader process: it loads items into slots and executes commands.
 
-    The accessor holds or has not yet received at most ``buffer_size`` items.
+    At most ``buffer_size`` loaded items are in use by the accessor or not yet received.
     """
 
     def __init__(self, job: Job, channel: Channel) -> None:
@@ -269,13 +273,14 @@ class _Loader:
         self._channel = channel
         self._ledger = _Slots(len(job.slots))
         self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
-        # The last epoch that may be loaded.
+        # The number of the last epoch that the loader process may load without another command.
         self._newest = 0 if job.early_preload else -1
-        # The description that was sent last.
+        # The description of an item that was sent to the accessor last.
         self._sent: Any = None
-        # The random state that the order of this epoch was drawn from.
+        # The state of the random generators, from which the order of this epoch was drawn.
         self._start: dict[str, Any] = {}
-        # The saved start of the next epoch and the number of items to skip, from ``Start.resume``.
+        # The saved random state at the start of the next epoch, and the number of items to skip.
+        # Both values come from ``Start.resume``.
         self._resume: tuple[dict[str, Any], int] | None = None
         # The epochs to set on samplers and data sets before the next epoch.
         self._told: ToldEpochs | None = None
@@ -283,8 +288,7 @@ class _Loader:
     def run(self) -> None:
         """Load all epochs that the accessor requests, unless the data set is empty.
 
-        Raises:
-            _Stopped: The accessor sent the command to stop.
+        Raises: _Stopped: The accessor sent the command to end the loader process.
         """
         epoch = 0
         tokens, token = self._begin()
@@ -296,7 +300,8 @@ class _Loader:
             self._wait_for(epoch)
             epoch = self._newest
             if self._resume is not None or self._told is not None:
-                # The first item was loaded ahead in another order, so the epoch must begin again.
+                # The first item was loaded ahead of time in an order that is no longer valid.
+                # Therefore the epoch must begin again.
                 del tokens
                 tokens, token = self._begin()
             had_items = token is not None
@@ -314,8 +319,8 @@ class _Loader:
         """Begin an epoch.
 
         Returns:
-            The iterator over the epoch's remaining items, and the first item. If the epoch is
-            empty, the second value is None instead of the first item.
+            The iterator over the epoch's remaining items, and the epoch's first item. If the epoch
+            is empty, the second value is None.
         """
         skipped = 0
         if self._resume is not None:
@@ -337,17 +342,18 @@ class _Loader:
         return tokens, next(tokens, None)
 
     def _wait_for(self, epoch: int) -> None:
-        """Execute commands until this epoch or a later epoch may be loaded."""
+        """Execute the accessor's commands until they permit to load this epoch or a later epoch."""
         while self._newest < epoch:
             self._answer()
 
     def _finish(self, epoch: int, tokens: Iterator[_Token], token: _Token | None) -> bool:
-        """Send the remaining items of an epoch.
+        """Send the accessor the epoch's remaining items, and execute its commands meanwhile.
 
         Args:
             epoch: The number of the epoch.
-            tokens: The iterator over the items after ``token``.
-            token: The first item to send, if any.
+            tokens: The iterator over the items after ``token``, as pairs of a slot's index and a
+                description.
+            token: The first item to send; None if the epoch has no items left.
 
         Returns:
             Whether all items were sent; False if the accessor requested a later epoch.
@@ -381,19 +387,21 @@ class _Loader:
 
 
 def run(job: Job, connection: Connection) -> None:
-    """Run the loop of an accessor's loader process.
+    """Run the main loop of an accessor's loader process until a command ends the process.
 
     Args:
         job: The data set and the settings.
         connection: The connection to the accessor.
     """
-    # The training process handles Ctrl-C, and ends this process.
+    # The training process handles Ctrl-C, and ends the loader process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Without this call, workers would be started by the method that started this process.
+    # Without ``set_start_method``, a DataLoader's workers would be started by the method that
+    # started the loader process.
     multiprocessing.set_start_method(job.start_method, force=True)
-    # Torch's workers also use one thread. The other cores are for the computations of the program.
+    # Like a worker of torch's DataLoader, the loader process uses one thread. The other cores are
+    # for the computations of the program.
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     random.seed(job.seed)

@@ -1,8 +1,8 @@
-"""The class Parcel, which sends a data set to a new process in one file without a name.
+"""The class Parcel, which sends a data set to a new process through one anonymous file.
 
-Python and torch themselves send one file descriptor for each tensor, and a process cannot send more
-than a few hundred file descriptors. Their tensors also need space in /dev/shm, which containers
-limit.
+The picklers of Python and torch send one file descriptor for each tensor, but a process cannot send
+more than a few hundred file descriptors. Their pickled tensors also need space in /dev/shm, and
+containers limit the size of /dev/shm.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ import torch
 
 __all__ = ["Parcel", "aligned", "anonymous_file"]
 
-# 64 bytes are a cache line, and this alignment is sufficient for all vector instructions.
+# The alignment of tensors in bytes. A cache line has 64 bytes, and vector instructions do not need
+# a larger alignment.
 _ALIGNMENT: Final = 64
 
 
 def aligned(offset: int) -> int:
-    """Return the first aligned offset for a tensor that is not less than ``offset``."""
+    """Return the smallest aligned offset for a tensor that is not less than ``offset``."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 def anonymous_file(name: str) -> int:
     """Return the descriptor of a new file without a name, in memory if possible.
 
-    The kernel removes the file when no process uses it.
+    The kernel removes the file when no process uses the file any more.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -40,7 +41,8 @@ def anonymous_file(name: str) -> int:
 
 
 def _temporary_file() -> int:
-    # The ``with`` block closes only the original descriptor. Its duplicate keeps the file alive.
+    # The ``with`` block closes only the temporary file's first descriptor. The duplicated
+    # descriptor keeps the file alive.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -63,7 +65,7 @@ class _ParcelPickler(reduction.ForkingPickler):
 
 
 class Parcel:
-    """A wrapper that sends an object to a new process. Unpickling the wrapper returns the object.
+    """A wrapper to send an object to a new process. Unpickling the wrapper returns the object.
 
     Args:
         content: The object to send.
@@ -82,7 +84,7 @@ class Parcel:
         parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
         spans = list(_spans(part.nbytes for part in parts))
         file = _temporary_file() if self._on_disk else anonymous_file("popdist-parcel")
-        # The file must stay open until the new process has been started.
+        # The file with the pickled content must stay open until the new process has been started.
         self._files.append(file)
         os.ftruncate(file, sum(spans[-1]))
         with mmap.mmap(file, 0) as memory:
@@ -96,7 +98,7 @@ class Parcel:
 
 
 def _opened(handle: Any, spans: list[tuple[int, int]]) -> Any:
-    """Return the content. Its tensors and arrays use a private memory mapping of the file."""
+    """Return a Parcel's content, whose tensors and arrays use a private memory map of the file."""
     file = handle.detach()
     memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE))
     os.close(file)
@@ -105,7 +107,7 @@ def _opened(handle: Any, spans: list[tuple[int, int]]) -> Any:
 
 
 def _spans(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the size of consecutive parts, at aligned starts."""
+    """Yield an aligned start and the size for each of several consecutive parts of a file."""
     start = 0
     for size in sizes:
         yield start, size

@@ -1,7 +1,7 @@
-"""The choice of the object that a loader process iterates for a data set or a loader.
+"""The class Source, which describes how a loader process loads the items of a data set or loader.
 
-The functions of this module do not start processes or use shared memory. A loader class with its
-own rules defines the method ``_loader_source(size)``, which this module calls.
+The functions of this module do not start processes or use shared memory. If a loader class defines
+a method ``_loader_source(size)``, the function ``source_of`` returns the result of the method.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _MAX_SLOTS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """The arguments of a torch DataLoader, which the loader process makes."""
+    """The arguments for a torch DataLoader that the loader process will make."""
 
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The object that a loader process iterates, with its properties.
+    """The object over which a loader process iterates, and the properties of the object.
 
     Attributes:
         items: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
         in_place: Whether the items are batches that can be collated directly in shared memory.
-        ahead: The number of batches that the workers load at once.
+        ahead: The number of batches that the DataLoader's workers load ahead of time.
         drop_last: Whether an incomplete last batch is dropped when batches are assembled.
-        length: A function that returns the number of items in an epoch. The function raises a
-            TypeError if the length of the data set is unknown.
-        sampler: The sampler in this process, which determines the order of the items. The program
-            may call the sampler's ``set_epoch``.
-        dataset: The data set of the items in this process. The program may call the data set's
-            ``set_epoch``.
-        why_empty: The text for the error message if the first item does not exist.
+        length: A function that returns the number of items in an epoch, or raises a TypeError if
+            the length of the data set is unknown.
+        sampler: The training process's sampler, which determines the order of the items. The
+            program may call ``set_epoch`` of the sampler.
+        dataset: The training process's data set. The program may call ``set_epoch`` of the data
+            set.
+        why_empty: The text for the error message if there is not even one item.
     """
 
     items: Any
@@ -64,8 +64,8 @@ def source_of(dataset: Any, size: int | None) -> Source:
         size: The number of elements in the batches to assemble from the items; None to send the
             items unchanged.
     """
-    # The method is read from the type, as in Python's protocols. A wrapper may forward a loader's
-    # attributes, but the loader process must iterate the wrapper, not the loader.
+    # Only a method ``_loader_source`` of the class is used. A wrapper may forward a loader's
+    # attributes, but the loader process must iterate over the wrapper, not over the loader.
     own = getattr(type(dataset), "_loader_source", None)
     if own is not None:
         source: Source = own(dataset, size)
@@ -87,7 +87,7 @@ def loader_source(
 ) -> Source:
     """Return the source of items for a loader that iterates like torch's DataLoader.
 
-    The loader process makes an equal torch DataLoader.
+    The loader process makes a torch DataLoader with the same arguments.
 
     Args:
         loader: The loader.
@@ -100,7 +100,8 @@ def loader_source(
     in_place = (
         not isinstance(loader.dataset, torch.utils.data.IterableDataset)
         and loader.batch_sampler is not None
-        # A worker_init_fn may read the worker's data set, and expects the user's data set.
+        # A ``worker_init_fn`` may read the worker's data set, and expects the user's data set
+        # without a wrapper.
         and loader.worker_init_fn is None
         and size in (None, loader.batch_size)
         and ahead < _MAX_SLOTS
@@ -117,7 +118,7 @@ def loader_source(
 
 
 def length_of(dataset: Any, size: int | None) -> int:
-    """Return the number of items in an epoch, after rebatching to ``size`` elements.
+    """Return the number of items in an epoch, after rebatching to batches of ``size`` elements.
 
     Raises:
         TypeError: The length of the data set is unknown.
@@ -139,7 +140,7 @@ def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
         "generator",
         "persistent_workers",
     ]
-    # The attribute exists since torch 2.6.
+    # The attribute ``in_order`` of a DataLoader exists since torch 2.6.
     if hasattr(loader, "in_order"):
         names += ["in_order"]
     if loader.num_workers > 0:

@@ -1,7 +1,7 @@
 """Samplers for one process's share of a data set and for groups of batches.
 
 The module also contains the data set and the collate function for groups of batches. The module
-``popdist_py.sharding`` divides the elements among the processes.
+``popdist_py.sharding`` divides the elements of a data set among the processes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class ShardSampler(torch.utils.data.Sampler[int]):
             sampler must yield the same order on every process.
         shard: The share of this process.
         seed: The seed of a random permutation of the whole data set; None to keep the order. In
-            each epoch, all processes draw the same new permutation, and each process reads its own
-            part of the permutation.
+            each epoch, all processes draw the same new permutation, and each process reads a
+            different part of the permutation.
 
-    Source of the rule: PopTorch's DataLoader (``_SubDataset``).
+    PopTorch's class ``_SubDataset`` divides a data set by the same rule.
     """
 
     def __init__(self, order: Iterable[int], shard: Shard, seed: int | None) -> None:
@@ -54,7 +54,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
         self._number = next(_numbers)
-        # The description of the first order, if ``order`` is a sampler.
+        # The description of the first order that ``order`` yields, if ``order`` is a sampler.
         self.drawn: drawn_orders.DrawnOrder | None = None
 
     @property
@@ -112,7 +112,7 @@ class GroupedBatchSampler:
         batches: The user's batch sampler, whose length may be unknown.
         size: The number of batches in a group, which is the number of micro-batches in one call of
             the model.
-        drop_last: Whether a last group with fewer batches is dropped.
+        drop_last: Whether a last group with fewer than ``size`` batches is dropped.
     """
 
     def __init__(self, batches: Iterable[Sequence[int]], size: int, drop_last: bool) -> None:
@@ -159,9 +159,10 @@ class GroupedBatchSampler:
 def sampler_state(sampler: Any) -> dict[str, Any]:
     """Return the state of a sampler, which determines its next order.
 
-    If the sampler has a method ``state_dict()``, the method returns the state. Otherwise the state
-    contains the attributes that torch's samplers have: the random generator ``generator``, the
-    number ``epoch`` of a DistributedSampler, and the state of an inner ``sampler``.
+    If the sampler has a method ``state_dict()``, the function calls this method. Otherwise the
+    state contains the values of three attributes of torch's samplers: the random generator
+    ``generator``, the number ``epoch`` of a DistributedSampler, and the state of an inner
+    ``sampler``.
     """
     if hasattr(sampler, "state_dict"):
         return {"state_dict": sampler.state_dict()}
@@ -178,8 +179,8 @@ def sampler_state(sampler: Any) -> dict[str, Any]:
 def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
     """Restore a state that :func:`sampler_state` returned.
 
-    A loader for another number of instances may have samplers of other classes. Values that do not
-    fit the sampler are ignored.
+    A loader for another number of instances may have samplers of other classes. Therefore values of
+    attributes that the sampler does not have are ignored.
     """
     if "state_dict" in state:
         if hasattr(sampler, "load_state_dict"):
@@ -211,7 +212,7 @@ def set_sampler_epochs(sampler: Any, epochs: Sequence[int]) -> None:
 
 
 def _with_epoch(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler and its inner samplers, if they have a ``set_epoch()`` and an ``epoch``."""
+    """Yield those of a sampler and its inner samplers that have ``set_epoch()`` and ``epoch``."""
     while sampler is not None:
         if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int):
             yield sampler
@@ -219,7 +220,7 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def drawn_order(sampler: Any) -> drawn_orders.DrawnOrder | None:
-    """Return the description of the order that the program's own sampler drew first.
+    """Return the description of the first order that the program's own sampler drew.
 
     Returns:
         The description; None if ``sampler`` does not wrap a sampler of the program.

@@ -1,7 +1,8 @@
 """The seed of random orders that all instances share.
 
-If the program sets no seed, instance 0 draws a seed and sends the seed to the other instances. The
-module ``popdist_py.sharding`` divides the elements of the data set among the instances.
+If the program does not set a seed, instance 0 draws a seed and sends the seed to the other
+instances. The module ``popdist_py.sharding`` divides the elements of the data set among the
+instances.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from popdist_py.poptorch.options.options import Options
 
 __all__ = ["share_sampler", "shared_seed"]
 
-# If these torch samplers are made without a generator, each process uses its own generator.
+# The classes of torch samplers that use the process's own random generator if the program does not
+# give them a generator.
 _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.RandomSampler,
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-# The seeds that were drawn, by the indices of the instances that share the seed. A seed is stored
-# on all these instances, so all of them agree on whether to make the collective call.
+# The drawn seeds, keyed by the indices of the instances that share a seed. Every instance of a key
+# stores the seed, so all instances agree whether to make the collective call that exchanges a seed.
 _seeds: dict[tuple[int, ...], int] = {}
 
 
 def shared_seed(options: Options) -> int:
     """Return the seed of the options, or a seed that instance 0 draws for all instances.
 
-    If the options do not contain a seed, all instances must make the first call, because the
-    instances exchange the seed.
+    If the options do not contain a seed, all instances must call this function, because the first
+    call exchanges the seed between them.
 
     Raises:
         AssertionError: The options do not contain a seed, and the processes of the options are not
@@ -64,15 +66,16 @@ def shared_seed(options: Options) -> int:
 
 
 def _is_connected(options: Options) -> bool:
-    """Tell whether the processes of the options are the instances of this job."""
+    """Tell whether the options have as many processes as this job has instances."""
     return options.Distributed.numProcesses == context.environment().num_instances
 
 
 def share_sampler(sampler: Any, options: Options) -> None:
-    """Give a sampler of torch a generator that yields the same orders on every instance.
+    """Give one of torch's samplers a random generator that makes its orders equal on all instances.
 
-    Equal seeds of the processes' own generators are not sufficient. If one instance drew one more
-    random number than the others, the shares of the instances would overlap in all later epochs.
+    Equal seeds of the processes' own random generators are not sufficient. If one instance drew one
+    more random number than the other instances, the shares of the instances would overlap in all
+    later epochs.
     """
     draws = isinstance(sampler, _DRAWS_FROM_PROCESS) and sampler.generator is None
     if draws and (options.exists("random_seed") or _is_connected(options)):

@@ -1,8 +1,8 @@
-"""Slots of shared memory, which each hold one item of a data set.
+"""Slots: areas of shared memory that each contain the tensors of one item of a data set.
 
-A slot is an anonymous file (memfd). The kernel removes the file even if the processes are killed.
-The size limit of /dev/shm does not apply to anonymous files. The loader process and the accessor
-decide which process may use a slot.
+A slot is an anonymous file (memfd). The kernel removes an anonymous file even if its processes are
+killed. The size limit of /dev/shm does not apply to anonymous files. The code of the loader process
+and of the accessor decides which of the two processes may use a slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Leaf", "Slot", "SlotWriter", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The place of a tensor in a slot.
+    """The position of a tensor in a slot of shared memory, with the tensor's shape and dtype.
 
     Attributes:
         offset: The offset of the tensor's data in the slot, in bytes.
@@ -49,11 +49,11 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _Custom:
-    """The description of an item of a registered custom type.
+    """The description of an item whose type the program registered with a parser.
 
     Attributes:
         original: The pickled item, without the data of its tensors.
-        leaves: The places of the item's tensors.
+        leaves: The positions of the item's tensors in the slot.
     """
 
     original: bytes
@@ -61,9 +61,9 @@ class _Custom:
 
 
 class Slot:
-    """Shared memory for one item, which grows to the size of the item.
+    """An area of shared memory for one item of a data set. The area grows to the item's size.
 
-    A slot can be sent to another process when the process is started.
+    A process can receive a slot when the process is started.
     """
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ class Slot:
         self._placed: list[tuple[torch.Tensor, Leaf]] = []
 
     def place(self, index: int, leaf: Leaf) -> torch.Tensor:
-        """Return the tensor at the place ``leaf``.
+        """Return the tensor in shared memory with the position, shape and dtype of ``leaf``.
 
-        If the previous item's tensor with this index had the same place, the method returns the
+        If the previous item's tensor with this index had an equal ``leaf``, the method returns the
         same tensor object again.
 
         Args:
             index: The index of the tensor within the item.
-            leaf: The place of the tensor.
+            leaf: The position, shape and dtype of the tensor.
         """
         if index < len(self._placed) and self._placed[index][1] == leaf:
             return self._placed[index][0]
@@ -129,16 +129,17 @@ class SlotWriter:
         self._placed: dict[int, tuple[torch.Tensor, Leaf]] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor after the tensors that are already in the slot."""
+        """Return an uninitialised tensor behind the tensors that the slot already contains."""
         leaf = Leaf(aligned(self._end), tuple(shape), dtype)
         tensor = self._slot.place(len(self._placed), leaf)
         self._end = leaf.offset + leaf.nbytes
-        # The reference to the tensor prevents that another object gets the same id.
+        # A tensor is found by its ``id()``. The stored reference prevents that another object gets
+        # the same id.
         self._placed[id(tensor)] = (tensor, leaf)
         return tensor
 
     def collate(self, samples: list[Any]) -> Any:
-        """Return the batch of torch's default collate function, with its tensors in the slot."""
+        """Collate samples like torch's default collate function, with the result in the slot."""
 
         def stack(batch: list[torch.Tensor], **_: Any) -> torch.Tensor:
             first = batch[0]
@@ -149,14 +150,14 @@ class SlotWriter:
                 RuntimeError,
                 TypeError,
             ):
-                # The tensors have different dtypes or require gradients. This call returns the
-                # stacked tensors, or raises torch's usual error.
+                # The tensors have different dtypes or require gradients. ``torch.stack`` without
+                # ``out`` returns the stacked tensors, or raises torch's usual error.
                 return torch.stack(batch, 0)
 
         return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack})
 
     def concatenate(self, items: list[Any]) -> Any:
-        """Return the concatenation of items along dimension 0, with its tensors in the slot."""
+        """Concatenate items along dimension 0, and store the resulting tensors in the slot."""
 
         def join(*parts: torch.Tensor) -> torch.Tensor:
             rows = sum(part.shape[0] for part in parts)
@@ -166,11 +167,11 @@ class SlotWriter:
         return map_tensors(join, *items)
 
     def put(self, item: Any) -> Any:
-        """Copy the tensors of an item to the slot, unless they are already in the slot.
+        """Copy those tensors of an item to the slot that are not in the slot yet.
 
         Returns:
-            The description of the item. The description has the structure of the item, with a
-            :class:`Leaf` in place of every tensor.
+            The description of the item. The description is a copy of the item with a :class:`Leaf`
+            in place of every tensor.
 
         Raises:
             AssertionError: The item contains an object that is not a dense tensor, a list, a tuple,
@@ -199,9 +200,9 @@ class SlotWriter:
 
 
 def read(slot: Slot, description: Any) -> Any:
-    """Return the item with a description from :class:`SlotWriter`.
+    """Return the item in a slot whose description :class:`SlotWriter` returned.
 
-    The tensors of the item use the memory of the slot.
+    The tensors of the returned item use the memory of the slot.
     """
     if isinstance(description, Leaf):
         return slot.tensor(description)

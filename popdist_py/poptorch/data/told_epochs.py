@@ -1,8 +1,8 @@
 """Epochs that the program sets on its samplers and data sets with ``set_epoch()``.
 
-The loader process sets the same epochs on its copies of the samplers and data sets. If the epoch of
-a data set has changed, new workers replace persistent workers, so that their copies of the data set
-have the new epoch.
+The loader process calls ``set_epoch()`` of its copies of these samplers and data sets with the same
+epochs. If the program has changed the epoch of a data set, new workers replace a DataLoader's
+persistent workers. The new workers get copies of the data set with the new epoch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ __all__ = ["ToldEpochs", "dataset_epochs"]
 
 @dataclass(frozen=True, slots=True)
 class ToldEpochs:
-    """The epochs that were last set on samplers and data sets.
+    """The epochs that the program last set on samplers and data sets with ``set_epoch()``.
 
     Attributes:
-        samplers: The epochs of a sampler and its inner samplers, if they have an ``epoch``.
-        datasets: The epochs of the data sets with a ``set_epoch()``. If the program has not called
-            the method, the entry is None.
+        samplers: The epochs of a sampler and its inner samplers. Samplers without an attribute
+            ``epoch`` are left out.
+        datasets: The epochs of the data sets that have a method ``set_epoch()``; None for a data
+            set whose method the program has not called.
     """
 
     samplers: tuple[int, ...]
@@ -31,7 +32,7 @@ class ToldEpochs:
 
     @classmethod
     def of(cls, sampler: Any, dataset: Any) -> ToldEpochs:
-        """Return the epochs that were last set on a sampler and a data set."""
+        """Return the epochs that the program last set on a sampler and a data set."""
         return cls(sampler_epochs(sampler), dataset_epochs(dataset))
 
     def tell(self, sampler: Any, dataset: Any) -> bool:
@@ -66,7 +67,7 @@ class _RecordedCalls:
 
 
 def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
-    """Return the epoch that was last set on each data set with a ``set_epoch()``."""
+    """Return the last epoch of the data set and its inner data sets that have a ``set_epoch()``."""
     return tuple(
         calls.epoch if isinstance(calls := each.set_epoch, _RecordedCalls) else None
         for each in _with_set_epoch(dataset)
@@ -74,7 +75,7 @@ def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
 
 
 def _with_set_epoch(dataset: Any) -> Iterator[Any]:
-    """Yield a data set and its inner data sets, if they have a ``set_epoch()``.
+    """Yield those of a data set and its inner data sets that have a method ``set_epoch()``.
 
     The function also starts to record the calls of ``set_epoch()``.
     """
@@ -90,7 +91,8 @@ def _with_set_epoch(dataset: Any) -> Iterator[Any]:
                 try:
                     each.set_epoch = _RecordedCalls(method)
                 except (AttributeError, TypeError):
-                    # The attribute cannot be set, so the calls cannot be recorded.
+                    # The data set does not permit a new attribute ``set_epoch``, so its calls
+                    # cannot be recorded.
                     continue
             yield each
         waiting.append(getattr(each, "dataset", None))
