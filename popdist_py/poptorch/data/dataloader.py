@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import errno
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Any, Final
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from popdist_py import activities
 from popdist_py.errors import counted
@@ -28,29 +28,20 @@ from popdist_py.poptorch.data.batch_needs import (
 )
 from popdist_py.poptorch.data.epoch_start import Draws, own_random
 from popdist_py.poptorch.data.loader_arguments import (
-    LoadSizes,
     check_batch_sampler,
     check_iterable,
     check_mode,
     is_partition,
     load_sizes,
 )
+from popdist_py.poptorch.data.loader_samplers import group_batches, shard_sampler
 from popdist_py.poptorch.data.sample_source import Source, length_of, loader_source
-from popdist_py.poptorch.data.samplers import (
-    BatchDataset,
-    Concatenate,
-    GroupedBatchSampler,
-    ShardSampler,
-    num_elements_of,
-    sampler_length,
-)
-from popdist_py.poptorch.data.shared_seed import share_sampler, shared_seed
+from popdist_py.poptorch.data.samplers import GroupedBatchSampler, num_elements_of
 from popdist_py.poptorch.data.told_epochs import dataset_epochs
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
-from popdist_py.sharding import shard
 
 __all__ = ["DataLoader"]
 
@@ -204,7 +195,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             **kwargs,
         }
         if batch_sampler is not None:
-            dataset, grouped = _group_batches(
+            dataset, grouped = group_batches(
                 dataset, batch_sampler, micro_batches, drop_last, kwargs.get("collate_fn")
             )
             torch_arguments |= grouped
@@ -219,7 +210,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 check_iterable(num_workers, partitioned, kwargs)
                 torch_arguments["shuffle"] = shuffle
             elif partitioned and not (shuffle and "sampler" in kwargs):
-                torch_arguments["sampler"] = _shard_sampler(
+                torch_arguments["sampler"] = shard_sampler(
                     options, dataset, sizes, shuffle, kwargs.get("sampler")
                 )
             else:
@@ -475,53 +466,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 combined,
                 short,
             )
-
-
-def _group_batches(
-    dataset: Any,
-    batch_sampler: Iterable[Any],
-    size: int,
-    drop_last: bool,
-    collate_fn: Callable[[list[Any]], Any] | None,
-) -> tuple[Any, dict[str, Any]]:
-    """Return a data set and torch arguments for a DataLoader that concatenates batches.
-
-    Args:
-        dataset: The user's data set.
-        batch_sampler: The user's batch sampler.
-        size: The number of batches to concatenate.
-        drop_last: Whether to drop the last batches if their number is smaller than ``size``.
-        collate_fn: The function that collates the elements of one batch.
-    """
-    if sampler_length(batch_sampler) is None:
-        logger.warning(
-            "The batch sampler %s has no usable __len__: the length of the DataLoader is unknown. "
-            "Define __len__ if you need it",
-            type(batch_sampler).__name__,
-        )
-    if size == 1:
-        return dataset, {"batch_sampler": batch_sampler}
-    return BatchDataset(dataset, collate_fn or default_collate), {
-        "batch_sampler": GroupedBatchSampler(batch_sampler, size, drop_last),
-        "collate_fn": Concatenate(),
-    }
-
-
-def _shard_sampler(
-    options: Options, dataset: Any, sizes: LoadSizes, shuffle: bool, sampler: Any
-) -> ShardSampler:
-    """Return a sampler that yields this process's share of the data set."""
-    assert sizes.combined is not None, (
-        "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
-        "auto_distributed_partitioning=False"
-    )
-    share_sampler(sampler, options)
-    order: Any = range(len(dataset)) if sampler is None else sampler
-    share = shard(
-        len(order),
-        num_processes=options.Distributed.numProcesses,
-        process=options.Distributed.processId,
-        step=sizes.combined,
-        drop_last=sizes.drop_last,
-    )
-    return ShardSampler(order, share, shared_seed(options) if shuffle else None)
