@@ -27,6 +27,11 @@ from popdist_py.poptorch.compilation.tensor_distances import (
     says_nothing,
 )
 from popdist_py.poptorch.execution.replicas import DeviceModel, LoopReplicas, Outputs, Replicas
+from popdist_py.poptorch.weights.parameter_gradients import (
+    clear_gradients,
+    gradients_of,
+    set_gradients,
+)
 
 __all__ = ["Agreement"]
 
@@ -208,11 +213,9 @@ class Agreement:
         with self._moved(scale, change), model.context.enter():
             outputs = replicas.run(self._call, inputs, 0, 1.0)
             buffers = [buffer.clone() for buffer in self._buffers]
-        gradients = [None if p.grad is None else p.grad.detach() for p in model.trained]
-        if model.gradients is not None and model.gradients.reuses_memory:
-            gradients = [None if g is None else g.clone() for g in gradients]
-        for parameter in self._parameters:
-            parameter.grad = None
+        gradients = _taken_gradients(model)
+        # Parameters that the optimiser does not update may also have gradients.
+        clear_gradients(self._parameters)
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
     def _host_weights(self) -> dict[int, torch.Tensor]:
@@ -295,24 +298,24 @@ class _LoopOverTwo:
         others = self._model.batching.replicas - 1
         one, two, *_ = self._model.batching.inputs_of_replicas(inputs)
         first = self._loop.run_one(0, call, one, number, scale)
-        gradients = self._taken_gradients()
+        gradients = _taken_gradients(self._model)
         second = self._loop.run_one(1, call, two, number, scale)
         # The gradients are multiplied, and not the loss of the second replica. A factor on the loss
         # would change the rounding errors of the backward pass.
-        for parameter, gradient in zip(self._model.trained, gradients, strict=True):
-            parameter.grad = _sum(gradient, parameter.grad, others)
+        trained = self._model.trained
+        pairs = zip(gradients, gradients_of(trained), strict=True)
+        set_gradients(trained, [_sum(one, other, others) for one, other in pairs])
         self.make_alike(self._stacks)
         return list(zip(first, *[second] * others, strict=True))
 
-    def _taken_gradients(self) -> Tensors:
-        """Return the gradients of the parameters, and remove the gradients from the parameters."""
-        model = self._model
-        gradients = [None if p.grad is None else p.grad.detach() for p in model.trained]
-        if model.gradients is not None and model.gradients.reuses_memory:
-            gradients = [None if g is None else g.clone() for g in gradients]
-        for parameter in model.trained:
-            parameter.grad = None
-        return gradients
+
+def _taken_gradients(model: DeviceModel) -> Tensors:
+    """Return the gradients of the trained parameters, and remove them from the parameters."""
+    gradients = [g if g is None else g.detach() for g in gradients_of(model.trained)]
+    if model.gradients is not None and model.gradients.reuses_memory:
+        gradients = [g if g is None else g.clone() for g in gradients]
+    clear_gradients(model.trained)
+    return gradients
 
 
 def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """The update of the weights, including gradient reduction, loss scaling and rounding.
 
 The gradients of all replicas are reduced once per accumulation window, before the optimiser step.
-No module here runs a forward pass. May call: compressed, optim, optimizer_state, enums, logger,
-errors, and the library's collectives and activities.
+No module here runs a forward pass. May call: compressed, weights, optim, optimizer_state, enums,
+logger, errors, and the library's collectives and activities.
 """

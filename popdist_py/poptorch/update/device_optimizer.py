@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, Final
 
@@ -21,6 +22,11 @@ from popdist_py.poptorch.update import rates
 from popdist_py.poptorch.update.half_weights import HalfWeights
 from popdist_py.poptorch.update.tf_rmsprop import TensorFlowRMSprop
 from popdist_py.poptorch.update.uncorrected_adamw import UncorrectedAdamW
+from popdist_py.poptorch.weights.parameter_gradients import (
+    clear_gradients,
+    gradients_replaced,
+    set_gradients,
+)
 
 __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 
@@ -217,28 +223,24 @@ class DeviceOptimizer:
             parts: An iterable of groups of parameters whose gradients are reduced. While one group
                 is updated, the gradients of later groups may still be incomplete.
         """
-        gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        remaining = iter(parts)
+        # While the iterator computes the first part, it still needs the gradients of all
+        # parameters.
+        first = next(remaining, ())
+        # Torch's optimiser updates each parameter that has a gradient. So only the parameters of
+        # the present part have their gradients.
+        no_gradients = [None] * len(self.parameters)
         try:
-            for part in parts:
-                # The first part sets the gradients of all parameters aside, so that torch's
-                # optimiser updates only the parameters of the present part.
-                if not gradients:
-                    gradients = [(p, p.grad) for p in self.parameters]
-                    for parameter in self.parameters:
-                        parameter.grad = None
-                own = {id(parameter) for parameter in part}
-                ready = [(p, gradient) for p, gradient in gradients if id(p) in own]
-                for parameter, gradient in ready:
-                    parameter.grad = gradient
-                self._update(loss_scale)
-                for parameter, _ in ready:
-                    parameter.grad = None
+            with gradients_replaced(self.parameters, no_gradients) as gradients:
+                gradient_of = dict(zip(map(id, self.parameters), gradients, strict=True))
+                for part in chain([first], remaining):
+                    ready = [parameter for parameter in part if id(parameter) in gradient_of]
+                    set_gradients(ready, [gradient_of[id(parameter)] for parameter in ready])
+                    self._update(loss_scale)
+                    clear_gradients(ready)
         except PopdistError:
-            self._is_half_done = bool(gradients)
+            self._is_half_done = True
             raise
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
 
     def check_whole(self) -> None:
         """Check that all weights and state tensors belong to the same step.

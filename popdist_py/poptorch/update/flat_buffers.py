@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from popdist_py.poptorch.weights.parameter_gradients import gradients_of, set_gradients
+
 __all__ = ["FlatBuffers", "element_counts"]
 
 
@@ -54,23 +56,30 @@ class FlatBuffers:
 
         A gradient that already is the view of its parameter is not copied.
         """
+        gradients = gradients_of(parameters)
         arrived = [
-            (parameter, parameter.grad, view)
-            for parameter, view in zip(parameters, self.views, strict=True)
-            if parameter.grad is not None and parameter.grad is not view
+            (parameter, gradient, view)
+            for parameter, gradient, view in zip(parameters, gradients, self.views, strict=True)
+            if gradient is not None and gradient is not view
         ]
         if arrived:
-            torch._foreach_copy_([view for *_, view in arrived], [grad for _, grad, _ in arrived])
-        for parameter, _, view in arrived:
-            parameter.grad = view
+            moved, given, views = zip(*arrived, strict=True)
+            torch._foreach_copy_(views, given)
+            set_gradients(moved, views)
 
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
         """Move the gradients of ``parameters`` into the views; a missing gradient becomes zeros."""
         self.take(parameters)
-        for parameter, view in zip(parameters, self.views, strict=True):
-            if parameter.grad is None:
-                parameter.grad = view.zero_()
+        missing = [
+            (parameter, view.zero_())
+            for parameter, gradient, view in zip(
+                parameters, gradients_of(parameters), self.views, strict=True
+            )
+            if gradient is None
+        ]
+        if missing:
+            set_gradients(*zip(*missing, strict=True))
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:

@@ -21,6 +21,11 @@ from popdist_py.collectives import Communicator, HostMemory
 from popdist_py.poptorch.update.compressed.compression import Reduction, ReductionOf, exact
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
 from popdist_py.poptorch.update.gradient_buckets import Autotuner, Buckets
+from popdist_py.poptorch.weights.parameter_gradients import (
+    clear_gradients,
+    gradients_of,
+    set_gradients,
+)
 
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
@@ -182,7 +187,7 @@ class SharedGradients:
             return
         if parameter.grad is not view and parameter.grad is not None:
             view.copy_(parameter.grad)
-            parameter.grad = view
+            set_gradients([parameter], [view])
         if self._buckets is not None:
             self._buckets.on_grad_ready(index)
 
@@ -203,8 +208,7 @@ class SharedGradients:
 
     def zero(self) -> None:
         """Start a window, and delete the gradients of the window before."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        clear_gradients(self._parameters)
         if self._buckets is not None:
             self._buckets.zero(overlap=self._autotuner.begin())
 
@@ -281,8 +285,7 @@ class TreeGradients:
     def select_replica(self, replica: int) -> None:
         """Make the next backward pass add to the gradients of this replica."""
         self._selected = replica
-        for parameter, gradient in zip(self._parameters, self._own[replica], strict=True):
-            parameter.grad = gradient
+        set_gradients(self._parameters, self._own[replica])
 
     def on_grad_ready(self, index: int) -> None:
         """Do nothing, because ``collect`` moves all gradients after the backward pass."""
@@ -290,7 +293,7 @@ class TreeGradients:
     def collect(self) -> None:
         """Move the selected replica's gradients to the replica's row of the flat buffers."""
         self._rows[self._selected].take(self._parameters)
-        self._own[self._selected] = [parameter.grad for parameter in self._parameters]
+        self._own[self._selected] = gradients_of(self._parameters)
 
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
         """Yield one list for each replica, with the gradients of the replica."""
@@ -312,4 +315,4 @@ class TreeGradients:
 
 def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the gradients of those parameters that have a gradient."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [gradient for gradient in gradients_of(parameters) if gradient is not None]

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from popdist_py.poptorch.weights.parameter_gradients import clear_gradients, set_gradients
+
 __all__ = ["HalfWeights", "stochastic_half"]
 
 # The number of mantissa bits in float32 minus the number of mantissa bits in float16.
@@ -123,14 +125,15 @@ class HalfWeights:
         for shadow in self._rest:
             gradient = shadow.half.grad
             shadow.single.copy_(shadow.half)
-            shadow.single.grad = None if gradient is None else gradient.to(torch.float32)
+            single = None if gradient is None else gradient.to(torch.float32)
+            set_gradients([shadow.single], [single])
 
     def end_step(self) -> None:
         """Round the weights that the optimiser has updated to float16."""
         for shadow in self._rest:
             single = shadow.single
             shadow.half.copy_(stochastic_half(single) if self._at_random else single)
-            single.grad = None
+        clear_gradients(shadow.single for shadow in self._rest)
 
     def _update_in_blocks(
         self,

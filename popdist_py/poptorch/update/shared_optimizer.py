@@ -22,6 +22,7 @@ from popdist_py.collectives.signature import Signature
 from popdist_py.errors import PopdistError
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, is_kept, kind_of
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
+from popdist_py.poptorch.weights.parameter_gradients import set_gradients
 
 __all__ = ["SharedOptimizer", "can_share"]
 
@@ -107,8 +108,10 @@ class SharedOptimizer(DeviceOptimizer):
             parameters, [name_of[id(p)] for p in parameters], self._weights, memory
         )
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
-        for shard in self._shards:
-            shard.weights.grad = gradients[shard.parameter].view(-1)[shard.part]
+        set_gradients(
+            [shard.weights for shard in self._shards],
+            [gradients[shard.parameter].view(-1)[shard.part] for shard in self._shards],
+        )
         # The number of steps made, and for each parameter the difference between a loaded step
         # count and this number.
         self._done = 0

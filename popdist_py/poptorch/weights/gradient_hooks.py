@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from popdist_py.poptorch.weights.parameter_gradients import gradients_replaced
+
 __all__ = ["GradientHooks", "has_hooks"]
 
 
@@ -93,12 +95,8 @@ def _after(
     The hooks may change the ``grad`` attribute of the device parameter. While the hooks run,
     ``grad`` holds only this gradient, without the sum of earlier gradients.
     """
-    sum_so_far = device.grad
-    device.grad = gradient.clone()
-    try:
+    with gradients_replaced([device], [gradient.clone()]):
         for hook in hooks:
             hook(device)
         left = device.grad
-    finally:
-        device.grad = sum_so_far
     return torch.zeros_like(gradient) if left is None else left

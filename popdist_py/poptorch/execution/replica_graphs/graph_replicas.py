@@ -23,6 +23,7 @@ from popdist_py.poptorch.execution.replica_graphs.recording import (
     record,
 )
 from popdist_py.poptorch.execution.replicas import DeviceModel, Outputs
+from popdist_py.poptorch.weights.parameter_gradients import add_gradient
 
 __all__ = ["GraphReplicas"]
 
@@ -216,15 +217,9 @@ class GraphReplicas:
             index: The index of the parameter.
             gradient: The gradient that the graph has just computed.
         """
-        parameter = self._trained[index]
         assert self._copied is not None
-        if parameter.grad is not None:
-            parameter.grad.add_(gradient)
-        elif self._copied[index]:
-            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
-        else:
-            parameter.grad = gradient
         assert self._model.gradients is not None
+        add_gradient(self._trained[index], gradient, copies=self._copied[index])
         self._model.gradients.on_grad_ready(index)
 
 
