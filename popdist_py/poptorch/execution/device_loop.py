@@ -1,7 +1,7 @@
 """The class Program, which runs the micro-batches of a call and the weight updates between them.
 
-The module ``update/training.py`` computes the weight updates. The module ``model/executor.py``
-compiles, attaches and detaches models.
+The module ``update/training.py`` computes the weight updates. The module
+``model/model_on_device.py`` compiles, attaches and detaches models.
 """
 
 from __future__ import annotations

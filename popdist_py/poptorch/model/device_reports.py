@@ -10,26 +10,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.searches import Run
-from popdist_py.poptorch.compilation.compiler import Compiled
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model import inspection
-from popdist_py.poptorch.model.optimizer_link import OptimizerLink
+from popdist_py.poptorch.model.model_on_device import ModelOnDevice
 from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.on_ipu.capture import capture
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.on_ipu.spelled_advice import spelled
-from popdist_py.poptorch.options.options import Options
 
 __all__ = ["DeviceReports"]
 
 
-class DeviceReports:
+class DeviceReports(ModelOnDevice):
     """Methods that report on a model on its device.
 
     For a compiled model, the methods need no arguments. For a model that is not compiled, the
@@ -37,12 +33,6 @@ class DeviceReports:
     but no data. The reports are about the IPU that the options name. If the options do not name an
     IPU, the reports are about an Mk2.
     """
-
-    _model: nn.Module
-    _options: Options
-    _training: bool
-    _compiled: Compiled | None
-    _link: OptimizerLink | None
 
     # -- reports of the device's model --------------------------------------------------------
 

@@ -1,53 +1,33 @@
 """The class PoplarExecutor, the wrapper that runs a user's module on emulated IPUs.
 
-The class compiles, calls, attaches, saves and destroys a wrapped model. It delegates the
-computation of results and the writing of files to other modules.
+The base class ModelOnDevice compiles, attaches and runs the module, and the base class
+DeviceReports reports on it. PoplarExecutor adds the user's module, the optimiser, the training
+state, and files.
 """
 
 from __future__ import annotations
 
 import datetime
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from popdist_py import activities, context, heartbeat
-from popdist_py.environment import BETWEEN_CALLS, COMPILING, INFERENCE, TRAINING
-from popdist_py.poptorch import enums
-from popdist_py.poptorch.calls.call_signature import CallSignature
-from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.calls.synthetic_data import SyntheticTransfer
-from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
-from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
-from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
-from popdist_py.poptorch.data import drawn_orders
+from popdist_py.poptorch.compilation.compiler import Executable
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.model import compile_hooks, devices, inspection, training_state
+from popdist_py.poptorch.model import inspection, training_state
 from popdist_py.poptorch.model.device_reports import DeviceReports
 from popdist_py.poptorch.model.module_text import module_repr
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
-from popdist_py.poptorch.model.other_instances import communicator_for
-from popdist_py.poptorch.model.progress import progress_bar
 from popdist_py.poptorch.model.saved_model import SavedModel
 from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.weights import watched_module
-from popdist_py.poptorch.weights.freshness import WeightCopy, pull_newer
 from popdist_py.poptorch.weights.replica_grouping import make_groupable
 
 __all__ = ["PoplarExecutor"]
-
-_NO_CALL: Final = Call((), (), [])
-# Autograd on the device must not depend on torch.inference_mode() in the program. This decorator
-# disables the inference mode of the program.
-_as_on_device: Final = torch.inference_mode(False)
 
 
 class PoplarExecutor(DeviceReports):
@@ -59,41 +39,6 @@ class PoplarExecutor(DeviceReports):
     a result contains the micro-batches that the output mode selects. If the wrapper does not have
     an attribute, the attribute is read from the user's module.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        options: Options,
-        *,
-        training: bool,
-        optimizer: torch.optim.Optimizer | None = None,
-        scheduler: LRScheduler | None = None,
-    ) -> None:
-        options._freeze()
-        heartbeat.expect()
-        self._user_model = model
-        self._model = watched_module.shallow_copy(model)
-        self._options = _own_options(options, training=training)
-        self._training = training
-        self._activity = activities.COMPUTING if training else activities.VALIDATING
-        self._transfer = _transfer(options)
-        self._attached = False
-        self._num_ipus = 1
-        self._unwatch: Callable[[], None] | None = None
-        # The arguments of the last call are used if the program is built again for another
-        # optimiser. The value is _NO_CALL if the model is not compiled.
-        self._last_call = _NO_CALL
-        # _compile() sets _compiled, _signature, _weights and _compilation_seconds.
-        self._compiled: Compiled | None = None
-        self._signature: CallSignature | None = None
-        self._weights: WeightCopy | None = None
-        self._compilation_seconds = 0.0
-        self._when_compiled: Callable[[], None] | None = None
-        self._link: OptimizerLink | None = None
-        if training:
-            assert optimizer is not None
-            self._link = OptimizerLink(self._options, optimizer, scheduler)
-            self._wrap_user_model()
 
     # -- the user's module --------------------------------------------------------------------
 
@@ -130,16 +75,6 @@ class PoplarExecutor(DeviceReports):
     def __repr__(self) -> str:
         return module_repr(self._user_model)
 
-    def _wrap_user_model(self) -> None:
-        if watched_module.is_wrapped(self._user_model):
-            raise RuntimeError(
-                f"{type(self._user_model).__name__} has already been wrapped in a "
-                "poptorch.trainingModel: call destroy() on that wrapper first"
-            )
-        self._unwatch = watched_module.watch(
-            self._user_model, self.copyWeightsToHostIfNeeded, self.destroy
-        )
-
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state dict of the user's module, with the newest weights of the device."""
         self.copyWeightsToHostIfNeeded()
@@ -159,239 +94,7 @@ class PoplarExecutor(DeviceReports):
             self.copyWeightsToDevice()
         return result
 
-    # -- compiling ----------------------------------------------------------------------------
-
-    def isCompiled(self) -> bool:
-        """Return whether the model was compiled and has not been destroyed since then."""
-        return self._compiled is not None
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the model for arguments of the same structure, shapes and dtypes.
-
-        If the model is already compiled, this method only logs a warning.
-        """
-        if self._compiled is not None:
-            logger.warning("Call to compile() ignored: the model is already compiled")
-            return
-        with frames_folded:
-            self._compile(args, kwargs, None)
-
-    @_as_on_device
-    def _compile(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], executable: Executable | None
-    ) -> None:
-        """Compile the model for arguments of the same structure, shapes and dtypes.
-
-        If ``executable`` (the result of an earlier compilation) is given, the forward method is not
-        traced again.
-        """
-        signature, self._last_call = CallSignature.of(
-            self._model.forward, args, kwargs, self._options.batching(self._training).num_slices
-        )
-        if self._last_call.has_dictionary:
-            self._transfer.warn_once("Dicts as inputs are flattened in the order of their keys")
-        start = time.perf_counter()
-        heartbeat.enter(COMPILING)
-        compile_hooks.before_compile()
-        if self._unwatch is None and self._training:
-            self._wrap_user_model()
-        tensors = [*self._user_model.parameters(), *self._user_model.buffers()]
-        pull_newer(tensors)
-        try:
-            compiled, num_instances = self._compiled_for(executable)
-        except BaseException:
-            self._last_call = _NO_CALL
-            self._release()
-            raise
-        self._compiled, self._signature = compiled, signature
-        self._weights = WeightCopy(
-            tensors,
-            compiled.download_changed(),
-            compiled.state.download,
-            lambda: self._require_compiled().check_weights(),
-        )
-        if num_instances > 1:
-            self._weights.mark_all_newer()
-        if self._link is not None:
-            self._link.compiled_to(compiled)
-        compile_hooks.after_compile()
-        self._compilation_seconds = time.perf_counter() - start
-        action, self._when_compiled = self._when_compiled, None
-        if action is not None:
-            action()
-        heartbeat.enter(BETWEEN_CALLS)
-        # The device is acquired at the end of the compilation. If acquiring a device raises an
-        # error, the model remains compiled, and its next call tries to acquire a device again.
-        if self._options.connection_type != enums.ConnectionType.Never and not self._attached:
-            self._acquire()
-
-    def _compiled_for(self, executable: Executable | None) -> tuple[Compiled, int]:
-        """Compile the model for the last call's arguments; also return the number of instances."""
-        compiling = activities.doing(activities.COMPILING)
-        with compiling, progress_bar(shown=self._shows_progress) as advance:
-            compiler = self._compiler()
-            cache = ExecutableCache.of(
-                self._user_model, self._options, compiler.optimizer, self._last_call
-            )
-            with cache.locked():
-                compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
-                cache.store(compiled.executable)
-        if self._training:
-            drawn_orders.check(compiler.communicator)
-        return compiled, compiler.communicator.num_instances
-
-    @property
-    def _shows_progress(self) -> bool:
-        first = self._options.Distributed.processId == 0
-        return bool(self._options._show_compilation_progress_bar) and first
-
-    def _compiler(self) -> Compiler:
-        return Compiler(
-            model=self._model,
-            user_model=self._user_model,
-            options=self._options,
-            optimizer=None if self._link is None else self._link.optimizer,
-            transfer=self._transfer,
-            communicator=communicator_for(self._options, training=self._training),
-            placed=self._placed,
-        )
-
-    def _require_compiled(self) -> Compiled:
-        if self._compiled is None:
-            raise Error(
-                "The model has not been compiled or has been destroyed: call it or compile() first"
-            )
-        return self._compiled
-
-    def _require_weights(self) -> WeightCopy:
-        self._require_compiled()
-        assert self._weights is not None
-        return self._weights
-
-    def compilationTime(self) -> datetime.timedelta:
-        """Return the duration of the compilation.
-
-        Raises:
-            Error: The model is not compiled, or the progress bar is disabled.
-        """
-        if not self._options._show_compilation_progress_bar:
-            raise Error("compilationTime() needs Options.showCompilationProgressBar(True)")
-        self._require_compiled()
-        return datetime.timedelta(seconds=self._compilation_seconds)
-
-    # -- running ------------------------------------------------------------------------------
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model on the given samples, and compile the model first if necessary.
-
-        Raises:
-            Error: The arguments differ from the arguments that the model was compiled for.
-            AssertionError: The connection type is Never, or a batch dimension has a wrong size.
-        """
-        with frames_folded:
-            if torch.is_inference_mode_enabled():
-                with torch.inference_mode(False):
-                    return self._call(args, kwargs)
-            return self._call(args, kwargs)
-
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if self._training:
-            # A training model writes gradients to memory that the instances share.
-            context.check_process()
-        if self._compiled is None:
-            self._compile(args, kwargs, None)
-        else:
-            assert self._signature is not None
-            self._last_call = self._signature.matched(self._model.forward, args, kwargs)
-        assert self._options.connection_type != enums.ConnectionType.Never, (
-            "Trying to run a model on an offline device: ConnectionType.Never has none"
-        )
-        if not self._attached:
-            self.attachToDevice()
-        with activities.doing(self._activity):
-            return self._run(self._last_call)
-
-    def _run(self, call: Call) -> Any:
-        compiled, weights = self._require_compiled(), self._require_weights()
-        begin = time.monotonic_ns()
-        heartbeat.enter(TRAINING if self._training else INFERENCE)
-        if self._link is None:
-            weights.pull_newer_of_others()
-            if weights.needs_upload:
-                logger.debug("Implicit copyWeightsToDevice()")
-                self.copyWeightsToDevice()
-        else:
-            self._link.load_pending_state()
-            compiled = self._with_hooks(compiled, self._link)
-        widen = compiled.executable.widen_integers
-        with activities.doing(activities.TRANSFERRING, "inputs"):
-            leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
-        first_forward = compiled.executable.first_forward
-        after_update = None if self._link is None else self._link.after_update
-        results = compiled.program.run(call, leaves, after_update)
-        if first_forward.changed_inputs:
-            self._transfer.write_back(first_forward.changed_inputs, call.leaves, leaves)
-        with activities.doing(activities.TRANSFERRING, "results"):
-            results = self._transfer.to_host(results)
-        if self._training:
-            heartbeat.step(call.num_samples, compiled.program.loss_in(results))
-        else:
-            heartbeat.call()
-        if compiled.ipu_rows is not None:
-            steps = heartbeat.steps() if self._training else None
-            compiled.ipu_rows.draw(begin, time.monotonic_ns(), steps)
-        if self._link is not None:
-            weights.mark_device_newer()
-            self._link.mark_device_ran()
-            results = [forbid_backward(result) for result in results]
-        if self._options.counts_cycles:
-            logger.debug("Total number of IPU cycles: %d", self.cycleCount())
-        return first_forward.outputs.rebuild(iter(results))
-
-    def _with_hooks(self, compiled: Compiled, link: OptimizerLink) -> Compiled:
-        """Return the compiled model, after rebuilding it if parameters have new gradient hooks."""
-        hooks = compiled.state.gradient_hooks
-        if hooks is None or not hooks.are_missing:
-            return compiled
-        self._rebuild(compiled, link)
-        return self._require_compiled()
-
-    # -- weights and optimiser ----------------------------------------------------------------
-
-    def copyWeightsToHost(self) -> None:
-        """Copy the device's weights and buffers into the user's module."""
-        self._require_weights().pull()
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy weights to the host if training has changed them since the last copy.
-
-        Returns:
-            Whether weights were copied.
-        """
-        return self._weights is not None and self._weights.pull_if_newer()
-
-    def copyWeightsToDevice(self) -> None:
-        """Copy the weights and buffers of the user's module to the device.
-
-        If another wrapper has trained some of these weights, the weights are first copied from the
-        device of the other wrapper to the host.
-        """
-        compiled, weights = self._require_compiled(), self._require_weights()
-        weights.pull_newer_of_others()
-        compiled.state.upload()
-        weights.mark_equal()
-
-    def copyNamedBuffersToDevice(self) -> None:
-        """Copy the buffers that ``Options.updatableNamedBuffers()`` names to the device.
-
-        Raises:
-            Error: The model is not compiled, or the options do not name any buffer.
-        """
-        compiled = self._require_compiled()
-        names = self._options.updatable_buffers
-        if not names:
-            raise Error("copyNamedBuffersToDevice() needs Options.updatableNamedBuffers([names])")
-        compiled.state.upload(only=frozenset(names))
+    # -- optimiser ----------------------------------------------------------------------------
 
     def setOptimizer(
         self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None
@@ -428,95 +131,6 @@ class PoplarExecutor(DeviceReports):
                 self._rebuild(self._compiled, self._link)
         if is_other:
             self._link.connect()
-
-    @_as_on_device
-    def _rebuild(self, before: Compiled, link: OptimizerLink) -> None:
-        """Build the compiled program again, for another optimiser or for new gradient hooks.
-
-        The new optimiser may train other parameters than the previous optimiser.
-        """
-        executable = replace(before.executable, back_end=None)  # a back end has to agree again
-        compiled = self._compiler().build(executable, before.state, self._last_call)
-        compiled.streams.seed_value = before.streams.seed_value
-        compiled.program.steps_done = before.program.steps_done
-        self._require_weights().change_download(compiled.download_changed())
-        self._compiled = compiled
-        link.rebuilt_to(compiled)
-
-    # -- device -------------------------------------------------------------------------------
-
-    def isAttachedToDevice(self) -> bool:
-        """Return whether the model is attached to its device."""
-        return self._attached
-
-    def _placed(self, num_ipus: int) -> None:
-        """Store the number of IPUs, and attach the model if its connection type is Always.
-
-        The compiler calls this method when it has computed the number of IPUs. This method does not
-        wait for a device that is in use, because other processes may be waiting for the result of
-        the compilation. ``_compile`` waits for the device after the compilation.
-        """
-        self._num_ipus = num_ipus
-        if self._options.connection_type == enums.ConnectionType.Always and not self._attached:
-            self._attached = devices.acquire(self, self._options, num_ipus, patient=False)
-
-    def _acquire(self) -> None:
-        self._attached = devices.acquire(self, self._options, self._num_ipus)
-
-    def attachToDevice(self) -> None:
-        """Attach the model to its device again, and copy the weights to the device.
-
-        Raises:
-            Error: The model is not compiled or is already attached, or another model holds the
-                device.
-            AssertionError: The connection type is Never.
-        """
-        self._require_compiled()
-        assert self._options.connection_type != enums.ConnectionType.Never, (
-            "Trying to attach to an offline device: ConnectionType.Never has none"
-        )
-        if self._attached:
-            raise Error("The model is already attached to its device")
-        self._acquire()
-        self.copyWeightsToDevice()
-
-    def detachFromDevice(self) -> None:
-        """Copy the weights and the optimiser state to the host, and release the device.
-
-        Raises:
-            Error: The model is not compiled, or is not attached.
-        """
-        self._require_compiled()
-        if not self._attached:
-            raise Error("Device is not attached")
-        self._fetch()
-        self._release()
-
-    def destroy(self) -> None:
-        """Release the device, and remove the wrapping of the user's module.
-
-        The weights and the optimiser state are copied to the host first.
-        """
-        self._fetch()
-        if self._link is not None:
-            self._link.disconnect()
-        self._compiled = self._weights = self._signature = None
-        self._last_call = _NO_CALL
-        self._release()
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
-        self._model = watched_module.shallow_copy(self._user_model)
-
-    def _fetch(self) -> None:
-        """Copy the weights and the optimiser state to the host, if the device has newer values."""
-        self.copyWeightsToHostIfNeeded()
-        if self._link is not None:
-            self._link.fetch_state()
-
-    def _release(self) -> None:
-        devices.release(self)
-        self._attached = False
 
     # -- state and files ----------------------------------------------------------------------
 
@@ -656,6 +270,17 @@ class PoplarExecutor(DeviceReports):
 
     # -- observing ----------------------------------------------------------------------------
 
+    def compilationTime(self) -> datetime.timedelta:
+        """Return the duration of the compilation.
+
+        Raises:
+            Error: The model is not compiled, or the progress bar is disabled.
+        """
+        if not self._options._show_compilation_progress_bar:
+            raise Error("compilationTime() needs Options.showCompilationProgressBar(True)")
+        self._require_compiled()
+        return datetime.timedelta(seconds=self._compilation_seconds)
+
     def getTensorNames(self) -> list[str]:
         """Return the names of the tensors inside the compiled model.
 
@@ -676,28 +301,3 @@ class PoplarExecutor(DeviceReports):
             AssertionError: The name is unknown, or the model has not run.
         """
         return self._require_compiled().program.anchors.get(short_name)
-
-
-def _transfer(options: Options) -> Transfer:
-    """Return an object that converts tensors between the host and the device.
-
-    Raises:
-        Error: The options contain an unknown mode of synthetic data.
-    """
-    double_precision = options.Emulator.double_precision
-    if not options.synthetic_data:
-        return Transfer(double_precision=double_precision)
-    return SyntheticTransfer(options.synthetic_mode, double_precision=double_precision)
-
-
-def _own_options(options: Options, *, training: bool) -> Options:
-    """Return a frozen copy of the options of one model.
-
-    If the output mode is Default, the copy contains the output mode that Default means for the
-    model.
-    """
-    own = options.clone()
-    if own.defaultOutputMode():
-        own.outputMode(own.resolved_output_mode(training))
-    own._freeze()
-    return own

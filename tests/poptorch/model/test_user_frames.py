@@ -55,7 +55,7 @@ def frames_of(error):
 def assert_shows_forward(error, how):
     (_, first), second, third, *others = frames_of(error)
     assert "training" in first
-    assert second[0] in ("executor.py", "device_reports.py")
+    assert second[0] in ("model_on_device.py", "device_reports.py")
     assert third[0] == "test_user_frames.py"
     assert third[1].endswith(f"# {how}")
     assert all(place in ("linear.py", "functional.py") for place, _ in others)
@@ -126,7 +126,7 @@ def test_an_error_of_a_hook_shows_its_line():
     with pytest.raises(ValueError, match="of a hook") as caught:
         training(*classified(4))
     assert frames_of(caught.value)[-1][1] == 'raise ValueError("of a hook")'
-    assert [place for place, _ in frames_of(caught.value)].count("executor.py") == 1
+    assert [place for place, _ in frames_of(caught.value)].count("model_on_device.py") == 1
 
 
 def test_an_error_of_modules_of_torch_shows_these():
@@ -134,7 +134,7 @@ def test_an_error_of_modules_of_torch_shows_these():
     with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
         inference(torch.ones(2, 6))
     places = [place for place, _ in frames_of(caught.value)]
-    assert places == ["test_user_frames.py", "executor.py", "container.py", "linear.py"]
+    assert places == ["test_user_frames.py", "model_on_device.py", "container.py", "linear.py"]
 
 
 def test_at_level_debug_nothing_is_left_out(caplog):
@@ -152,7 +152,7 @@ def test_a_failure_of_ours_is_shown_whole(monkeypatch):
     monkeypatch.setattr(Program, "run", type(run)(code, globals()))
     with pytest.raises(RuntimeError, match="of this package") as caught:
         wrapped("target")(*classified(8))
-    assert [place for place, _ in frames_of(caught.value)][-2:] == ["executor.py", "somewhere.py"]
+    assert [place for place, _ in frames_of(caught.value)][-2:] == ["model_on_device.py", "somewhere.py"]
 
 
 def test_what_an_error_follows_from_is_folded_too():
