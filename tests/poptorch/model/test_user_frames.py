@@ -152,7 +152,10 @@ def test_a_failure_of_ours_is_shown_whole(monkeypatch):
     monkeypatch.setattr(Program, "run", type(run)(code, globals()))
     with pytest.raises(RuntimeError, match="of this package") as caught:
         wrapped("target")(*classified(8))
-    assert [place for place, _ in frames_of(caught.value)][-2:] == ["model_on_device.py", "somewhere.py"]
+    assert [place for place, _ in frames_of(caught.value)][-2:] == [
+        "model_on_device.py",
+        "somewhere.py",
+    ]
 
 
 def test_what_an_error_follows_from_is_folded_too():
