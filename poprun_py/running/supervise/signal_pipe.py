@@ -9,8 +9,10 @@ import signal
 from poprun_py.instance import process_control
 
 # The kernel sends this signal when the launcher's parent process has ended. The signal is blocked
-# between and after attempts at a job: the signal would end the launcher before the clean-up.
-PARENT_ENDED = signal.SIGRTMAX - 4
+# between and after attempts at a job: the signal would end the launcher before the clean-up. If a
+# launcher runs in an instance, the wrapper sends it SIGRTMAX - 3 and SIGRTMAX - 4
+# (instance/python_stacks.py), so the launcher's own signals have other numbers.
+PARENT_ENDED = signal.SIGRTMAX - 7
 # Signals that pass on a SIGINT or SIGHUP, such as a Ctrl-C, that the launcher may have received
 # itself. The launcher ignores such a signal if the end of the job was requested before.
 INTERRUPT_ONCE = signal.SIGRTMAX - 5

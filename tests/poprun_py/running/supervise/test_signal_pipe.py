@@ -5,7 +5,20 @@ from __future__ import annotations
 import contextlib
 import signal
 
-from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE, SignalPipe
+from poprun_py.instance import python_stacks
+from poprun_py.instance.program_environment import STACKS_SIGNAL
+from poprun_py.running.supervise.signal_pipe import (
+    HANGUP_ONCE,
+    INTERRUPT_ONCE,
+    PARENT_ENDED,
+    SignalPipe,
+)
+
+
+def test_a_launcher_in_an_instance_can_answer_the_wrapper():
+    launchers = {HANGUP_ONCE, INTERRUPT_ONCE, PARENT_ENDED}
+    assert len(launchers) == 3
+    assert launchers.isdisjoint({python_stacks._ASK_SIGNAL, STACKS_SIGNAL})
 
 
 def test_the_end_of_the_parent_process_is_distinguished_from_sighup():
