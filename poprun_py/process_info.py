@@ -91,6 +91,11 @@ def state_and_handler(pid: int, number: int) -> tuple[str, bool]:
     return status.get("State", "Z")[0], number in _signals(status.get("SigCgt", ""))
 
 
+def blocks_signal(pid: int, number: int) -> bool:
+    """Return whether the main thread of a process blocks a signal."""
+    return number in _signals(read_fields(pid, "status").get("SigBlk", ""))
+
+
 def pending_signals(pid: int) -> set[int]:
     """Return the signals that were sent to a process but that the process still blocks."""
     status = read_fields(pid, "status")

@@ -55,18 +55,19 @@ class PythonStacks:
     def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
         """Return for how many seconds a process has not answered ``_ASK_SIGNAL``; 0 if it has.
 
-        If ``ask`` and no process still has to answer, ask a process of ``pids`` that is running and
-        handles ``_ASK_SIGNAL``. In a C program, the signal would interrupt a sleep.
+        If ``ask`` and no process still has to answer, ask a process of ``pids`` that is running,
+        handles ``_ASK_SIGNAL`` and does not block it. In a C program, the signal would interrupt a
+        sleep. The result for a process that blocks the signal is 0, because it cannot be asked.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
-        if self._asked in pids and _ANSWER not in written:
+        is_waiting = self._asked in pids and _ANSWER not in written
+        if is_waiting and not process_info.blocks_signal(self._asked, _ASK_SIGNAL):
             return now - self._asked_at
         self._asked = 0
         if ask:
             for pid in pids:
-                is_running = process_info.state_and_handler(pid, _ASK_SIGNAL) == ("R", True)
-                if is_running and process_control.signal_process(pid, _ASK_SIGNAL):
+                if _can_answer(pid) and process_control.signal_process(pid, _ASK_SIGNAL):
                     self._asked, self._asked_at, self._answer_offset = pid, now, size
                     break
         return 0.0
@@ -102,3 +103,9 @@ class PythonStacks:
                 break
         written = os.pread(self._file, _MAX_TEXT, start).replace(_ANSWER, b"")
         return written.decode(errors="replace")
+
+
+def _can_answer(pid: int) -> bool:
+    """Return whether a process is running, handles ``_ASK_SIGNAL`` and does not block it."""
+    is_running = process_info.state_and_handler(pid, _ASK_SIGNAL) == ("R", True)
+    return is_running and not process_info.blocks_signal(pid, _ASK_SIGNAL)

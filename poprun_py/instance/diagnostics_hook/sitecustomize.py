@@ -38,13 +38,13 @@ def _write_stacks_on_signal() -> None:
     try:
         if not faulthandler.is_enabled():
             faulthandler.enable()
-        file = open(path, "ab", buffering=0)  # noqa: SIM115 (kept open for the handler)
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 (kept open for the handlers)
+        # The handlers keep only the descriptor, so the file object must stay alive.
+        sys._poprun_stacks_file = file  # type: ignore[attr-defined]
         faulthandler.register(int(number), file=file, all_threads=True, chain=False)
         _answer_on_signal_in_python(int(number) - 1, file.fileno())
     except (OSError, ValueError, RuntimeError, AttributeError):
         return
-    # faulthandler keeps only the descriptor, so the file object must live as long as the process.
-    sys._poprun_stacks_file = file  # type: ignore[attr-defined]
 
 
 def _answer_on_signal_in_python(number: int, file: int) -> None:
@@ -55,11 +55,25 @@ def _answer_on_signal_in_python(number: int, file: int) -> None:
     except ImportError:
         import signal
 
-    signal.signal(number, lambda *_: os.write(file, b"\0") and None)
+    opened = os.fstat(file)
+
+    def answer(*_: object) -> None:
+        # A program may close all descriptors, and then open files of its own under their numbers.
+        try:
+            if os.path.samestat(os.fstat(file), opened):
+                os.write(file, b"\0")
+                return
+        except OSError:
+            pass
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})  # the wrapper then asks no more
+
+    signal.signal(number, answer)
     signal.siginterrupt(number, False)
     # While Python shuts down, it removes its signal handlers. Without a handler, the signal would
     # kill the process, so the process ignores the signal during the shutdown.
     atexit.register(signal.signal, number, signal.SIG_IGN)
+    # A parent process may have blocked the two signals, and its descendants inherit the mask.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number, number + 1})
 
 
 def _report_fatal_exception() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from support.processes import wait_until
 
-from poprun_py.instance.program_environment import stacks_variables
+from poprun_py.instance import python_stacks
+from poprun_py.instance.program_environment import STACKS_SIGNAL, stacks_variables
 from poprun_py.instance.progress_memory import unnamed_file
 from poprun_py.instance.python_stacks import PythonStacks
 
@@ -27,6 +31,45 @@ c.pthread_spin_lock(lock)
 print('python', flush=True)
 while True: pass
 """
+
+BUSY = """
+import os, signal, sys
+print('ready', flush=True)
+sys.stdin.readline()
+%s
+print('busy', flush=True)
+while True: pass
+"""
+CLOSED = "os.closerange(3, 64)"
+REUSED = "os.closerange(3, 64); own = [os.memfd_create(str(each)) for each in range(8)]"
+
+
+@pytest.fixture
+def busy(program):
+    """Start a program that runs a statement, and then runs Python code for ever."""
+
+    def start(statement="pass"):
+        stacks = PythonStacks(unnamed_file("stacks"))
+        variables = stacks_variables(stacks._file, [sys.executable], os.environ)
+        running = program(BUSY % statement, **variables)
+        running.stdin.write("\n")
+        running.stdin.flush()
+        assert running.stdout.readline() == "busy\n"
+        return stacks, running
+
+    return start
+
+
+def wait_until_asked(stacks, running):
+    def is_asked():
+        stacks.seconds_outside_python([running.pid], ask=True)
+        return stacks._asked == running.pid
+
+    wait_until(is_asked)
+
+
+def wait_until_answered(stacks, running):
+    wait_until(lambda: stacks.seconds_outside_python([running.pid], ask=False) == 0.0, 10)
 
 
 def test_a_main_thread_in_c_code_does_not_answer(program):
@@ -70,3 +113,36 @@ def test_an_ending_interpreter_is_not_killed_by_the_signal():
                 stacks.seconds_outside_python([running.pid], ask=True)
                 stacks._asked = 0
         assert running.returncode == 0
+
+
+def test_a_program_whose_parent_blocked_the_signals_answers(busy):
+    asking = {python_stacks._ASK_SIGNAL, STACKS_SIGNAL}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, asking)
+    try:
+        stacks, running = busy()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    wait_until_asked(stacks, running)
+    wait_until_answered(stacks, running)
+    wait_until(lambda: stacks.stacks(running.pid)[0]["text"])
+
+
+def test_a_program_that_blocks_the_signal_is_not_taken_for_one_in_c_code(busy):
+    stacks, running = busy("signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())")
+    for _ in range(5):
+        assert stacks.seconds_outside_python([running.pid], ask=True) == 0.0
+    assert not stacks._asked
+
+
+@pytest.mark.parametrize("statement", [CLOSED, REUSED])
+def test_a_program_that_closed_the_file_runs_on_and_keeps_its_own_files(busy, statement):
+    stacks, running = busy(statement)
+    wait_until_asked(stacks, running)
+    wait_until_answered(stacks, running)
+    assert running.poll() is None
+    opened = Path(f"/proc/{running.pid}/fd").iterdir()
+    own = [each for each in opened if int(each.name) > 2]
+    assert len(own) == (8 if statement == REUSED else 0)
+    assert not any(each.stat().st_size for each in own)
+    assert stacks.seconds_outside_python([running.pid], ask=True) == 0.0
+    assert not stacks._asked
