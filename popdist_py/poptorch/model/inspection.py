@@ -6,7 +6,7 @@ compiled. The functions do not change the model.
 
 from __future__ import annotations
 
-from popdist_py.poptorch.compilation.compiler import Compiled
+from popdist_py.poptorch.compilation.compiled import Compiled
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution import anchors
 from popdist_py.poptorch.options.options import Options

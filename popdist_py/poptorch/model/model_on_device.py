@@ -21,8 +21,11 @@ from popdist_py.poptorch.calls.call_signature import CallSignature
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.synthetic_data import SyntheticTransfer
 from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
-from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
+from popdist_py.poptorch.compilation.compiled import Compiled, Executable
+from popdist_py.poptorch.compilation.compiler import compile_model
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
+from popdist_py.poptorch.compilation.program_builder import build_program
+from popdist_py.poptorch.compilation.source_model import SourceModel
 from popdist_py.poptorch.data import drawn_orders
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -169,31 +172,31 @@ class ModelOnDevice:
         """Compile the model for the last call's arguments; also return the number of instances."""
         compiling = activities.doing(activities.COMPILING)
         with compiling, progress_bar(shown=self._shows_progress) as advance:
-            compiler = self._compiler()
+            source = self._source()
             cache = ExecutableCache.of(
-                self._user_model, self._options, compiler.optimizer, self._last_call
+                self._user_model, self._options, source.optimizer, self._last_call
             )
             with cache.locked():
-                compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
+                earlier = executable or cache.load()
+                compiled = compile_model(source, self._last_call, earlier, advance, self._placed)
                 cache.store(compiled.executable)
         if self._training:
-            drawn_orders.check(compiler.communicator)
-        return compiled, compiler.communicator.num_instances
+            drawn_orders.check(source.communicator)
+        return compiled, source.communicator.num_instances
 
     @property
     def _shows_progress(self) -> bool:
         first = self._options.Distributed.processId == 0
         return bool(self._options._show_compilation_progress_bar) and first
 
-    def _compiler(self) -> Compiler:
-        return Compiler(
+    def _source(self) -> SourceModel:
+        return SourceModel(
             model=self._model,
             user_model=self._user_model,
             options=self._options,
             optimizer=None if self._link is None else self._link.optimizer,
             transfer=self._transfer,
             communicator=communicator_for(self._options, training=self._training),
-            placed=self._placed,
         )
 
     def _require_compiled(self) -> Compiled:
@@ -330,7 +333,7 @@ class ModelOnDevice:
         The new optimiser may train other parameters than the previous optimiser.
         """
         executable = replace(before.executable, back_end=None)  # a back end has to agree again
-        compiled = self._compiler().build(executable, before.state, self._last_call)
+        compiled = build_program(self._source(), executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
         self._require_weights().change_download(compiled.download_changed())

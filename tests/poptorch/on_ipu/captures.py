@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from popdist_py.ipu.graph import Graph, Placement
-from popdist_py.poptorch.compilation.compiler import Compiler
+from popdist_py.poptorch.compilation import compiler
 from popdist_py.poptorch.on_ipu.captured import Captured
 
 
@@ -17,9 +17,9 @@ def captured(graph: Graph, before: Sequence[str] = ()) -> Captured:
 
 def capture_as(monkeypatch, forward: Captured | None) -> None:
     """Have every model that is compiled from now on captured as ``forward``."""
-    trace = Compiler._trace_with
+    trace = compiler._trace_with
 
-    def traced(self, *args, **kwargs):
-        return replace(trace(self, *args, **kwargs), captured=forward)
+    def traced(*args, **kwargs):
+        return replace(trace(*args, **kwargs), captured=forward)
 
-    monkeypatch.setattr(Compiler, "_trace_with", traced)
+    monkeypatch.setattr(compiler, "_trace_with", traced)

@@ -1,0 +1,83 @@
+"""The results of a compilation: the stored Executable, and the Compiled model on the device.
+
+The module ``compiler`` makes an Executable, and the module ``program_builder`` makes a Compiled
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from popdist_py.poptorch.execution.device_loop import Program
+from popdist_py.poptorch.execution.random_streams import RandomStreams
+from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.ipu_rows import IpuRows
+from popdist_py.poptorch.tracing.first_forward import FirstForward
+from popdist_py.poptorch.weights.device_state import DeviceState
+
+__all__ = ["Compiled", "Executable"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Executable:
+    """The result of a compilation, which can be stored because it does not refer to tensors.
+
+    Attributes:
+        first_forward: The facts that the first forward pass showed.
+        replica_execution: The value of the option ``replicaExecution``, which is "auto" or selects
+            a back end.
+        widen_integers: Whether integers of fewer than 64 bits are converted to 64 bits, because
+            torch requires indices of 64 bits.
+        mixed_precision: Whether the forward pass multiplies float16 tensors with float16 or float32
+            tensors.
+        back_end: The name of the chosen back end; None before the choice.
+        captured: The forward pass as a graph for the device model; None if no graph was requested
+            or the forward pass cannot be captured.
+    """
+
+    first_forward: FirstForward
+    replica_execution: str
+    widen_integers: bool
+    mixed_precision: bool
+    back_end: str | None = None
+    captured: Captured | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """A compiled model on the device.
+
+    The attribute ``ipu_rows`` writes the model's calls to the timeline, if the options name a
+    device.
+    """
+
+    executable: Executable
+    state: DeviceState
+    program: Program
+    streams: RandomStreams
+    ipu_rows: IpuRows | None = None
+
+    def download_changed(self) -> Callable[[], None]:
+        """Return a function that copies to the host the tensors that a call changes.
+
+        The tensors are parameters and buffers.
+        """
+        first, state, training = self.executable.first_forward, self.state, self.program.training
+        changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
+        changed += [state.parameters[name] for name in first.modified_parameters]
+        if training is not None:
+            changed += training.optimizer.parameters
+        return partial(state.download, frozenset(map(id, changed)))
+
+    def check_weights(self) -> None:
+        """Check that all weights belong to the same training step.
+
+        Raises:
+            Error: An instance was lost during an update.
+        """
+        if self.program.training is not None:
+            self.program.training.optimizer.check_whole()

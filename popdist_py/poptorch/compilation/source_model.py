@@ -1,0 +1,77 @@
+"""The class SourceModel, which holds a module together with everything that its compilation needs.
+
+The modules ``compiler`` and ``program_builder`` compile a SourceModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from popdist_py.collectives import Communicator
+from popdist_py.ipu.searches import Run
+from popdist_py.poptorch.calls.batching import Batching
+from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.calls.transfer import Transfer
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.run_of import run_of
+from popdist_py.poptorch.options.options import Options
+
+__all__ = ["SourceModel"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceModel:
+    """A module with its options, its optimiser and the communicator of the instances.
+
+    Attributes:
+        model: The module that runs the forward pass. It is a shallow copy of ``user_model``.
+        user_model: The user's module.
+        options: The options of the PopTorch model.
+        optimizer: The user's optimiser; None for inference.
+        transfer: The conversion of tensors between the host and the device.
+        communicator: The communicator for calls between the instances. For inference, it contains
+            only this instance.
+    """
+
+    model: nn.Module
+    user_model: nn.Module
+    options: Options
+    optimizer: torch.optim.Optimizer | None
+    transfer: Transfer
+    communicator: Communicator
+
+    @property
+    def training(self) -> bool:
+        """Whether the model trains."""
+        return self.optimizer is not None
+
+    @property
+    def batching(self) -> Batching:
+        """The division of a call's samples into micro-batches."""
+        return self.options.batching(training=self.training)
+
+    @property
+    def first_replica(self) -> int:
+        """The global index of this instance's first replica."""
+        return self.communicator.instance_index * int(self.options.replication_factor)
+
+    def device_run(self, captured: Captured | None) -> Run | None:
+        """Return the input of the device model, or None if the device model is not used."""
+        if captured is None:
+            return None
+        try:
+            return run_of(captured, self.options, self.optimizer, training=self.training)
+        except ValueError as error:  # The emulation can run without the device model.
+            logger.debug("The model of the device cannot be asked: %s", error)
+            return None
+
+    def forward(self, call: Call, leaves: Sequence[torch.Tensor]) -> Any:
+        """Run the model on the arguments of a call, with its tensors replaced by ``leaves``."""
+        args, kwargs = call.arguments(leaves)
+        return self.model(*args, **kwargs)
