@@ -1,12 +1,13 @@
 """Functions that cut the inputs of a call into micro-batches, and that join the outputs.
 
-There are R replicas, and each group of G replicas gets the same inputs. Samples per call =
-micro-batch x device iterations x (R / G) x gradient accumulation. The order of samples is row-major
-over [device iteration][accumulation step][replica group][micro-batch].
+There are R replicas, and each group of G replicas gets the same inputs. The number of samples per
+call = micro-batch x device iterations x (R / G) x gradient accumulation. In an input tensor, the
+order of samples is row-major over [device iteration][accumulation step][replica
+group][micro-batch].
 
-All inputs are cut in this module. An input is first cut into combined micro-batches. A combined
-micro-batch contains the micro-batches of all replica groups for one step. Each combined micro-batch
-is then cut into the micro-batches of the replicas.
+An input is first cut into combined micro-batches. A combined micro-batch contains one micro-batch
+for each replica group. Each combined micro-batch is then cut into the micro-batches of the
+replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from popdist_py.poptorch.errors import Error
 
 __all__ = ["Batching", "Collector", "Values", "check_groups"]
 
-# One output of all replicas, either as one tensor per replica or as one tensor [replicas, ...].
+# The values of one output on all replicas: one tensor per replica, or one tensor [replicas, ...].
 Values = Sequence[torch.Tensor] | torch.Tensor
 
 
@@ -29,7 +30,7 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
     """Check that the replicas can be divided into groups that share their inputs.
 
     Raises:
-        ValueError: The type is neither Consecutive nor Orthogonal, or the group size does not
+        ValueError: ``group_type`` is neither Consecutive nor Orthogonal, or ``group_size`` does not
             divide the number of replicas.
     """
     known = (enums.CommGroupType.Consecutive, enums.CommGroupType.Orthogonal)
@@ -48,7 +49,7 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """The batching factors of one model, and the rule that selects the returned outputs.
+    """The numbers by which a model's inputs are cut, and the choice of the outputs to return.
 
     Attributes:
         device_iterations: The number DI of device iterations in a call.
@@ -57,8 +58,9 @@ class Batching:
         replicas: The number R of replicas.
         group_size: The number G of replicas that get the same inputs.
         group_type: The rule that assigns replicas to groups (Consecutive or Orthogonal).
-        output_mode: The rule that selects the outputs that a call returns.
-        output_period: The period of the output mode EveryN.
+        output_mode: The choice of the micro-batches whose outputs a call returns.
+        output_period: The number N of the output mode EveryN, which returns the outputs of every
+            N-th micro-batch.
 
     Raises:
         ValueError: The replicas cannot be divided into groups of this size and type.
@@ -79,7 +81,7 @@ class Batching:
 
     @property
     def num_groups(self) -> int:
-        """The number R / G of replica groups, which get different inputs."""
+        """The number R / G of replica groups. Different groups get different inputs."""
         return self.replicas // self.group_size
 
     @property
@@ -127,7 +129,7 @@ class Batching:
     def combined_micro_batches(
         self, inputs: Sequence[torch.Tensor]
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """Return the combined micro-batches of the inputs of a call, for each of DI x GA steps.
+        """Cut the inputs of a call into combined micro-batches, for each of DI x GA steps.
 
         A combined micro-batch of an input has the shape [replica groups x micro-batch, ...].
         """
@@ -146,7 +148,7 @@ class Batching:
         return [parts[self._group_of(replica)] for replica in range(self.replicas)]
 
     def inputs_of_replicas(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return the micro-batches of each replica, cut from one combined micro-batch per input."""
+        """Return each replica's micro-batches of all inputs, cut from combined micro-batches."""
         if self.group_size == self.replicas:
             return [list(inputs)] * self.replicas
         parts = [self.per_replica(combined) for combined in inputs]
@@ -162,7 +164,8 @@ class Batching:
         sizes = (self.group_size, groups) if is_orthogonal else (groups, self.group_size)
         shared = parts.unsqueeze(0 if is_orthogonal else 1)
         expanded = shared.expand(*sizes, *parts.shape[1:])
-        # A captured graph calls view() on its inputs, which requires contiguous tensors.
+        # A captured graph of operations calls view() on its inputs, and view() requires contiguous
+        # tensors.
         return expanded.reshape(self.replicas, *parts.shape[1:]).contiguous()
 
     def _group_of(self, replica: int) -> int:
@@ -181,7 +184,7 @@ class Batching:
 
     @property
     def num_returned(self) -> int:
-        """The number of micro-batches whose outputs form a result."""
+        """The number of micro-batches on all replicas whose outputs a call returns."""
         if self.output_mode == enums.OutputMode.All:
             return self.replicas * self.num_steps
         if self.output_mode == enums.OutputMode.EveryN:
@@ -190,14 +193,14 @@ class Batching:
 
 
 class Collector:
-    """Collects one output of the forward over the micro-batches of a call."""
+    """Collects the values of one output of the model over the micro-batches of a call."""
 
     def __init__(self, batching: Batching) -> None:
         self._sum = batching.output_mode == enums.OutputMode.Sum
         self._parts: list[torch.Tensor] = []
 
     def add(self, step: int, values: Values) -> None:
-        """Add the outputs of all replicas for micro-batch ``step``."""
+        """Add the output's values on all replicas for micro-batch ``step``."""
         part = joined(values)
         if self._sum and step > 0:
             self._parts[0] = self._parts[0] + part
@@ -207,7 +210,7 @@ class Collector:
     def result(self) -> torch.Tensor:
         """Return the collected outputs, concatenated along dimension 0.
 
-        If the only output is a 0-d tensor, the result is 0-d.
+        If only one 0-d tensor was collected, the result is 0-d.
         """
         return joined(self._parts)
 
@@ -215,7 +218,8 @@ class Collector:
 def joined(values: Values) -> torch.Tensor:
     """Return the tensors of several replicas, concatenated along dimension 0.
 
-    Each 0-d tensor becomes one element. The tensor of a single replica keeps its shape.
+    Each 0-d tensor becomes one element of the result. If there is only one replica, its tensor is
+    returned unchanged.
     """
     if isinstance(values, torch.Tensor):
         return values if values.dim() == 1 else values.flatten(0, 1)

@@ -1,7 +1,7 @@
-"""The class CallSignature, which describes the arguments that a model was compiled for.
+"""The class CallSignature, which describes the call arguments that a model was compiled for.
 
 This module compares the arguments of later calls with a CallSignature. The module ``nested_values``
-flattens and rebuilds the arguments.
+flattens the arguments of a call into a list of tensors.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _RECOMPILE = (
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """Structure, shapes and dtypes of the arguments that a model was compiled for.
+    """The structure, shapes and dtypes of the call arguments that a model was compiled for.
 
     Attributes:
-        template: The flattened arguments, with tensors that have no data.
-        names: The forward's names of the positional arguments.
+        template: The flattened arguments of the first call, with meta tensors in place of the
+            tensors.
+        names: The names of the forward method's parameters for the positional arguments.
         defaults: The default values for the parameters that a call leaves out.
     """
 
@@ -46,13 +47,13 @@ class CallSignature:
         kwargs: Mapping[str, Any],
         num_slices: int,
     ) -> tuple[CallSignature, Call]:
-        """Return the signature of a first call, and the flattened arguments of this call.
+        """Return the CallSignature and the flattened arguments of a model's first call.
 
         Args:
-            forward: The function that is called.
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-            num_slices: The number of slices into which each input is cut.
+            forward: The model's forward method, or the function that the model calls.
+            args: The positional arguments of the first call.
+            kwargs: The keyword arguments of the first call.
+            num_slices: The number of micro-batches into which each input is cut.
 
         Raises:
             AssertionError: There are too many arguments, a keyword is unknown, or a parameter is
@@ -70,9 +71,9 @@ class CallSignature:
     ) -> Call:
         """Return the flattened arguments of a later call.
 
-        Dictionaries get the order of keys that they have in the first call. In a value of a custom
-        type, only the tensors come from the later call. All other contents of the value come from
-        the first call, even if the forward runs in Python.
+        The keys of dictionaries get the order that they have in the first call. In an argument of a
+        custom type, only the tensors come from the later call. All other contents of such an
+        argument come from the first call, even if the forward method runs in Python.
 
         Raises:
             AssertionError: The arguments do not match the parameters of ``forward``.
@@ -90,7 +91,7 @@ class CallSignature:
 def _check_call(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """Check that a call matches ``forward``, and return the names of the positional arguments.
+    """Check a call against ``forward``, and return the parameter names of positional arguments.
 
     Raises:
         AssertionError: There are too many arguments, a keyword is unknown, or a parameter is given
@@ -124,7 +125,8 @@ def _check_call(
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of ``forward``.
 
-    If a function in C does not provide its signature, the result accepts all arguments.
+    A function that is written in C may not provide its signature. For such a function, the returned
+    signature accepts all arguments.
     """
     try:
         return inspect.signature(forward)
@@ -136,7 +138,8 @@ def _check_same(compiled: Call, call: Call, names: Sequence[str]) -> None:
     """Compare the arguments of a call with the arguments that the model was compiled for.
 
     Raises:
-        Error: The numbers, names, types, lengths, constants, dtypes or shapes differ.
+        Error: The arguments differ in their number, names, types, lengths, constants, dtypes or
+            shapes.
     """
     expected, got = len(compiled.positional), len(call.positional)
     if expected != got:
@@ -217,7 +220,7 @@ def _check_constant(name: str, before: Any, now: Any) -> None:
         return
     try:
         same = before == now
-        # The comparison of two arrays returns an array with one result per element.
+        # Comparing two NumPy arrays returns an array with one result per element.
         same = bool(same.all() if hasattr(same, "all") else same)
     except (RuntimeError, ValueError, TypeError):
         same = False

@@ -1,4 +1,4 @@
-"""Registry of parsers for argument types that a program defines.
+"""The registry of parsers for a program's custom argument types.
 
 A parser takes the tensors out of an argument, and rebuilds the argument from other tensors. The
 model wrappers and the data loader call ``parser_of`` to find the parser of a value.
@@ -26,7 +26,7 @@ __all__ = [
 class ICustomArgParser:
     """Base class of parsers, which split a value into tensors and rebuild it from tensors.
 
-    A subclass must override both methods.
+    A subclass must override the methods ``yieldTensors`` and ``reconstruct``.
     """
 
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
@@ -36,7 +36,7 @@ class ICustomArgParser:
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
         """Build a structure like ``original_structure`` from other tensors.
 
-        The iterator returns the tensors in the same order as ``yieldTensors``.
+        ``tensor_iterator`` returns the other tensors in the same order as ``yieldTensors``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define reconstruct")
 
@@ -48,7 +48,7 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> 
     """Register ``parser`` for arguments of the class ``typename`` and of its subclasses.
 
     Args:
-        typename: The class of the arguments.
+        typename: The class of the arguments, not its name.
         parser: The parser. None removes the parser that is registered for the class.
 
     Raises:
@@ -68,7 +68,7 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> 
 def parser_of(value: object) -> ICustomArgParser | None:
     """Return the parser for ``value``; None if no class of ``value`` has a parser.
 
-    Classes are tried in the method resolution order of the type of ``value``.
+    The type of ``value`` and its base classes are tried in the method resolution order.
     """
     if not _parsers:
         return None
@@ -81,16 +81,16 @@ def registered() -> dict[type, ICustomArgParser]:
 
 
 def restore(parsers: dict[type, ICustomArgParser]) -> None:
-    """Register the parsers that ``registered`` returned in another process."""
+    """Register parsers in this process that ``registered`` returned in another process."""
     _parsers.update(parsers)
 
 
 class CarriesParsers:
     """Base class of objects whose pickled form contains the registered parsers.
 
-    Subclasses handle custom types in worker processes. A forked worker process has the parsers
-    already. A spawned worker process may lack the parsers, because it does not run all of the
-    program's code.
+    Subclasses handle custom types in a data loader's worker processes. A forked worker process has
+    the registered parsers already. A spawned worker process may lack the parsers, because it does
+    not run all of the program's code.
     """
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Default values of a forward's parameters, used for the parameters that a call leaves out.
+"""Default values for the parameters of a forward method that a call leaves out.
 
-A default that is a tensor usually becomes an input of the model. Therefore different calls of one
-compiled model may pass or leave out the argument. The module ``call_signature`` compares the
-arguments of calls.
+A default value that is a tensor usually becomes an input of the compiled model. Therefore some
+calls of the model may pass the argument, and other calls may leave it out. The module
+``call_signature`` compares the arguments of different calls of a model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Defaults:
 
     Attributes:
         values: The default values that are tensors or None, by the name of the parameter.
-        names: The names of the first parameter that has a tensor as default, and of the following
-            positional parameters. The forward gets the arguments for ``names`` by keyword, even if
-            the caller passes them by position.
+        names: The names of the first positional parameter whose default is a tensor, and of all
+            later positional parameters. The forward method gets the arguments for these parameters
+            by keyword, even if the caller passes them by position.
         first: The position of the first parameter in ``names``.
     """
 
@@ -44,11 +44,11 @@ class Defaults:
         """Return the defaults for a model whose first call has the given arguments.
 
         Args:
-            signature: The signature of the forward.
+            signature: The signature of the model's forward method.
             args: The positional arguments of the first call.
             kwargs: The keyword arguments of the first call.
-            num_slices: The number of slices into which each input is cut. Defaults are repeated
-                along dimension 0, so that each slice contains the whole default.
+            num_slices: The number of micro-batches into which each input is cut. Default tensors
+                are repeated along dimension 0, so that each micro-batch contains the whole default.
         """
         parameters = list(signature.parameters.values())
         names, first = _by_keyword(parameters, len(args))
@@ -75,7 +75,8 @@ class Defaults:
         if self.first < len(args) <= self.first + len(self.names):
             by_position = dict(zip(self.names, args[self.first :], strict=False))
             if by_position.keys() & kwargs.keys():
-                # A parameter is given twice. ``call_signature`` raises an error about such calls.
+                # The call gives one parameter twice. The module ``call_signature`` raises an error
+                # about such calls.
                 return args, kwargs
             args, kwargs = args[: self.first], {**by_position, **kwargs}
         return args, {**self.values, **kwargs} if self.values else kwargs
@@ -90,7 +91,8 @@ def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tu
     for first, parameter in enumerate(parameters):
         if parameter.kind == plain and isinstance(parameter.default, torch.Tensor):
             names = tuple(p.name for p in parameters[first:] if p.kind == plain)
-            # A call with variadic arguments must pass all parameters before them by position.
+            # If a call passes values for ``*args``, it must pass all parameters before ``*args`` by
+            # position.
             return (names, first) if count <= first + len(names) else ((), 0)
     return (), 0
 
@@ -98,13 +100,14 @@ def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tu
 def _as_input(default: torch.Tensor, given: Any, num_slices: int) -> torch.Tensor | None:
     """Return the input tensor for a default; None if the default stays a constant.
 
-    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs. As defaults, they
-    stay constants if the first call leaves out the parameter.
+    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. A
+    default of this kind stays a constant if the first call leaves out the parameter.
 
     Args:
         default: The default value of the parameter.
-        given: The argument that the first call passes for the parameter; None if it passes none.
-        num_slices: The number of slices into which each input is cut.
+        given: The argument that the first call passes for the parameter; None if the call leaves
+            out the parameter.
+        num_slices: The number of micro-batches into which each input is cut.
     """
     default = default.detach()
     cannot_be_cut = default.dim() == 0 or default.numel() == 0

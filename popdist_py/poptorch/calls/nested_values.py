@@ -1,13 +1,13 @@
-"""Functions that flatten nested arguments and results, and rebuild them.
+"""Functions that flatten nested arguments and results into lists of tensors, and rebuild them.
 
-A nested value consists of tuples, named tuples, lists, dictionaries and registered custom types.
-Its leaves are tensors. Every other value inside is a constant. All code that traverses nested
-values calls this module.
+A nested value consists of tensors inside tuples, named tuples, lists, dictionaries and registered
+custom types. A value of any other type is a constant. All code that traverses nested values calls
+this module.
 
-Torch's pytree is not used here, because it recognises exact types only. For pytree, a subclass of
-list or dict is a leaf, and pytree does not find the tensors inside. Each of these subclasses would
-have to be registered with pytree, for the whole process. In this package, a parser for a class also
-handles the subclasses.
+Torch's pytree is not used here, because it recognises exact types only. Pytree does not look inside
+a subclass of list or dict, so it does not find the tensors inside. A program would have to register
+each of these subclasses with pytree, for the whole process. In this package, a parser for a class
+also handles its subclasses.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Tree:
     """The structure of one nested value, without its tensors.
 
     Attributes:
-        kind: The type of the value, or one of the markers ``_Constant`` and ``_Custom``.
+        kind: The type of the value, or one of the marker classes ``_Constant`` and ``_Custom``.
         keys: The keys of a dictionary. For a custom type, the only key is the number of tensors.
         children: The structures of the items of a tuple, list or dictionary.
-        constant: The value of a constant. For a custom type, ``constant`` is a tuple of the parser
-            and the value.
+        constant: The value itself, if the value is a constant. For a custom type, ``constant`` is a
+            tuple of the parser and the value.
     """
 
     kind: type
@@ -50,7 +50,7 @@ class Tree:
     constant: Any = None
 
     def rebuild(self, leaves: Iterator[Any]) -> Any:
-        """Return the value with new tensors, which are taken in order from ``leaves``."""
+        """Return the value with its tensors replaced by the next tensors from ``leaves``."""
         if self.kind is torch.Tensor:
             return next(leaves)
         if self.kind is _Constant:
@@ -81,11 +81,11 @@ class Tree:
 
 
 class _Constant:
-    """The ``kind`` of a tree for a constant."""
+    """The attribute ``kind`` of a Tree that describes a constant."""
 
 
 class _Custom:
-    """The ``kind`` of a tree for a value of a registered custom type."""
+    """The attribute ``kind`` of a Tree that describes a value of a registered custom type."""
 
 
 _LEAF = Tree(torch.Tensor)
@@ -96,8 +96,8 @@ def _sequence(kind: Any, values: list[Any]) -> Any:
     try:
         return kind(values)
     except TypeError:
-        # The values remain a list if their class cannot be constructed from a list of items.
-        # Torch's data loader does the same.
+        # The result is a list if ``kind`` cannot be constructed from a list of items. Torch's data
+        # loader also falls back to a list.
         return values
 
 
@@ -120,8 +120,7 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
     if isinstance(value, dict):
         children = tuple([flatten(item, leaves) for item in value.values()])
         return Tree(type(value), tuple(value), children)
-    # For a tuple, list or dictionary, isinstance() with torch.Tensor is slower than the checks
-    # above.
+    # This check comes last, because isinstance() with torch.Tensor is slow for other types.
     if isinstance(value, torch.Tensor):
         leaves.append(value)
         return _LEAF
@@ -151,7 +150,7 @@ def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> A
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of ``value``, in the same order as :func:`flatten`."""
+    """Return the tensors of ``value``, in the order in which :func:`flatten` returns them."""
     leaves: list[torch.Tensor] = []
     _collect(value, leaves)
     return leaves
@@ -160,8 +159,8 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 def _collect(value: Any, leaves: list[torch.Tensor]) -> None:
     """Append the tensors of ``value`` to ``leaves``.
 
-    This function is called for every operation of a forward. It takes half as long as
-    :func:`flatten`, because it does not return the structure.
+    This function must be fast, because it is called for every operation of a forward pass. It takes
+    half as long as :func:`flatten`, because it does not return the structure of the value.
     """
     parser = _custom_parser(value)
     if parser is not None:
@@ -183,8 +182,8 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
         function: A function that gets a tensor of ``value``, and the tensor at the same position in
             each of ``others``.
         value: A nested value. The result has the structure and the constants of ``value``.
-        others: Values with the same structure as ``value``. Their dictionaries may have another
-            order of keys.
+        others: Values with the same structure as ``value``, except for the order of the keys in
+            dictionaries.
     """
     leaves: list[torch.Tensor] = []
     tree = flatten(value, leaves)
@@ -195,8 +194,8 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 def check_outputs(outputs: Tree) -> None:
     """Check that a forward's result does not contain tensors inside unregistered classes.
 
-    An object of an unregistered class is a constant. The result of every call would contain the
-    object of the first forward, with old values in its tensors.
+    An object of an unregistered class is a constant. Therefore the result of every call would
+    contain the object of the first forward pass, with old values in its tensors.
 
     Raises:
         Error: An object of a class that is not registered contains tensors.
@@ -247,10 +246,10 @@ class Call:
     def like(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Return the flattened arguments of another call.
 
-        Dictionaries get the order of keys that they have in this call.
+        The keys of its dictionaries get the order that they have in this call.
         """
         if not kwargs and len(args) == len(self.positional):
-            # Most calls have only tensors as positional arguments, so this path must be fast.
+            # Most calls pass only tensors as positional arguments, so this case has a fast path.
             plain = all(tree is _LEAF for tree in self.positional)
             if plain and all(isinstance(value, torch.Tensor) for value in args):
                 return Call(self.positional, (), list(args))
@@ -271,14 +270,14 @@ class Call:
 
     @property
     def num_samples(self) -> int:
-        """The size of dimension 0 of the first tensor that is not 0-d; 0 if all tensors are 0-d."""
+        """The length of the first tensor that is not 0-d; 0 if all tensors are 0-d."""
         return next((leaf.shape[0] for leaf in self.leaves if leaf.dim()), 0)
 
     def fits(self, other: Call) -> bool:
-        """Tell whether ``other`` has the same structure, shapes and dtypes.
+        """Tell whether the call ``other`` has arguments with the same structure, shapes and dtypes.
 
-        This check is fast, but it may return False for calls that are equal. For example, it
-        returns False if the keys of a dictionary have another order.
+        This check is fast, but it may return False for equal calls, for example if the keys of a
+        dictionary have another order.
         """
         return (
             len(self.leaves) == len(other.leaves)
@@ -291,7 +290,7 @@ class Call:
         )
 
     def without_data(self) -> Call:
-        """Return the same call with meta tensors, which have a shape and a dtype but no data."""
+        """Return this call with meta tensors, which have a shape and a dtype but no data."""
         meta = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in self.leaves]
         return Call(self.positional, self.keywords, meta)
 
@@ -327,7 +326,7 @@ def _same_trees(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     try:
         return before == now
     except (RuntimeError, ValueError, TypeError):
-        # Some constants, such as arrays, cannot be compared as a whole.
+        # Comparing some constants, such as NumPy arrays, does not return one bool.
         return False
 
 

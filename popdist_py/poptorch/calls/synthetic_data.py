@@ -1,7 +1,7 @@
 """Synthetic inputs, which replace the inputs from the host when a program measures a call's time.
 
 A call with synthetic inputs does not transfer data from the host. This module reads only the shapes
-and dtypes of the host's tensors. The model's options select the kind of synthetic data.
+and dtypes of the host's input tensors. The model's options select zeros or random numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _SEED = 0
 class SyntheticTransfer(Transfer):
     """A Transfer that makes synthetic inputs on the device instead of copying the host's inputs.
 
-    Later calls use the synthetic inputs of the first call again. Integer inputs are zeros in every
-    mode, because 0 is a valid index and a valid label for every model.
+    Later calls with inputs of the same shapes use the same synthetic inputs again. Integer inputs
+    are zeros in every mode, because 0 is a valid index and a valid label for every model.
 
     Args:
         mode: The kind of values that floating-point inputs get: zeros or random numbers.
-        double_precision: Whether the device keeps float64 instead of computing in float32.
+        double_precision: Whether the device computes in float64 for float64 tensors, instead of in
+            float32.
     """
 
     def __init__(self, mode: SyntheticDataMode, *, double_precision: bool) -> None:
@@ -39,7 +40,8 @@ class SyntheticTransfer(Transfer):
     ) -> Sequence[torch.Tensor]:
         """Return synthetic inputs for a call.
 
-        The inputs of the last call are returned again if their shapes and dtypes match this call.
+        The synthetic inputs of the last call are returned again if their shapes and dtypes fit this
+        call too.
         """
         wanted = [(t.shape, self._device_dtype(t, widen_integers=widen_integers)) for t in tensors]
         if wanted != [(made.shape, made.dtype) for made in self._made]:
@@ -47,7 +49,7 @@ class SyntheticTransfer(Transfer):
         return self._made
 
     def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
-        """Return a synthetic tensor with the shape of an input."""
+        """Return a synthetic tensor with an input's shape and its dtype on the device."""
         dtype = self._device_dtype(tensor, widen_integers=widen_integers)
         made = torch.zeros(tensor.shape, dtype=dtype)
         generator = torch.Generator().manual_seed(_SEED)
@@ -60,7 +62,7 @@ class SyntheticTransfer(Transfer):
     def write_back(
         self, changed: Iterable[int], host: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
     ) -> None:
-        """Delete the synthetic inputs, because the forward changed some of them in place.
+        """Delete the synthetic inputs, because the forward pass has changed some of them in place.
 
         The next call makes new synthetic inputs with the original values.
         """

@@ -1,10 +1,10 @@
 """The class Transfer, which converts tensors that are copied between host and device.
 
-The conversion concerns the dtype and the memory layout. The caller passes the compiler's decisions
-about a model as arguments.
+The class converts the dtype and the memory layout of a tensor. Decisions that depend on the model,
+such as ``widen_integers``, are arguments.
 
-The rules follow PopTorch's list of supported types. PopTorch transfers 64-bit integers as 32-bit
-integers, and float64 and bfloat16 as float32.
+The supported dtypes are those of PopTorch. PopTorch transfers 64-bit integers as 32-bit integers,
+and float64 and bfloat16 as float32.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _NARROW: Final = (torch.int32, torch.int16, torch.int8)
 
 
 class Transfer:
-    """Converts inputs for the device and results for the host.
+    """Converts a call's inputs to the device's dtypes, and its results to the host's dtypes.
 
     Args:
-        double_precision: Whether the device keeps float64 instead of computing in float32.
+        double_precision: Whether the device computes in float64 for float64 tensors, instead of in
+            float32.
     """
 
     def __init__(self, *, double_precision: bool) -> None:
@@ -68,13 +69,13 @@ class Transfer:
     def inputs(
         self, tensors: Sequence[torch.Tensor], *, widen_integers: bool
     ) -> Sequence[torch.Tensor]:
-        """Return the inputs of a call, converted for the device (see ``to_device``)."""
+        """Return the inputs of a call, each converted by the method ``to_device``."""
         return [self.to_device(tensor, widen_integers=widen_integers) for tensor in tensors]
 
     def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
-        """Return an input, converted for the device.
+        """Return an input with the dtype and the memory layout that the device needs.
 
-        A tensor that does not have to be converted is returned unchanged.
+        If an input needs no conversion, the method returns the same tensor.
 
         Args:
             tensor: The input.
@@ -105,7 +106,7 @@ class Transfer:
         return self.dtype(tensor.dtype)
 
     def to_host(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return results, converted for the host.
+        """Return the results of a call with the dtypes that the host gets.
 
         Each returned tensor is contiguous and does not share memory with the other results.
         """
@@ -127,8 +128,8 @@ class Transfer:
 
         Args:
             changed: The indices of the changed inputs.
-            host: The tensors that the caller passed.
-            device: The tensors that the forward got.
+            host: The input tensors that the caller of the model passed.
+            device: The converted input tensors that the model's forward method got.
         """
         for index in changed:
             if host[index].data_ptr() != device[index].data_ptr():
@@ -148,8 +149,8 @@ def _explicit_backward(*_args: Any, **_kwargs: Any) -> NoReturn:
     )
 
 
-# A saved result contains the function _explicit_backward as an attribute. By default, torch.load()
-# rejects functions that are not registered as safe.
+# A result that a program saves with torch.save() contains the function ``_explicit_backward`` as an
+# attribute. By default, torch.load() rejects functions that are not registered as safe.
 torch.serialization.add_safe_globals([_explicit_backward])
 
 

@@ -1,8 +1,8 @@
 """Batch norm over the micro-batches of a group of replicas, forward and backward.
 
 Every replica computes the count, the mean and the sum of squared deviations of its own samples. The
-statistics of a group are combined from those of its replicas, in the order of the replicas. This
-module does not decide which replicas belong to a group.
+group's mean and variance are computed from these values of its replicas, always in the order of the
+replicas. This module does not decide which replicas belong to a group.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _replicas: Final[ContextVar[int]] = ContextVar("replicas", default=1)
 
 @contextmanager
 def replicas_as_channels(replicas: int) -> Iterator[None]:
-    """Treat the channels of batch norms as the channels of several replicas, replica by replica.
+    """Treat inputs of batch norms as several replicas' inputs, concatenated along the channels.
 
     Args:
-        replicas: The number of replicas whose channels are stored in one tensor.
+        replicas: The number of replicas whose channels are concatenated in one tensor.
     """
     token = _replicas.set(replicas)
     try:
@@ -45,11 +45,11 @@ def replicas_as_channels(replicas: int) -> Iterator[None]:
 class GroupNorms(TorchFunctionMode):
     """A torch function mode that makes training batch norms use the statistics of a replica group.
 
-    Enter this mode before all other function modes. Otherwise other modes would receive the
-    replacement of ``batch_norm`` instead of the model's call.
+    Enter GroupNorms before all other torch function modes. Otherwise other modes would receive the
+    calls of the replacement function instead of the model's calls of ``batch_norm``.
 
     Args:
-        exchange: The exchange of numbers between the replicas.
+        exchange: The exchange of statistics between the replicas of a group.
     """
 
     def __init__(self, exchange: GroupExchange) -> None:
@@ -63,7 +63,7 @@ class GroupNorms(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function, or the replacement if the function is ``batch_norm``."""
+        """Call ``func``, or this object's own batch norm if ``func`` is torch's ``batch_norm``."""
         if func is _BATCH_NORM:
             return self._batch_norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -79,14 +79,14 @@ class GroupNorms(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        """Return the batch norm of ``input``, with statistics over all samples of the group."""
+        """Normalise ``input`` with the mean and variance over all samples of the group."""
         if not training:
             return _BATCH_NORM(
                 input, running_mean, running_var, weight, bias, training, momentum, eps
             )
         if torch._C._functorch.is_batchedtensor(input):
             raise RuntimeError("a batch norm of a group cannot be vectorised here")
-        # For float16 inputs, torch's batch norm also computes statistics and sums in float32.
+        # Statistics of float16 inputs are computed in float32, as in torch's batch norm.
         own = torch.float64 if input.dtype == torch.float64 else torch.float32
         apply: Callable[..., tuple[torch.Tensor, ...]] = _GroupNorm.apply
         result, mean, variance = apply(
@@ -107,9 +107,9 @@ class GroupNorms(TorchFunctionMode):
 class OneValueAllowed(TorchFunctionMode):
     """A torch function mode that lets training batch norms accept one value for each channel.
 
-    Without this mode, torch rejects inputs with a single value per channel. The mode is for the
-    first forward pass, which runs a single replica. In later passes, the replicas of a group
-    together have more values.
+    Outside this mode, torch rejects inputs with a single value per channel. Use the mode for the
+    first forward pass, which runs a single replica. In later forward passes, the replicas of a
+    group together have more than one value per channel.
     """
 
     def __torch_function__(
@@ -119,7 +119,7 @@ class OneValueAllowed(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; call ``batch_norm`` without its check of the input shape."""
+        """Call ``func``, but call ``batch_norm`` without its check of the input shape."""
         if func is not _BATCH_NORM:
             return func(*args, **(kwargs or {}))
         given = inspect.signature(_BATCH_NORM).bind(*args, **(kwargs or {}))
@@ -133,10 +133,9 @@ class OneValueAllowed(TorchFunctionMode):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """The autograd function of a group's batch norm.
+    """The autograd function of a batch norm with the statistics of a replica group.
 
-    The function returns the normalised samples, and the mean and the unbiased variance of the
-    group.
+    The function returns the normalised samples, the group's mean and the group's unbiased variance.
     """
 
     @staticmethod
@@ -155,7 +154,8 @@ class _GroupNorm(torch.autograd.Function):
         mean, variance, total = _statistics_of_group(samples, replicas, handle)
         result = torch.native_batch_norm(samples, weight, bias, mean, variance, False, 0.0, eps)[0]
         ctx.save_for_backward(samples, weight, mean, variance, total)
-        # The unbiased variance of one number would be 0 / 0. The clamp makes it 0.
+        # Without the clamp, the unbiased variance of one number would be 0 / 0. With the clamp, the
+        # variance is 0.
         unbiased = variance * (total / (total - 1).clamp(min=1))
         ctx.mark_non_differentiable(mean, unbiased)
         return result, mean, unbiased
@@ -164,12 +164,13 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         """Return the gradients of ``samples``, ``weight`` and ``bias``.
 
-        The gradients of ``weight`` and ``bias`` are sums over the replica's own samples, not over
-        the group.
+        The gradients of ``weight`` and ``bias`` are sums over one replica's samples, not over the
+        samples of the group.
         """
         samples, weight, mean, variance, total = ctx.saved_tensors
         scale = (variance + ctx.eps).rsqrt()
-        # This call sums over the samples of this replica, with the mean and scale of the group.
+        # The gradients of weight and bias: sums over this replica's samples, normalised with the
+        # group's mean and scale.
         _, of_weight, of_bias = _ATEN.native_batch_norm_backward(
             gradient, samples, None, None, None, mean, scale, True, ctx.eps, [False, True, True]
         )
@@ -196,19 +197,20 @@ class _GroupNorm(torch.autograd.Function):
 def _statistics_of_group(
     samples: torch.Tensor, replicas: int, handle: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return mean, biased variance and number of samples of each replica's group.
+    """Return the mean, the biased variance and the number of samples of each replica's group.
 
     The formula comes from Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-    computing sample variances", 1979. This function applies the formula to all members of the group
-    at once instead of pair by pair.
+    computing sample variances", 1979. The paper combines two sets of samples at a time, but this
+    function combines the samples of all replicas at once.
 
     Args:
         samples: A tensor of the shape [micro-batch, replicas x channels, ...].
         replicas: The number of replicas whose channels ``samples`` contains.
-        handle: The handle of the ``GroupExchange``.
+        handle: The attribute ``handle`` of the ``GroupExchange``.
 
     Returns:
-        Three tensors of the shape [replicas x channels].
+        Three tensors of the shape [replicas x channels]: mean, biased variance and number of
+        samples.
     """
     channels = samples.shape[1] // replicas
     mean, variance = torch.batch_norm_update_stats(samples, None, None, 0.0)
@@ -229,5 +231,5 @@ def _statistics_of_group(
 
 
 def _sum(told: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor [replicas, members, numbers] over the members, in order of their index."""
+    """Sum a tensor [replicas, replicas of the group, numbers] over dimension 1, in index order."""
     return reduce(torch.add, told.unbind(1))

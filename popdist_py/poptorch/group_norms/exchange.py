@@ -1,8 +1,9 @@
-"""The class GroupExchange, which gives each replica of a group the numbers of all its members.
+"""The class GroupExchange, which gathers numbers from all replicas of a group.
 
-A group is n replicas with consecutive global indices, on one instance or on several. The numbers
-are not reduced, and they arrive in the order of the replicas. So the bits of a sum do not depend on
-how the replicas are distributed over instances.
+A group consists of n replicas with consecutive global indices, on one or several instances. Each
+replica receives the numbers of all replicas of its group, in the order of the replicas, and sums
+them itself. Therefore the bits of a sum do not depend on how the replicas are distributed over
+instances.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ __all__ = ["KERNELS", "GroupExchange", "Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The message that one replica sends to its group.
+    """The message that one replica sends to the other replicas of its group.
 
     Attributes:
-        name: The name of the computation, to check that all replicas do the same.
-        row: The numbers of the replica, in the shape [1, numbers].
+        name: The name of the replica's computation, to check that all replicas compute the same
+            batch norm.
+        row: The numbers that the replica sends, in the shape [1, numbers].
     """
 
     name: str
@@ -37,16 +39,17 @@ class Question:
 
 
 class GroupExchange:
-    """An exchange that gives every local replica the numbers of its group.
+    """An exchange that returns the numbers of a whole group to each replica of this instance.
 
     Args:
-        size: The number n of replicas in a group, a divisor of the number of all replicas.
-        replicas: The number L of local replicas, which is the same on all instances.
-        communicator: The communicator for calls between the instances.
+        size: The number n of replicas in a group. It must divide the number of all replicas.
+        replicas: The number of replicas of this instance, which is equal on all instances.
+        communicator: The communicator that connects the instances.
 
     Attributes:
         size: The number of replicas in a group.
-        handle: The number that identifies this exchange in calls of ``popdist::of_group``.
+        handle: The number that identifies this exchange in calls of the operator
+            ``popdist::of_group``.
     """
 
     def __init__(self, size: int, replicas: int, communicator: Communicator) -> None:
@@ -59,11 +62,12 @@ class GroupExchange:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Make no calls to other instances within the context.
+        """Make no calls to other instances inside the ``with`` block.
 
-        The context is for comparing replica back ends, which does not need the true numbers of
-        other instances. In the context, twice the local numbers stand for the numbers of another
-        instance. The factor of two makes the share of other instances visible in a result.
+        Use this context manager while two ways to run the replicas are compared, because the
+        comparison does not need the numbers of other instances. In place of another instance's
+        numbers, each replica gets the numbers of this instance times two. The factor of two makes
+        the contribution of other instances visible in a result.
         """
         self._is_alone = True
         try:
@@ -72,16 +76,16 @@ class GroupExchange:
             self._is_alone = False
 
     def rows_of_groups(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the numbers of all members of each replica's group.
+        """Return the numbers of all replicas in each replica's group.
 
         Args:
-            rows: The numbers of all local replicas, or of the one replica that is running, in the
-                shape [replicas, numbers].
-            name: The name of the computation, for messages.
+            rows: The numbers of all replicas of this instance, or of the one replica that is
+                running, in the shape [replicas, numbers].
+            name: The name of the computation for error messages.
 
         Returns:
-            A tensor of the shape [replicas, members, numbers], which shares no memory with
-            ``rows``.
+            A tensor of the shape [replicas, replicas of the group, numbers]. The tensor does not
+            share memory with ``rows``.
         """
         if len(rows) == self._replicas:
             return self._of_all(rows, name)
@@ -89,13 +93,13 @@ class GroupExchange:
         return answer
 
     def answers(self, questions: Sequence[Question]) -> Sequence[torch.Tensor]:
-        """Return the rows of each local replica's group, in the order of the local replicas.
+        """Return the numbers of each replica's group, one tensor for each replica of this instance.
 
         Args:
-            questions: The messages of all local replicas.
+            questions: The messages of all replicas of this instance.
 
         Raises:
-            Error: The replicas compute different things.
+            Error: The replicas compute batch norms with different names or sizes.
         """
         first = questions[0]
         for replica, question in enumerate(questions):
@@ -107,7 +111,7 @@ class GroupExchange:
         return [told[replica : replica + 1] for replica in range(len(questions))]
 
     def missed(self, ended: int, waiting: int, question: Question) -> Error:
-        """Return the error for a replica that ended while another one computes a batch norm."""
+        """Return the error for a replica that ended while another replica computes a batch norm."""
         return self._different(f"{waiting} computes the {question.name}, replica {ended} none")
 
     def _different(self, what: str) -> Error:
@@ -128,7 +132,7 @@ class GroupExchange:
         return torch.stack([everyone[begin : begin + self.size] for begin in begins])
 
     def _of_everyone(self, rows: torch.Tensor, first: int, name: str) -> torch.Tensor:
-        """Return the rows of all replicas of all instances."""
+        """Return the numbers of all replicas of all instances, one row for each replica."""
         if self._is_alone:
             instances = self._communicator.num_instances
             before, after = first // self._replicas, instances - 1 - first // self._replicas
@@ -137,8 +141,9 @@ class GroupExchange:
         return torch.from_numpy(gathered).view(-1, rows.shape[1])
 
 
-# A torch operator accepts only tensors, numbers and strings, so a captured graph stores the handle
-# of an exchange. The model keeps the exchange itself alive.
+# A torch operator accepts only tensors, numbers and strings. Therefore a captured graph of
+# operations stores an exchange's handle instead of the GroupExchange object. The model keeps the
+# GroupExchange object alive.
 _exchanges: Final[weakref.WeakValueDictionary[int, GroupExchange]] = weakref.WeakValueDictionary()
 _handles: Final = count()
 
@@ -148,13 +153,13 @@ def _rows_of_groups(rows: torch.Tensor, handle: int, name: str) -> torch.Tensor:
 
 
 _LIBRARY: Final = torch.library.Library("popdist", "FRAGMENT")
-# The tag keeps torch from removing or merging calls. The result does not depend on the arguments
-# alone, and every call must take place.
+# The tag prevents that torch removes or merges calls of the operator. Every call must take place,
+# because the result also depends on other replicas.
 _LIBRARY.define(
     "of_group(Tensor rows, int handle, str name) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _LIBRARY.impl("of_group", _rows_of_groups, "CPU")
 OF_GROUP: Final = torch.ops.popdist.of_group.default
-# The functions that a captured graph calls directly, without torch's dispatcher, by operator.
+# For each operator, the function that a captured graph calls directly, without torch's dispatcher.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {OF_GROUP: _rows_of_groups}

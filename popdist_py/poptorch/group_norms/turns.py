@@ -1,8 +1,9 @@
-"""A scheduler that runs functions one at a time and pauses each until all reach the same point.
+"""A scheduler that runs several functions one at a time and synchronises them at given points.
 
-A function pauses by calling ``meet()``. Each function has its own thread, because one thread cannot
-pause in an autograd backward pass and resume the pass later. At any time, either one function or
-the caller runs. This module does not depend on what the functions compute.
+A function that calls ``meet()`` pauses until the other functions have also called ``meet()``. Each
+function has its own thread, because one thread cannot pause in an autograd backward pass and resume
+the pass later. At any time, either one function or the caller of the scheduler runs. The functions
+can compute anything.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class OneEnded(Exception):
-    """Some functions ended while other functions wait in ``meet()``.
+    """Some of the scheduled functions ended while others wait in ``meet()``.
 
     Attributes:
         ended: The index of the first function that ended.
@@ -40,18 +41,18 @@ class OneEnded(Exception):
 
 
 class _Closed(BaseException):
-    """The exception that ``meet()`` raises in a function that must stop."""
+    """The exception that ``meet()`` raises to stop a scheduled function."""
 
 
 class _Ended:
-    """The return value of a function that has ended."""
+    """The return value of a scheduled function that has ended."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
 class _Failed:
-    """The exception that a function raised."""
+    """The exception that a scheduled function raised."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -65,16 +66,18 @@ def in_turns(
     resumed: Callable[[int], None] = lambda _: None,
     paused: Callable[[int], None] = lambda _: None,
 ) -> list[Result]:
-    """Run the functions in rounds; return their results.
+    """Run functions that synchronise with each other by ``meet()``, and return their results.
 
-    In each round, the functions run one after the other, each until its next call of ``meet()``.
+    In each round, the functions run one after the other. Each function runs until its next call of
+    ``meet()``.
 
     Args:
-        functions: The functions to run. Each function runs with the torch modes and the context
-            variables of the caller.
-        answers: A function that computes the return values of one round of ``meet()`` calls from
-            their arguments. ``answers`` runs in the caller's thread.
-        name: The first part of the thread names; the second part is the index of the function.
+        functions: The functions to run. Each function runs in a separate thread, with the torch
+            modes and the context variables of the caller.
+        answers: A function that gets the arguments of one round of ``meet()`` calls, and returns
+            the calls' results. It runs in the caller's thread.
+        name: The first part of the names of the threads. The second part is the index of the
+            function.
         resumed: A callback that gets the index of a function before the function starts or
             continues.
         paused: A callback that gets the index of a function after the function has called
@@ -82,8 +85,8 @@ def in_turns(
 
     Raises:
         OneEnded: The functions do not all call ``meet()`` the same number of times.
-        BaseException: The exception that one of the functions raised. Functions that wait in
-            ``meet()`` are stopped.
+        BaseException: The exception that one of the functions raised. In this case, the functions
+            that wait in ``meet()`` are stopped.
     """
     threads = [_Thread(function, f"{name} {index}") for index, function in enumerate(functions)]
     replies: Sequence[Any] = [None] * len(threads)
@@ -108,13 +111,14 @@ def in_turns(
 
 
 def meet(value: Any) -> Any:
-    """Pause this function until the other functions also call ``meet()``; return the answer.
+    """Pause until all functions of ``in_turns`` have called ``meet()``, and return a result.
 
     Args:
-        value: The value to pass to the ``answers`` function of ``in_turns``.
+        value: The value to pass to the argument ``answers`` of ``in_turns``, which computes the
+            result.
 
     Raises:
-        RuntimeError: The caller does not run inside ``in_turns``.
+        RuntimeError: The caller is not a function that ``in_turns`` runs.
     """
     thread = _current.get()
     if thread is None:
@@ -123,7 +127,7 @@ def meet(value: Any) -> Any:
 
 
 class _Thread:
-    """A thread that runs one function like a coroutine; the caller resumes the function."""
+    """A thread that runs one function like a coroutine: it pauses until the caller resumes it."""
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
         self._function = function
@@ -135,13 +139,13 @@ class _Thread:
     # -- the caller's side --------------------------------------------------------------------
 
     def resume(self, reply: Any) -> Any:
-        """Continue the function until its next ``meet()`` or its end.
+        """Start or continue the function, and wait until its next ``meet()`` or its end.
 
         Args:
             reply: The return value for the function's pending ``meet()`` call.
 
         Returns:
-            The argument of the next ``meet()`` call, or an ``_Ended`` object.
+            The argument of the function's next ``meet()`` call, or an ``_Ended`` object.
 
         Raises:
             BaseException: The exception that the function raised.
@@ -166,10 +170,12 @@ class _Thread:
         """Stop the function at its present or next call of ``meet()``, and join the thread."""
         if self._thread is None:
             return
-        # If the function has ended already, the reply is not read.
+        # The object stops a function that waits in ``meet()``. A function that has ended does not
+        # read the object.
         self._replies.put(_Closed())
-        # A thread whose start was interrupted may not be alive, and cannot be joined. If the thread
-        # begins to run later, its function ends at the first call of meet().
+        # A thread whose start was interrupted may not be alive, and a thread that is not alive
+        # cannot be joined. If this thread begins to run later, its function ends at the first call
+        # of meet().
         if self._thread.is_alive():
             self._thread.join()
 
@@ -186,7 +192,7 @@ class _Thread:
         self._told.put(value)
 
     def meet(self, value: Any) -> Any:
-        """Send ``value`` to the caller, and wait for the reply; return the reply."""
+        """Send ``value`` to the caller of ``in_turns``, and return the caller's reply."""
         self._told.put(value)
         reply = self._replies.get()
         if isinstance(reply, _Closed):
@@ -198,7 +204,7 @@ _current: Final[ContextVar[_Thread | None]] = ContextVar("current", default=None
 
 
 class _Surroundings:
-    """The per-thread settings of torch, copied from the thread that creates this object."""
+    """Torch's per-thread settings, copied from the thread that creates this object."""
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
@@ -216,8 +222,8 @@ class _Surroundings:
             stack.enter_context(torch.set_grad_enabled(self._has_gradients))
             if is_cast:
                 stack.enter_context(torch.autocast("cpu", dtype))
-            # Push the modes without calling __enter__, because the caller has entered them already.
-            # A mode's __enter__ may have further effects.
+            # The torch modes are pushed without calling their method __enter__, because the caller
+            # has entered the modes already. A second __enter__ could have further effects.
             for mode in self._function_modes:
                 _push_function_mode(mode)
                 stack.callback(_pop_function_mode)

@@ -1,4 +1,4 @@
-"""The larger operations of PopTorch, which programs use through ``poptorch.ops``.
+"""Larger operations of PopTorch, which programs call as functions of ``poptorch.ops``.
 
 The package contains custom operations, CTC decoding, MultiConv, operations on point clouds, and
 printing.

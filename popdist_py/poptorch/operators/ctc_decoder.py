@@ -1,6 +1,6 @@
 """CTC beam search decoding, which finds the most likely label sequences of a batch.
 
-The algorithm is prefix beam search without a language model, from section 7.5 of Graves,
+The search is a prefix beam search without a language model, as in section 7.5 of Graves,
 "Supervised Sequence Labelling", 2012.
 """
 
@@ -26,7 +26,7 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the most likely label sequences of each element of a batch.
+    """Return the most likely label sequences for each element of a batch.
 
     Args:
         probs: The log-probabilities with shape [time, batch, classes].
@@ -37,8 +37,8 @@ def ctc_beam_search_decoder(
 
     Returns:
         The log-probabilities [batch, paths], the sequence lengths [batch, paths] (int32), and the
-        labels [batch, paths, time] (int32). The value ``blank`` fills the labels after the end of a
-        sequence.
+        labels [batch, paths, time] (int32). The label tensor contains ``blank`` after the end of
+        each sequence.
 
     Raises:
         Error: ``probs`` or ``lengths`` is not a tensor.
@@ -71,8 +71,9 @@ def ctc_beam_search_decoder(
 
 def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Prefix, float]]:
     """Return label prefixes and their log-probabilities, beginning with the most likely prefix."""
-    # For each prefix, ``beam`` holds two log-probabilities. One covers all alignments that end in a
-    # blank, and the other covers all alignments that end in the last label of the prefix.
+    # For each label prefix, ``beam`` contains two log-probabilities. The first is the
+    # log-probability of all alignments that end in a blank. The second is the log-probability of
+    # all alignments that end in the last label of the prefix.
     beam: dict[_Prefix, tuple[float, float]] = {(): (0.0, -inf)}
     for step in steps:
         following: dict[_Prefix, tuple[float, float]] = {}
@@ -83,8 +84,8 @@ def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Pre
                 if label == blank:
                     continue
                 if prefix and prefix[-1] == label:
-                    # A label at two consecutive time steps counts once. A label counts twice only
-                    # if there is a blank between its two time steps.
+                    # The same label at two consecutive time steps is one label of the sequence. It
+                    # is two labels only if there is a blank between the two time steps.
                     _extend(following, prefix, ends_in_label=in_label + value)
                     _extend(following, (*prefix, label), ends_in_label=in_blank + value)
                 else:

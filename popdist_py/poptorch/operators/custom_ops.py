@@ -1,7 +1,7 @@
 """Custom operations, which a program adds to the emulated device as Python functions.
 
-On hardware, a custom operation comes from a compiled library. The emulation runs the Python
-function that the program has registered under the name of the operation.
+On hardware, the code of a custom operation comes from a compiled library. The emulation runs the
+Python function that the program has registered under the name of the operation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def registerCustomOp(name: str, domain: str, function: Callable[..., Any]) -> No
 
     Args:
         name: The name of the operation.
-        domain: The domain of the operation.
+        domain: The domain (namespace) of the operation's name.
         function: The Python function. Its positional arguments are the input tensors, and its
             keyword arguments are the attributes of the operation. The function returns a tensor or
-            a sequence of tensors. If gradients are needed, it must be differentiable.
+            a sequence of tensors. For training, the function must be differentiable.
     """
     _registry[domain, name] = function
 
@@ -48,8 +48,8 @@ def custom_op(
     Args:
         inputs: The input tensors of the operation.
         name: The name of the operation.
-        domain: The domain of the operation.
-        domain_version: The version of the domain.
+        domain: The domain (namespace) of the operation's name.
+        domain_version: The version of the domain of operations.
         example_outputs: Example tensors with the shapes and dtypes of the outputs.
         attributes: The attributes of the operation, by name. Each attribute is a float, int or str,
             or a list or tuple of elements of one of these types.
@@ -73,7 +73,7 @@ def custom_op(
             "Python function: the emulation cannot run compiled device code. Register one with "
             f"poptorch.registerCustomOp({name!r}, {domain!r}, function)"
         )
-    # The limits of the device do not apply to the code of a registered function.
+    # A registered function may use operations that an IPU does not support.
     with on_host():
         results = function(*inputs, **attributes)
     outputs = list(results) if isinstance(results, (list, tuple)) else [results]

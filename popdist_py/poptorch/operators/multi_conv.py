@@ -1,7 +1,7 @@
 """The class MultiConv, a hint to the device that some convolutions may run in parallel.
 
-The hint does not change the results of a model. As in Graphcore's PopTorch, the settings of a
-MultiConv are checked, and a MultiConv must contain at least one convolution.
+A MultiConv does not change the results of a model. The checks are those of Graphcore's PopTorch:
+the settings must be valid, and a MultiConv must contain at least one convolution.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _active = _Active()
 
 
 class MultiConv:
-    """A context manager for convolutions that may run at the same time on the device.
+    """A context manager whose convolutions may run at the same time on the device.
 
-    A MultiConv raises errors only inside the forward method of a wrapped model.
+    These errors are raised only inside the forward method of a wrapped model.
 
     Raises:
-        Error: The MultiConv is inside another MultiConv or contains no convolution, or the length
-            of a list of settings is not the number of convolutions.
+        Error: The MultiConv is inside another MultiConv, it contains no convolution, or a list of
+            values for a setting does not have one value for each convolution.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class MultiConv:
         self._counter: _Counter | None = None
 
     def availableMemoryProportions(self, value: float | list[float]) -> MultiConv:
-        """Set the proportion of the memory of a tile that the convolutions may use.
+        """Set the proportion of each tile's memory that a convolution may use.
 
         Args:
             value: One proportion for all convolutions, or a list with a proportion for each
@@ -102,7 +102,7 @@ class MultiConv:
         """Set whether the device plans the convolutions to run in parallel or one after another.
 
         Args:
-            value: The plan type, or None to leave the choice to the device.
+            value: The plan type; None to use the device's default.
 
         Raises:
             AssertionError: ``value`` is not None and not a MultiConvPlanType.
@@ -118,12 +118,12 @@ class MultiConv:
         return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """Set how much slower the plan of a convolution may be than the fastest plan."""
+        """Set how much slower than the fastest plan a convolution's plan may be."""
         assert isinstance(value, float), f"Invalid cycleBackOff {value!r}: expected a float"
         return self._set("cycleBackOff", value)
 
     def enableConvDithering(self, value: bool | list[bool]) -> MultiConv:
-        """Set whether the layout of each convolution begins at a different tile of the device.
+        """Set whether the tensor layouts of different convolutions begin at different tiles.
 
         Args:
             value: One bool for all convolutions, or a list with a bool for each convolution.
@@ -150,7 +150,7 @@ class MultiConv:
         return self
 
     def _record_settings(self) -> None:
-        """Record the names of the settings that compiling will report as ignored."""
+        """Record the names of the settings that have no effect, for a warning of the compiler."""
         blocks = current_blocks()
         if blocks is not None:
             blocks.use_idle_settings(
@@ -183,9 +183,9 @@ class MultiConv:
 
 
 def _as_list(value: Any, kind: type) -> list[Any]:
-    """Return a value of type ``kind``, or a list or tuple of values, as a list.
+    """Return a list for one value of type ``kind``, or for a list or tuple of values.
 
-    For a value of another type, the result is [None], which every check refuses.
+    For any other argument, the function returns [None], which is not valid for any setting.
     """
     if isinstance(value, kind):
         return [value]

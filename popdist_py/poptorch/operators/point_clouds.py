@@ -27,13 +27,15 @@ def fps(
 
     Args:
         src: The points of all clouds, with shape [points, dimensions].
-        ptr: The index in ``src`` of each cloud's first point, and the end of the last cloud.
+        ptr: The index in ``src`` of each cloud's first point, followed by the total number of
+            points.
         ratio: The fraction of each cloud's points to choose.
-        random_start: Whether to choose a random point first, instead of the cloud's first point.
+        random_start: Whether the search begins at a random point of each cloud, instead of the
+            cloud's first point.
 
     Returns:
-        The indices of the chosen points in ``src`` (int32). Within each cloud, the point that
-        was chosen first comes first.
+        The indices of the chosen points in ``src`` (int32). The indices of each cloud's points are
+        in the order of their choice.
 
     Raises:
         Error: An argument has a wrong type.
@@ -75,8 +77,8 @@ def nearest(
     Args:
         x: Points with shape [N, dimensions].
         y: Points with shape [M, dimensions].
-        batch_x: The number of the cloud that each point in ``x`` belongs to. The nearest point is
-            searched only among the points of the same cloud.
+        batch_x: The number of the cloud that each point in ``x`` belongs to. Only points of the
+            same cloud are compared.
         batch_y: The number of the cloud that each point in ``y`` belongs to.
 
     Returns:

@@ -1,6 +1,6 @@
-"""The function ipu_print_tensor, which prints tensors of a running model.
+"""The function ipu_print_tensor, which prints tensors while a wrapped model runs.
 
-Tensors are printed in the same format as on the device.
+The printed text has the same format as on an IPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from popdist_py.poptorch.tracing import current_forward
 __all__ = ["ipu_print_tensor"]
 
 _FORMATS: Final = ("auto", "fixed", "scientific", "none")
-# The format "auto" writes numbers with these decimal exponents in fixed-point notation.
+# The decimal exponents of the numbers that the format "auto" writes in fixed-point notation.
 _FIXED_EXPONENTS: Final = range(-4, 7)
 
 
@@ -53,21 +53,24 @@ def ipu_print_tensor(
 
     Args:
         tensor: The tensor to print.
-        title: The text before the tensor. The title of the gradient ends with "_gradient".
+        title: The text to print before the tensor. The text before the tensor's gradient also ends
+            with "_gradient".
         print_gradient: Whether to also print the gradient of the tensor in the backward pass.
-        summarise_threshold: The largest size of a tensor that is printed in full, in elements. For
+        summarise_threshold: The maximum number of elements of a tensor that is printed in full. For
             a larger tensor, only the first and last elements of each dimension are printed.
-        edge_items: The number of elements to print at each end of a dimension, if the tensor is not
-            printed in full.
-        max_line_width: The maximum length of a line. A longer row continues on the next line.
-        digits: The number of significant digits.
+        edge_items: The number of elements to print at each end of a dimension if the tensor is
+            larger than ``summarise_threshold``.
+        max_line_width: The maximum length of a printed line. A longer row of the tensor continues
+            on the next line.
+        digits: The number of significant digits of each printed number.
         float_format: The notation of numbers: "auto", "fixed", "scientific" or "none".
         separator: The text between two elements of a row.
         open_bracket: The text at the beginning of each dimension.
         close_bracket: The text at the end of each dimension.
 
     Returns:
-        A view of the tensor. The model must use this view instead of ``tensor``.
+        A view of ``tensor``. The model must use the view instead of ``tensor``, so that the
+        gradient is printed too.
 
     Raises:
         Error: ``tensor`` is not a tensor, or ``float_format`` is unknown.
@@ -102,7 +105,7 @@ def _write(title: str, tensor: torch.Tensor, style: _Style) -> None:
 
 
 def _text(tensor: torch.Tensor, style: _Style) -> str:
-    """Return the text of a tensor in brackets, without a newline at the end."""
+    """Return the printed form of a tensor, without a newline at the end."""
     summarise = tensor.numel() > style.summarise_threshold
     values: Any = tensor.tolist()
     if tensor.dim() == 0:
@@ -132,7 +135,7 @@ def _lines(values: Any, dims: int, level: int, summarise: bool, style: _Style) -
 
 
 def _row(words: list[str], indent: str, style: _Style) -> list[str]:
-    """Return the lines of one row, where continuation lines have two more spaces of indentation."""
+    """Return the lines for one row of a tensor. All but the first line are indented."""
     lines = []
     line = indent + style.open_bracket
     for index, word in enumerate(words):

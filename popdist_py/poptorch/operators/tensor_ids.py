@@ -1,4 +1,4 @@
-"""Numbers that identify the tensors inside the forward method of a model."""
+"""The function getIpuTensorId, which returns a number to identify a tensor of a running model."""
 
 from __future__ import annotations
 

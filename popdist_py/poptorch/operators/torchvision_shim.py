@@ -1,9 +1,10 @@
-"""Operator schemas that let a program import a CUDA build of torchvision with a CPU torch.
+"""Operator schemas that let programs import a CUDA build of torchvision with a CPU build of torch.
 
 The Python code of torchvision registers implementations of two operators. The schemas of these
 operators are defined in torchvision's binary library, but the library of a CUDA build is not
-available with a CPU build of torch. If the two builds differ in this way, this module defines the
-schemas. Otherwise, it does nothing. An operator that other code has defined is not changed.
+available with a CPU build of torch. For a CUDA build of torchvision with a CPU build of torch, this
+module defines the two schemas. For all other builds, this module does nothing. It does not change
+an operator that other code has already defined.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-# This reference keeps the library object alive, because torch removes the operators together with
-# the object.
+# The torch library object with the defined operators. It is stored here because torch removes the
+# operators when the object is deleted.
 _library: torch.library.Library | None = None
 
 
 def define_when_imported() -> None:
-    """Define the operators when the program imports torchvision, or now if it already has.
+    """Define the missing operators as soon as torchvision is imported.
 
-    The operators are not defined before torchvision is imported, because a program or a tool may
-    also define them. An operator can be defined only once, and a second definition fails.
+    If torchvision is already imported, the function defines the operators at once. Otherwise it
+    waits for the import, because another program or tool may define the operators itself. A second
+    definition of an operator fails.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):
@@ -45,13 +47,14 @@ def define_missing_operators() -> bool:
     """Define the missing operators if torchvision was built for CUDA and torch was not.
 
     Returns:
-        Whether this call defined an operator.
+        Whether this function call has defined any operator.
     """
     global _library
     if _library is not None or torch.version.cuda is not None or not _is_for_cuda():
         return False
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
-    # The library is a fragment, because torch refuses a second full library for a namespace.
+    # The new library has the kind FRAGMENT, because torch refuses a second full library for the
+    # namespace "torchvision".
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for name in missing:
         _library.define(name + _SCHEMAS[name])
@@ -59,7 +62,7 @@ def define_missing_operators() -> bool:
 
 
 def _is_for_cuda() -> bool:
-    """Return whether the installed torchvision is a CUDA build, without importing torchvision."""
+    """Tell whether the installed torchvision is a CUDA build, without importing torchvision."""
     package = importlib.util.find_spec("torchvision")
     if package is None or package.origin is None:
         return False

@@ -2,9 +2,9 @@
 
 The device is an emulated IPU. The device's tensors are copies of the tensors of the user's module,
 which are called the host's tensors. While a forward pass runs, the ``__dict__`` of every module
-object is replaced by a second ``__dict__`` that holds device tensors. Hooks, bound methods and
-closures therefore use the device's tensors. The host's tensors keep their values until the device's
-tensors are copied to the host.
+object is replaced by a second ``__dict__`` that holds device tensors. Therefore hooks, bound
+methods and closures of the module objects also use the device's tensors. The host's tensors keep
+their values until the device's tensors are copied to the host.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ class DeviceState:
         owner: The user's module. ``top`` is ``owner`` itself or a shallow copy of ``owner``.
         precision: A function that returns the dtype on the device for a dtype on the host.
         num_replicas: The number of replicas of all instances together.
-        copied: A function that makes a device tensor of a dtype from a host tensor. By default, the
-            function copies the values.
+        copied: A function that gets a host tensor and a dtype, and returns a device tensor. By
+            default, the device tensor gets the values of the host tensor.
 
     Attributes:
-        parameters: The device's parameters by name. A replica-grouped parameter has one entry for
-            each group, such as ``weight[0]``.
-        buffers: The device's buffers by name. If each replica has its own copy of a buffer, the
-            entry is the copy of the first local replica.
-        gradient_hooks: The program's hooks on the gradients of its parameters; None in inference.
+        parameters: The device's parameters by name. If groups of replicas have different values of
+            a parameter, there is one entry for each group, such as ``weight[0]``.
+        buffers: The device's buffers by name. If replicas have different values of a buffer, the
+            entry is the buffer of the first replica on this instance.
+        gradient_hooks: The hooks that the program registered on its parameters' gradients; None for
+            an inference model.
 
     Raises:
-        Error: A buffer is not a plain tensor, or the number of rows of a replica-grouped parameter
-            differs from the number of groups.
+        Error: A buffer is not a plain tensor, or a replica-grouped parameter does not have exactly
+            one row for each group.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class DeviceState:
         """
         for name, host in top.named_parameters(remove_duplicate=True):
             grouping = grouping_of(host)
-            # Parameters are contiguous, because gradients are contiguous and torch's fused
-            # optimisers ignore the strides of parameters and gradients.
+            # Device parameters must be contiguous like their gradients, because torch's fused
+            # optimisers ignore strides.
             data = self._copied(host, self._precision(host.dtype)).contiguous()
             if grouping is None:
                 self.parameters[name] = nn.Parameter(data, requires_grad=host.requires_grad)
@@ -138,10 +139,10 @@ class DeviceState:
         return views
 
     def _constant(self, value: Any) -> Any:
-        """Return the device's value of a plain attribute.
+        """Return the value that a module's plain attribute has on the device.
 
-        The value for a parameter or buffer is its device tensor. The device gets a copy of any
-        other tensor.
+        If the attribute refers to a parameter or a buffer of the model, the value is the device's
+        tensor for it. Any other tensor is copied to the device.
         """
         if isinstance(value, torch.Tensor):
             device = self._device_of.get(id(value))
@@ -155,11 +156,11 @@ class DeviceState:
     # -- replicas -----------------------------------------------------------------------------
 
     def give_replicas_buffers(self, names: frozenset[str], replicas: int) -> None:
-        """Give each local replica its own copies of some buffers.
+        """Make separate copies of some buffers for each replica of this instance.
 
         Args:
             names: The names of the buffers.
-            replicas: The number of local replicas.
+            replicas: The number of replicas of this instance.
         """
         for name in sorted(names):
             buffer = self.buffers[name]
@@ -184,11 +185,11 @@ class DeviceState:
 
     @property
     def has_groups(self) -> bool:
-        """Whether there are replica-grouped parameters."""
+        """Whether groups of replicas have different values of a parameter."""
         return bool(self._grouped)
 
     def select(self, local_replica: int, global_replica: int) -> None:
-        """Store the tensors of one replica in the modules for the next forward pass.
+        """Put the tensors of one replica into the modules before the replica's forward pass.
 
         Args:
             local_replica: The index of the replica on this instance.
@@ -202,11 +203,12 @@ class DeviceState:
             place[key] = rows[groups.get(id(rows[0]), local_replica)]
 
     def stacked_buffers(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        """Return the buffers that every replica has its own copy of.
+        """Return the buffers of which every replica of this instance has a separate copy.
 
         Returns:
-            One tuple for each place in a module that stores a buffer. The tuple holds the
-            dictionary, the key, and a tensor with the values of all local replicas.
+            One tuple for each module attribute that stores such a buffer. The tuple contains the
+            module's dictionary, the key, and a tensor with the values on all replicas of this
+            instance.
         """
         stacks = {stack.data_ptr(): stack for stack in self._stacks.values()}
         return [
@@ -216,14 +218,14 @@ class DeviceState:
         ]
 
     def buffers_of_replicas(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Return the values that some buffers have on the local replicas.
+        """Return the values that some buffers have on the replicas of this instance.
 
         Args:
             names: The names of the buffers.
 
         Returns:
-            Tensors of shape [local replicas, ...] by buffer name. The first dimension is 1 if the
-            replicas share the buffer.
+            Tensors of shape [local replicas, ...] by buffer name. The first dimension has the size
+            1 if the replicas share the buffer.
         """
         return {
             name: self._stacks[name] if name in self._stacks else self.buffers[name].unsqueeze(0)
@@ -233,7 +235,7 @@ class DeviceState:
     # -- constants ----------------------------------------------------------------------------
 
     def snapshot(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return the plain attributes of every module, with copies of the values of tensors."""
+        """Return the plain attributes of every module, with copies of tensor attributes."""
         return [
             (view, {key: _frozen(value) for key, value in view.items() if key not in _TORCH_GROUPS})
             for _, view in self._views
@@ -249,11 +251,11 @@ class DeviceState:
         ]
 
     def freeze_constants(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        """Record the plain attributes that the first forward pass changed.
+        """Record which plain attributes of modules the first forward pass changed.
 
         ``restore_constants()`` sets the recorded attributes to their old values. If the new value
-        of an attribute is not a tensor, the host's module gets the new value. On an IPU, the Python
-        code of a forward pass runs only once, when the model is compiled.
+        of an attribute is not a tensor, the user's module also gets the new value. The reason is
+        that an IPU program runs the Python code of a forward pass only once, during compilation.
 
         Args:
             before: The result of ``snapshot()`` before the first forward pass.
@@ -268,7 +270,7 @@ class DeviceState:
                     module.__dict__[key] = plain[key]
 
     def restore_constants(self) -> None:
-        """Set the recorded attributes to their values before the first forward pass."""
+        """Set the recorded attributes to their values from before the first forward pass."""
         for view, key, value in self._constants:
             if value is _MISSING:
                 view.pop(key, None)
@@ -276,11 +278,11 @@ class DeviceState:
                 view[key] = value[1].clone() if isinstance(value, tuple) else value
 
     def changing_attributes(self) -> list[Any]:
-        """Return the current values of the attributes that a forward pass changes."""
+        """Return the current values of the module attributes that a forward pass changes."""
         return [view.get(key, _MISSING) for view, key, _ in self._constants]
 
     def put_attributes(self, values: Sequence[Any]) -> None:
-        """Set the attributes that a forward pass changes.
+        """Set the module attributes that a forward pass changes.
 
         Args:
             values: The values that ``changing_attributes()`` returned.
@@ -293,7 +295,7 @@ class DeviceState:
 
     @contextmanager
     def contents_kept(self) -> Iterator[None]:
-        """Undo changes of the enclosed code to lists, dicts and sets that modules store."""
+        """Undo the changes that the ``with`` block makes to lists, dicts and sets in modules."""
         saved = [
             (value, value.copy())
             for _, view in self._views
@@ -322,10 +324,10 @@ class DeviceState:
 
     @torch.no_grad()
     def host_copies(self) -> dict[int, torch.Tensor]:
-        """Return the host tensors that have the same values as the device's parameters.
+        """Return those host parameters that have the same values as the device's parameters.
 
         Returns:
-            The host tensors by the ``id`` of the device parameter.
+            The host parameters, keyed by the ``id`` of the device parameter.
         """
         with torch._C.DisableTorchFunctionSubclass():
             return {
@@ -338,8 +340,8 @@ class DeviceState:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Replace host tensors in the modules by device tensors while the enclosed code runs."""
-        # ``object.__setattr__`` avoids the checks that nn.Module makes of every assigned attribute.
+        """Replace host tensors in the modules by device tensors while the ``with`` block runs."""
+        # ``object.__setattr__`` avoids the checks in nn.Module's ``__setattr__``.
         put = object.__setattr__
         hosts = [(module, module.__dict__) for module, _ in self._views]
         try:
@@ -352,10 +354,11 @@ class DeviceState:
 
     @contextmanager
     def substituted(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Replace device tensors in the modules by other tensors while the enclosed code runs.
+        """Replace device tensors in the modules by other tensors while the ``with`` block runs.
 
         Args:
-            tensors: The other tensors by the ``id`` of the device tensor that they replace.
+            tensors: The other tensors, each keyed by the ``id`` of the device tensor that it
+                replaces.
         """
         saved: list[tuple[dict[str, Any], str, Any]] = []
         for _, view in self._views:
@@ -375,8 +378,8 @@ class DeviceState:
         """Return the device's tensors for one host tensor.
 
         Returns:
-            One tensor, or one tensor for each group if ``host`` is replica-grouped. The list is
-            empty if the device does not have a copy of ``host``.
+            One tensor, or one tensor for each group of replicas if ``host`` is a replica-grouped
+            parameter. The list is empty if the device does not have a copy of ``host``.
         """
         if id(host) in self._grouped:
             return list(self._grouped[id(host)][1])
@@ -384,7 +387,7 @@ class DeviceState:
         return [] if device is None else [device]
 
     def hook_gradients(self, hosts: Iterable[torch.Tensor]) -> GradientHooks:
-        """Start to call the hooks that the program registered on these host parameters."""
+        """Call the gradient hooks of these host parameters from now on."""
         if self.gradient_hooks is not None:
             self.gradient_hooks.remove()
         self.gradient_hooks = GradientHooks(hosts, self.device_tensors)
@@ -403,8 +406,8 @@ class DeviceState:
                 if wanted is not None and id(device) not in wanted:
                     continue
                 if isinstance(device, nn.Parameter):
-                    # New memory is used, because other instances may be reading the old memory. The
-                    # new tensor is contiguous, because the optimiser's state is contiguous and
+                    # The parameter gets new memory, because other instances may be reading the old
+                    # memory. The new memory is contiguous like the optimiser's state, because
                     # torch's fused optimisers ignore strides.
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
@@ -424,7 +427,7 @@ class DeviceState:
         """Copy the device's parameters and buffers to the host.
 
         Args:
-            only: The ``id`` of each device tensor to copy; None to copy all.
+            only: The ``id`` of each device tensor to copy; None to copy all tensors.
         """
         with torch._C.DisableTorchFunctionSubclass():
             for host, device in self._hosts:
@@ -452,7 +455,7 @@ def _substitute(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _equal(host: torch.Tensor, device: torch.Tensor) -> bool:
-    """Tell whether ``host``, converted to the dtype of ``device``, has the same bits."""
+    """Tell whether ``host`` has the same bits as ``device`` after conversion to its dtype."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(device.itemsize)
     if bits is None or host.shape != device.shape:
         return False
@@ -464,7 +467,7 @@ def _is_plain(buffer: torch.Tensor) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Return (tensor, copy of its value, version) for a tensor, and other values unchanged."""
+    """Return (tensor, copy of the tensor, version) for a tensor, and any other value unchanged."""
     if isinstance(value, torch.Tensor):
         return (value, value.detach().clone(), value._version)
     return value

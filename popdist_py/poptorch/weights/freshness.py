@@ -1,7 +1,8 @@
-"""The class WeightCopy, which records whether the host or a device has the newest weights.
+"""The class WeightCopy, which records whether the host or a device has newer weights.
 
-Several wrapped models may share the tensors of one module on the host. Each model has its own copy
-on its device, so the copies can differ. The module ``device_state.py`` copies the tensors.
+Several wrapped models may share the tensors of one module on the host. Each wrapped model has a
+separate copy of these tensors on its device, so the copies can differ. The module
+``device_state.py`` copies tensors between host and device.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ _newer_than_host: weakref.WeakSet[WeightCopy] = weakref.WeakSet()
 
 
 class WeightCopy:
-    """A record of whether one model's weights on its device or on the host are newer.
+    """A record for one wrapped model: whether the weights on its device or on the host are newer.
 
     Args:
         tensors: The model's parameters and buffers on the host.
-        download: A function that copies to the host the tensors that the device changes. The
-            function does not copy tensors that the device only reads, because another model may
-            train these tensors.
+        download: A function that copies the tensors that this model changes from the device to the
+            host. It does not copy tensors that the model only reads, because another model may
+            train those tensors.
         download_all: A function that copies all of the device's tensors to the host.
-        check: A function that raises an error if the device's tensors must not be used, for example
-            after an incomplete update.
+        check: A function that raises an error if the device's tensors must not be copied to the
+            host, for example after an incomplete weight update.
 
     Attributes:
-        needs_upload: Whether the host has newer weights, which came from another model.
+        needs_upload: Whether the host has newer weights than this model's device, because another
+            model's weights were copied to the host.
     """
 
     def __init__(
@@ -56,18 +58,18 @@ class WeightCopy:
         return self in _newer_than_host
 
     def mark_device_newer(self) -> None:
-        """Record that the device has newer values of the tensors that ``download`` copies."""
+        """Record that the model has changed the tensors on its device that ``download`` copies."""
         _newer_than_host.add(self)
 
     def mark_all_newer(self) -> None:
-        """Record that all of the device's tensors are newer than the host's tensors."""
+        """Record that all tensors on the device are newer than the host's tensors."""
         self._all_newer = True
         _newer_than_host.add(self)
 
     def change_download(self, download: Callable[[], None]) -> None:
-        """Replace ``download``, because later calls of the model change other tensors.
+        """Replace the function ``download``, because later calls of the model change other tensors.
 
-        Before the replacement, the old function copies newer weights to the host.
+        Before the replacement, the old ``download`` function copies newer weights to the host.
         """
         self.pull_if_newer()
         self._download = download
@@ -78,7 +80,7 @@ class WeightCopy:
         self._all_newer = self.needs_upload = False
 
     def pull_if_newer(self) -> bool:
-        """Copy newer weights from the device to the host, if the device has newer weights.
+        """Copy the device's weights to the host, if the device has newer weights.
 
         Returns:
             Whether weights were copied.
@@ -92,14 +94,14 @@ class WeightCopy:
     def pull(self) -> None:
         """Copy all of the device's tensors to the host.
 
-        Other models that share a tensor with this model get ``needs_upload = True``.
+        Then ``needs_upload`` is True for the other models that share a tensor with this model.
         """
         self._pull(self._download_all)
 
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
-        # The download may read the host's tensors, and a read starts the download of newer weights.
-        # This object is removed from the set first, so that the read does not start a second
+        # ``download`` may read the host's tensors, and such a read starts a download of newer
+        # weights. Removing this object from the set first prevents that the read starts a second
         # download.
         _newer_than_host.discard(self)
         self._all_newer = False
@@ -109,16 +111,16 @@ class WeightCopy:
                 other.needs_upload = True
 
     def pull_newer_of_others(self) -> None:
-        """Copy newer weights to the host from other models that share tensors with this model."""
+        """Copy newer weights to the host from the devices of other models with these tensors."""
         _pull_newer(self._host_ids, besides=self)
 
     def shares(self, host_ids: frozenset[int]) -> bool:
-        """Tell whether this model has one of the host tensors with these ids."""
+        """Tell whether this model uses any of the host tensors with these ids."""
         return not self._host_ids.isdisjoint(host_ids)
 
 
 def pull_newer(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy newer weights to the host from all devices that share these host tensors."""
+    """Copy newer weights to the host from the devices of all models that use these host tensors."""
     _pull_newer(_ids(tensors), besides=None)
 
 

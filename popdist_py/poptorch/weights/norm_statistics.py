@@ -1,7 +1,7 @@
 """The names of the buffers that hold running statistics of batch norm and instance norm layers.
 
 The function of this module does not read or change the values of buffers. The compiler decides
-whether each replica gets its own copy of a buffer.
+whether each replica gets a separate copy of such a buffer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def norm_statistics(top: nn.Module) -> frozenset[str]:
-    """Return the names of the buffers that batch norms and instance norms of ``top`` update."""
+    """Return the names of the running statistics of ``top``'s batch norms and instance norms."""
     found = {
         id(module._buffers.get(name))
         for module in top.modules()

@@ -1,7 +1,7 @@
 """Replica-grouped weights, which are parameters whose values differ between groups of replicas.
 
 The host's tensor has one row for each group, along an additional first dimension. In a forward
-pass, a replica uses the row of its group as the parameter.
+pass, a replica uses the row of its group as the value of the parameter.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The groups of replicas for one parameter. All replicas of a group share one value.
+    """The division of replicas into groups that each have their own value of one parameter.
 
     Attributes:
         host: The user's parameter of shape [number of groups, ...].
-        kind: The rule that assigns replicas to groups.
+        kind: The rule that assigns replicas to groups, for example Consecutive.
         size: The number of replicas in one group.
-        retrieval: Whether the host gets one value for each group or one value for each replica.
+        retrieval: Whether a copy to the host writes one row for each group or one row for each
+            replica.
     """
 
     host: torch.Tensor
@@ -52,11 +53,11 @@ class Grouping:
         return replicas // self.size
 
     def group_of(self, replica: int, replicas: int) -> int:
-        """Return the index of the group that a replica belongs to.
+        """Return the index of the group that contains a replica.
 
         Args:
             replica: The index of the replica.
-            replicas: The number of all replicas.
+            replicas: The number of replicas of all instances together.
         """
         if self.kind == CommGroupType.All:
             return 0
@@ -67,15 +68,15 @@ class Grouping:
         return replica // self.size
 
     def check(self, name: str, host: torch.Tensor, replicas: int) -> None:
-        """Check the shape of the host's tensor.
+        """Check that a parameter on the host has one row for each group of replicas.
 
         Args:
             name: The name of the parameter in the error message.
-            host: The host's tensor.
-            replicas: The number of all replicas.
+            host: The parameter on the host.
+            replicas: The number of replicas of all instances together.
 
         Raises:
-            Error: The tensor is 0-d, or its number of rows differs from the number of groups.
+            Error: The parameter is 0-d, or its number of rows differs from the number of groups.
         """
         if host.dim() == 0:
             raise Error(f"{name}: Scalars cannot be passed as per-replica weight values")
@@ -87,12 +88,13 @@ class Grouping:
             )
 
     def write_host(self, rows: Sequence[torch.Tensor], replicas: int) -> None:
-        """Replace the host's tensor by the values on the device.
+        """Replace the values of the parameter on the host by the values on the device.
 
         Args:
             rows: The values on the device, one tensor for each group.
-            replicas: The number of all replicas. The host's tensor gets one row for each replica if
-                ``retrieval`` is AllReplicas, and one row for each group otherwise.
+            replicas: The number of replicas of all instances together. The parameter on the host
+                gets one row for each replica if ``retrieval`` is AllReplicas, and one row for each
+                group otherwise.
         """
         chosen: Sequence[torch.Tensor] = rows
         if self.retrieval == VariableRetrievalMode.AllReplicas:
@@ -100,10 +102,10 @@ class Grouping:
         self.host.data = torch.stack([row.detach() for row in chosen]).to(self.host.dtype)
 
     def read_host(self, num_groups: int, replicas: int) -> list[torch.Tensor]:
-        """Return the row of the host's tensor for each group.
+        """Return one row of the parameter on the host for each group of replicas.
 
-        If the host's tensor has one row for each replica, the first replica's row of each group is
-        returned.
+        If the parameter on the host has one row for each replica, the method returns the row of
+        each group's first replica.
         """
         if self.host.shape[0] == num_groups:
             return list(self.host.detach())
@@ -115,7 +117,7 @@ _groupings: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def grouping_of(parameter: torch.Tensor) -> Grouping | None:
-    """Return the grouping of ``parameter``; None if all replicas share one value."""
+    """Return the replica groups of ``parameter``; None if all replicas share one value."""
     grouping: Grouping | None = _groupings.get(parameter)
     return grouping
 
@@ -136,8 +138,8 @@ class GroupableParameter(nn.Parameter):
         Args:
             comm_group_type: All, Consecutive, Orthogonal or NoGrouping.
             shards: The number of replicas in one group.
-            variable_retrieval_mode: Whether the host gets one value for each group or one value for
-                each replica.
+            variable_retrieval_mode: Whether a copy of the parameter to the host has one row for
+                each group or one row for each replica.
 
         Raises:
             Error: The parameter is 0-d.
@@ -158,7 +160,7 @@ def make_groupable(value: nn.Module | nn.Parameter) -> None:
 
 
 def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors by name, with the tensors of a parameter's groups stacked.
+    """Stack the tensors of each parameter's replica groups, and return all tensors by name.
 
     For example, the tensors ``a[0]`` and ``a[1]`` become one tensor ``a``.
     """
@@ -174,12 +176,12 @@ def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def split_groups(
     tensors: Mapping[str, torch.Tensor], parameters: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Return tensors by name, with one additional tensor for each group of a parameter.
+    """Return ``tensors`` and one additional tensor for each replica group of a parameter.
 
-    This function reverses :func:`join_groups`. The stacked tensors stay in the result.
+    This function reverses :func:`join_groups`, but the stacked tensors stay in the result.
 
     Args:
-        tensors: The tensors by names of the form ``prefix___parameter``.
+        tensors: The stacked tensors, with names of the form ``prefix___parameter``.
         parameters: The names of the device's parameters, such as ``weight[0]``.
     """
     split = dict(tensors)
@@ -195,5 +197,5 @@ def split_groups(
 
 
 def _stem(name: str) -> str:
-    """Return the name of a device parameter without the index of the group in brackets."""
+    """Return the name of a device parameter without a replica group's index in brackets."""
     return name.rpartition("[")[0] if name.endswith("]") else name

@@ -1,9 +1,9 @@
-"""Subclasses for wrapped modules, which fetch newer weights from the device before a read.
+"""Subclasses for wrapped modules and tensors that copy newer weights to the host before a read.
 
-While a module is wrapped for training, the module and its tensors get subclasses of their classes.
-Every read of a tensor's values first copies newer weights from the device to the host. Copies and
-pickles of the module have the original classes. The module ``device_state.py`` contains the
-device's tensors.
+While a module is wrapped for training, subclasses replace the classes of the module and its
+tensors. The subclasses copy newer weights from the device to the host before every read of a
+tensor's values. Copies and pickles of the module have the original classes. The module
+``device_state.py`` contains the device's tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["is_wrapped", "shallow_copy", "watch"]
 
 Fetch = Callable[[], bool]
 
-# These functions do not read a tensor's values, so newer weights need not be fetched.
+# Torch functions that do not read a tensor's values, so newer weights need not be copied to the
+# host.
 _METADATA: Final = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "ndim")
@@ -35,13 +36,13 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 def watch(module: nn.Module, fetch: Fetch, destroy: Callable[[], None]) -> Callable[[], None]:
-    """Call ``fetch`` before every read of ``module``'s tensors.
+    """Call ``fetch`` before every read of a tensor of ``module``.
 
     Several wrapped modules may share a tensor. A read of the tensor then calls the ``fetch``
     functions of all these modules.
 
     Args:
-        module: The module to watch.
+        module: The user's module, whose class and whose tensors' classes are replaced.
         fetch: A function that copies newer weights from the device to the host.
         destroy: The function that the new method ``module.destroy()`` calls.
 
@@ -65,11 +66,12 @@ def watch(module: nn.Module, fetch: Fetch, destroy: Callable[[], None]) -> Calla
 def _change_fetches(
     tensors: Iterable[Any], change: Callable[[tuple[Fetch, ...]], tuple[Fetch, ...]]
 ) -> None:
-    """Change the functions that are called before a read of each tensor.
+    """Change the functions that copy newer weights to the host before a read of the tensors.
 
     Args:
         tensors: The tensors, whose classes are replaced.
-        change: A function that returns the new ``fetch`` functions for the present functions.
+        change: A function that gets the present ``fetch`` functions of a tensor and returns the new
+            functions.
     """
     classes: dict[Any, type] = {}
     for tensor in tensors:
@@ -91,7 +93,7 @@ def _watched_tensor(plain: type, fetches: tuple[Fetch, ...]) -> type:
 
 
 class _WatchedTensor:
-    """The methods of watched parameters and buffers that differ from those of plain tensors."""
+    """Methods of a wrapped module's tensors that call the ``fetch`` functions before a read."""
 
     _fetches: tuple[Fetch, ...] = ()
     is_watched_buffer = False
@@ -107,7 +109,7 @@ class _WatchedTensor:
             return func(*args, **(kwargs or {}))
 
     def _fresh(self) -> torch.Tensor:
-        """Return a plain parameter or buffer that shares the memory of this tensor."""
+        """Return a tensor of a plain class with the newest values, in the memory of this tensor."""
         for fetch in self._fetches:
             fetch()
         with torch._C.DisableTorchFunctionSubclass():
@@ -133,7 +135,7 @@ def _new_object(kind: type, *arguments: Any) -> Any:
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
-    """Return a new module object with the same attributes.
+    """Return a new module object with the same attributes as ``module``.
 
     The function also supports parametrised modules, which ``copy.copy()`` does not support.
     """
@@ -145,7 +147,7 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def plain_class(module: nn.Module) -> type:
-    """Return the class of a module before :func:`watch` replaced the class."""
+    """Return the original class of a module whose class :func:`watch` may have replaced."""
     kind = type(module)
     return kind.__mro__[1] if "_poptorch_fetch" in vars(kind) else kind
 
@@ -153,15 +155,16 @@ def plain_class(module: nn.Module) -> type:
 def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> Any:
     """Return a subclass of a module class for :func:`watch`.
 
-    Copies and pickles of the subclass's objects have the class ``kind``.
+    Copies and pickles of the subclass's objects have the original class ``kind``.
     """
 
     def reduce(self: Any, protocol: int) -> Any:
         fetch()
         function, arguments, *rest = super(watched, self).__reduce_ex__(protocol)
         plain = tuple(kind if argument is watched else argument for argument in arguments)
-        # pickle accepts ``copyreg.__newobj__`` only if its argument is the class of the pickled
-        # object. The argument is ``kind``, but the class is ``watched``.
+        # The pickle module accepts ``copyreg.__newobj__`` only if its first argument is the class
+        # of the pickled object. Here the argument is ``kind``, but the object's class is
+        # ``watched``.
         return (_new_object if function.__name__ == "__newobj__" else function, plain, *rest)
 
     watched: Any = type(
