@@ -75,7 +75,8 @@ from popdist_py.poptorch.ops import (
     set_overlap_for_output,
 )
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
-from popdist_py.poptorch.options.options import Options, TensorLocationSettings
+from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.tensor_locations import TensorLocationSettings
 from popdist_py.poptorch.placement.annotations import (
     Attribute,
     BeginBlock,

@@ -19,8 +19,9 @@ import torch
 
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
 
-__all__ = ["Batching", "Collector", "Values", "check_groups"]
+__all__ = ["Batching", "Collector", "Values", "check_groups", "check_output_mode"]
 
 # The values of one output on all replicas: one tensor per replica, or one tensor [replicas, ...].
 Values = Sequence[torch.Tensor] | torch.Tensor
@@ -45,6 +46,24 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
             f"{replicas} and be at most as large: set a larger replication factor before the group "
             "size, and a smaller one after it"
         )
+
+
+def check_output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
+    """Check an output mode and its period, and return the values that the options store.
+
+    The returned period is 1 for all modes except EveryN.
+
+    Raises:
+        AssertionError: The mode is not an OutputMode, or EveryN has no positive period.
+    """
+    assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
+    if mode == enums.OutputMode.EveryN:
+        every = period if isinstance(period, int) else 0
+        assert every > 0, f"OutputMode.EveryN needs a positive output_return_period, got {period!r}"
+        return mode, every
+    if period is not None and period != 1:
+        logger.info("output_return_period is ignored: the output mode is %s", mode.name)
+    return mode, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

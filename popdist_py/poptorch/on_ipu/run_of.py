@@ -176,23 +176,16 @@ def _state_type(optimizer: torch.optim.Optimizer, name: str) -> Type:
 
 def _strategy(options: Options) -> Strategy:
     chosen = options._execution_strategy
-    is_off = options._Popart.options.get("enablePipelining") is False
+    is_off = options._Popart.session_value("enablePipelining") is False
     if isinstance(chosen, PipelinedExecution) and not is_off:
         return chosen._schedule
     return next(name for kind, name in _STRATEGIES.items() if isinstance(chosen, kind))
 
 
 def _recompute(options: Options) -> Recompute:
-    given: Any = options._Popart.options.get("autoRecomputation")
-    if given is None:
+    if options._Popart.session_value("autoRecomputation") is None:
         return "default"
-    try:
-        return _RECOMPUTATION[RecomputationType(int(given))]
-    except (TypeError, ValueError):
-        known = ", ".join(f"{each.value} ({each.name})" for each in RecomputationType)
-        raise Error(
-            f"The session option autoRecomputation is {given!r}: expected one of {known}"
-        ) from None
+    return _RECOMPUTATION[options._Popart.session_member("autoRecomputation", RecomputationType)]
 
 
 def _has_checkpoint(captured: Captured, stage: int) -> bool:
@@ -214,10 +207,9 @@ def _location(options: Options, name: str) -> Location:
 
 def _partials(options: Options, *, is_convolution: bool) -> Type:
     """Return the type of the partial sums inside convolutions or matrix products."""
-    session = options._Popart.options
-    given = session.get("partialsTypeMatMuls")
-    if is_convolution:
-        given = session.get("convolutionOptions", {}).get("partialsType")
+    given = options._Popart.session_value(
+        "convolutionOptions partialsType" if is_convolution else "partialsTypeMatMuls"
+    )
     return "float16" if given == "half" else "float32"
 
 
@@ -243,8 +235,11 @@ def _default_proportion(options: Options, *, is_convolution: bool) -> float:
     Raises:
         Error: A session option sets a proportion that is not a number from 0 to 1.
     """
-    name = "convolutionOptions" if is_convolution else "matmulOptions"
-    given: Any = options._Popart.options.get(name, {}).get("availableMemoryProportion")
+    given = options._Popart.session_value(
+        "convolutionOptions availableMemoryProportion"
+        if is_convolution
+        else "matmulOptions availableMemoryProportion"
+    )
     if given is None:
         return Settings().proportion(0)
     try:
@@ -252,6 +247,7 @@ def _default_proportion(options: Options, *, is_convolution: bool) -> float:
     except (TypeError, ValueError):
         share = math.nan
     if not 0 <= share <= 1:
+        name = "convolutionOptions" if is_convolution else "matmulOptions"
         raise Error(
             f"The session option {name} has availableMemoryProportion {given!r}: expected a "
             "number from 0 to 1"

@@ -6,18 +6,16 @@ May call: placement, tracing, calls, enums, old_spellings, logger, errors, and t
 context, environment, popart and popdist_functions.
 """
 
-from popdist_py.poptorch.options.options import (
-    ConfigFileError,
-    Options,
+from popdist_py.poptorch.errors import ConfigFileError
+from popdist_py.poptorch.options.emulator_options import _EmulatorOptions
+from popdist_py.poptorch.options.groups import _DistributedOptions, _JitOptions, _PrecisionOptions
+from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.session import _PopartOptions
+from popdist_py.poptorch.options.tensor_locations import (
     TensorLocationSettings,
-    _DistributedOptions,
-    _EmulatorOptions,
-    _JitOptions,
-    _PopartOptions,
-    _PrecisionOptions,
     _TensorLocationOptions,
-    _TrainingOptions,
 )
+from popdist_py.poptorch.options.training_options import _TrainingOptions
 
 __all__ = [
     "ConfigFileError",

@@ -18,12 +18,12 @@ from popdist_py.ipu.specification import BOW, IPU, IPUS, MK1, MK2
 
 __all__ = [
     "ASSUMED_IPU",
-    "OFFLINE_TARGETS",
     "DeviceEnvironment",
     "MemoryMode",
     "has_sdk_names",
     "ipu_of",
     "mode_of",
+    "offline_ipu",
 ]
 
 MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
@@ -32,13 +32,13 @@ MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 # have this IPU by default.
 ASSUMED_IPU: Final = MK2
 # The IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
-OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
+_OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
 
 # PopTorch's environment variables that switch on the software model of an IPU, and choose its
 # version.
 _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
-_VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in OFFLINE_TARGETS.items()}
+_VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in _OFFLINE_TARGETS.items()}
 
 # The SDK's names for PopTorch, and the folder of this library that contains packages of these
 # names.
@@ -61,6 +61,19 @@ def ipu_of(call: str, given: object) -> IPU:
     if not isinstance(given, str) or given not in IPUS:
         raise ValueError(f"{call}: expected {_one_of(IPUS)}, or a popdist_py.ipu IPU")
     return IPUS[given]
+
+
+def offline_ipu(version: int) -> IPU:
+    """Return the IPU with a version number of ``Options.useOfflineIpuTarget``.
+
+    Raises:
+        ValueError: The number is unknown.
+    """
+    if version not in _OFFLINE_TARGETS:
+        raise ValueError(
+            f"useOfflineIpuTarget({version}): expected one of {tuple(_OFFLINE_TARGETS)}"
+        )
+    return _OFFLINE_TARGETS[version]
 
 
 def mode_of(call: str, given: object) -> MemoryMode:

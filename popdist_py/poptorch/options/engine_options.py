@@ -1,4 +1,4 @@
-"""Names of Poplar's engine options, with and without an effect on emulated IPUs.
+"""The names of Poplar's engine options, and the look-up of their rows in the table of options.
 
 Programs set engine options with ``Options._Popart.setEngineOptions`` or in the environment variable
 POPLAR_ENGINE_OPTIONS. The names are those of the class Engine in the Poplar API reference.
@@ -6,38 +6,15 @@ POPLAR_ENGINE_OPTIONS. The names are those of the class Engine in the Poplar API
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import difflib
+from collections.abc import Collection
+from typing import Final
 
-from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options.option_effects import ENGINE, Effect, Option
 
-__all__ = ["ACTING", "IDLE", "REPORTS", "is_on", "trap"]
+__all__ = ["engine_option", "unknown"]
 
-# On hardware, each of these options requests a part of the profile. In this library, each option
-# requests the timeline of the process.
-REPORTS: Final = frozenset(
-    {
-        "autoReport.all",
-        "autoReport.outputArchive",
-        "autoReport.outputDebugInfo",
-        "autoReport.outputExecutionProfile",
-        "autoReport.outputGraphProfile",
-        "autoReport.outputLoweredVars",
-        "autoReport.outputSerializedGraph",
-    }
-)
-_TRAPS: Final = frozenset({"debug.floatPointOpException", "debug.nanOverflowException"})
-ACTING: Final = frozenset(
-    {
-        *REPORTS,
-        *_TRAPS,
-        "autoReport.directory",
-        # This library writes the memory report of a model that does not fit, with or without this
-        # option.
-        "debug.allowOutOfMemory",
-    }
-)
-IDLE: Final = frozenset(
+_HARDWARE_ONLY: Final = frozenset(
     {
         "autoReport.executionProfileProgramRunCount",
         "autoReport.streamAtEachRun",
@@ -96,14 +73,26 @@ IDLE: Final = frozenset(
 )
 
 
-def is_on(value: Any) -> bool:
-    """Tell whether the value of an engine option is ``true`` or ``1``."""
-    return str(value).lower() in ("true", "1")
+def engine_option(name: str) -> Option:
+    """Return the row of an engine option in the table, or else a new row.
+
+    A new row says that the option is for hardware only, or that its name is unknown.
+    """
+    if name in ENGINE:
+        return ENGINE[name]
+    if name in _HARDWARE_ONLY:
+        return Option(f"engine option {name}", Effect.HARDWARE)
+    why = unknown("key", name, _HARDWARE_ONLY | ENGINE.keys())
+    return Option(f"engine option {name}", Effect.NOTHING, why)
 
 
-def trap(session_options: Mapping[str, Any]) -> bool:
-    """Tell whether the session options or the environment enable floating-point exceptions."""
-    if session_options.get("enableFloatingPointChecks"):
-        return True
-    given = {**session_options.get("engineOptions", {}), **from_text.engine_environment()}
-    return any(is_on(given[name]) for name in _TRAPS & given.keys())
+def unknown(kind: str, name: str, known: Collection[str]) -> str:
+    """Return the text of a warning about an unknown name, with the most similar known name.
+
+    Args:
+        kind: A word for the kind of name, such as ``variable``.
+        name: The unknown name.
+        known: The known names of this kind.
+    """
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"an unknown {kind}" + (f": did you mean {close[0]}?" if close else "")

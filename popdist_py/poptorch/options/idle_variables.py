@@ -6,11 +6,13 @@ TensorFlow. This module only reads environment variables.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
-from popdist_py.poptorch.options import engine_options, from_text
+from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options.engine_options import engine_option, unknown
+from popdist_py.poptorch.options.option_effects import Effect, Option
 
 __all__ = ["idle_variables"]
 
@@ -42,8 +44,8 @@ _ACTING: Final = frozenset(
 _PREFIXES: Final = ("IPUOF_", "TF_POPLAR_")
 
 
-def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each environment variable and engine option without effect, and the reason.
+def idle_variables(environ: Mapping[str, str]) -> Iterator[Option]:
+    """Yield a row for each environment variable and engine option without effect.
 
     Args:
         environ: The environment variables of the process.
@@ -52,32 +54,23 @@ def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         Error: POPLAR_ENGINE_OPTIONS is not a JSON object.
     """
     for name in from_text.engine_environment():
-        if name not in engine_options.ACTING:
-            yield f"{name} of {_ENGINE}", unknown_key(name)
+        row = engine_option(name)
+        if row.is_idle:
+            yield replace(row, name=f"{name} of {_ENGINE}")
     known = {*_IDLE, *_SET_BY_LAUNCHER, *_ACTING}
     for name, value in sorted(environ.items()):
         if not value:
             continue  # an empty variable counts as unset
         if name in _IDLE:
-            yield name, _IDLE[name]
+            yield _row(name, _IDLE[name])
         elif name in _SET_BY_LAUNCHER:
             if value != _SET_BY_LAUNCHER[name]:
-                yield name, _NO_LOG
+                yield _row(name, _NO_LOG)
         elif name.startswith(_PREFIXES) and name not in known:
-            yield name, _unknown("variable", name, known)
+            yield _row(name, unknown("variable", name, known))
         elif name == "TF_CPP_VMODULE" and "poplar" in value:
-            yield name, _NO_TENSORFLOW
+            yield _row(name, _NO_TENSORFLOW)
 
 
-def unknown_key(name: str) -> str:
-    """Return a warning text if the engine option ``name`` is unknown, else an empty text.
-
-    The text suggests the known engine option with the most similar name.
-    """
-    known = engine_options.ACTING | engine_options.IDLE
-    return "" if name in known else _unknown("key", name, known)
-
-
-def _unknown(kind: str, name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"an unknown {kind}" + (f": did you mean {close[0]}?" if close else "")
+def _row(name: str, why: str) -> Option:
+    return Option(name, Effect.NOTHING if why else Effect.HARDWARE, why)

@@ -1,14 +1,9 @@
-"""The class Options, whose values control how a program's models run.
-
-The module is long, because it contains the default value and the setter of each option. The groups
-of options are in ``groups.py``.
-"""
+"""The class Options, whose values control how a program's models run."""
 
 from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,38 +12,21 @@ import torch
 
 from popdist_py.popart import SyntheticDataMode
 from popdist_py.poptorch import enums, old_spellings
-from popdist_py.poptorch.calls.batching import Batching, check_groups
-from popdist_py.poptorch.errors import ConfigFileError, Error
+from popdist_py.poptorch.calls.batching import Batching, check_groups, check_output_mode
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
-from popdist_py.poptorch.options.device_choice import OFFLINE_TARGETS
-from popdist_py.poptorch.options.groups import (
-    TensorLocationSettings,
-    _DistributedOptions,
-    _EmulatorOptions,
-    _JitOptions,
-    _PopartOptions,
-    _PrecisionOptions,
-    _TensorLocationOptions,
-    _TrainingOptions,
-)
-from popdist_py.poptorch.options.store import OptionStore, check_count
+from popdist_py.poptorch.options.device_choice import offline_ipu
+from popdist_py.poptorch.options.emulator_options import _EmulatorOptions
+from popdist_py.poptorch.options.groups import _DistributedOptions, _JitOptions, _PrecisionOptions
+from popdist_py.poptorch.options.session import _PopartOptions
+from popdist_py.poptorch.options.store import OptionStore, check_count, check_type
+from popdist_py.poptorch.options.tensor_locations import _TensorLocationOptions
+from popdist_py.poptorch.options.training_options import _TrainingOptions
 from popdist_py.poptorch.placement import execution_strategies
-from popdist_py.poptorch.tracing.operator_limits import check_proportion
+from popdist_py.poptorch.tracing.operator_limits import proportions_of_ipus
 from popdist_py.poptorch.tracing.overlapped_io import OverlapConditions
 
-__all__ = [
-    "ConfigFileError",
-    "Options",
-    "TensorLocationSettings",
-    "_DistributedOptions",
-    "_EmulatorOptions",
-    "_JitOptions",
-    "_PopartOptions",
-    "_PrecisionOptions",
-    "_TensorLocationOptions",
-    "_TrainingOptions",
-]
+__all__ = ["Options"]
 
 _UNLIMITED: Final = 2**64 - 1
 
@@ -80,9 +58,8 @@ class Options(OptionStore):
     def __new__(cls, *_: Any, **arguments: Any) -> Options:
         """Make the object. With the argument ``ipus_per_replica``, make a DistributedOptions.
 
-        PopDist and PopTorch each have a class ``Options``. In this library both names refer to one
-        class. Only PopDist's class has the argument ``ipus_per_replica``, so this argument shows
-        that the program wants PopDist's class. A DistributedOptions is also an ``Options``.
+        PopDist and PopTorch each have a class ``Options``. Only PopDist's class has the argument
+        ``ipus_per_replica``, so this argument shows that the program wants PopDist's class.
         """
         named_by_popdist = cls is Options and "ipus_per_replica" in arguments
         return super().__new__(Options._for_launcher if named_by_popdist else cls)
@@ -193,7 +170,7 @@ class Options(OptionStore):
                 Final for training.
             output_return_period: The number N of the mode EveryN. Other modes ignore this argument.
         """
-        mode, period = _output_mode(output_mode, output_return_period)
+        mode, period = check_output_mode(output_mode, output_return_period)
         self.set(output_mode=mode, output_return_period=period)
         return self
 
@@ -228,7 +205,7 @@ class Options(OptionStore):
         if output_mode is None:
             entry: list[Any] = [long_name, True]
         else:
-            mode, period = _output_mode(output_mode, output_return_period)
+            mode, period = check_output_mode(output_mode, output_return_period)
             entry = [long_name, False, mode, period]
         self._values["anchored_tensors"][short_name] = entry
 
@@ -273,15 +250,7 @@ class Options(OptionStore):
         Raises:
             AssertionError: A key is not the name of an IPU, or a share is not between 0 and 1.
         """
-        assert isinstance(available_memory_proportion, Mapping), (
-            f"Expected a dictionary such as {{'IPU0': 0.5}}, got {available_memory_proportion!r}"
-        )
-        proportions: dict[int, float] = {}
-        for key, value in available_memory_proportion.items():
-            ipu = re.fullmatch(r"IPU(\d+)", str(key))
-            assert ipu is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
-            check_proportion(value, f"{key} in setAvailableMemoryProportion")
-            proportions[int(ipu[1])] = value
+        proportions = proportions_of_ipus(available_memory_proportion)
         self.set(available_memory_proportion=proportions)
         return self
 
@@ -309,7 +278,7 @@ class Options(OptionStore):
     @property
     def synthetic_data(self) -> bool:
         """Whether the device generates the inputs of models."""
-        return bool(self._Popart.options.get("syntheticDataMode"))
+        return bool(self._Popart.session_value("syntheticDataMode"))
 
     @property
     def synthetic_mode(self) -> SyntheticDataMode:
@@ -318,14 +287,9 @@ class Options(OptionStore):
         Raises:
             Error: The session option ``syntheticDataMode`` has an unknown value.
         """
-        mode = self._Popart.options.get("syntheticDataMode", SyntheticDataMode.Off)
-        try:
-            return SyntheticDataMode(int(mode))
-        except (TypeError, ValueError):
-            known = ", ".join(f"{each.value} ({each.name})" for each in SyntheticDataMode)
-            raise Error(
-                f"The session option syntheticDataMode is {mode!r}: expected one of {known}"
-            ) from None
+        return self._Popart.session_member(
+            "syntheticDataMode", SyntheticDataMode, SyntheticDataMode.Off
+        )
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
         """Set the names of the buffers that copyNamedBuffersToDevice() copies to the device."""
@@ -335,7 +299,7 @@ class Options(OptionStore):
     @property
     def updatable_buffers(self) -> tuple[str, ...]:
         """The names of the buffers that copyNamedBuffersToDevice() copies to the device."""
-        return tuple(self._Popart.options.get("updatableNamedBuffers", ()))
+        return tuple(self._Popart.session_value("updatableNamedBuffers", ()))
 
     # -- device -------------------------------------------------------------------------------
 
@@ -346,26 +310,22 @@ class Options(OptionStore):
         ``POPTORCH_IPU_MODEL_VERSION`` (``ipu1``, ``ipu2`` or ``ipu21``) changes the default. This
         option does not change results, because computations are always emulated.
         """
-        _check_type("useIpuModel", use_model, bool)
+        check_type("useIpuModel", use_model, bool)
         self.createOrSet(use_model=use_model)
         self.Emulator._use_model(use_model)
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
         """Attach models to the device with this id."""
-        _check_type("useIpuId", ipu_id, int)
+        check_type("useIpuId", ipu_id, int)
         self.createOrSet(ipu_id=ipu_id)
         return self
 
     def useOfflineIpuTarget(self, ipu_target_version: int = 2) -> Options:
         """Compile without a device, for IPU version 1 (Mk1), 2 (Mk2) or 21 (Bow)."""
-        if ipu_target_version not in OFFLINE_TARGETS:
-            raise ValueError(
-                f"useOfflineIpuTarget({ipu_target_version}): expected one of "
-                f"{tuple(OFFLINE_TARGETS)}"
-            )
+        ipu = offline_ipu(ipu_target_version)
         self.set(connection_type=enums.ConnectionType.Never)
-        self.Emulator.device(OFFLINE_TARGETS[ipu_target_version])
+        self.Emulator.device(ipu)
         self.createOrSet(ipu_version=ipu_target_version)
         return self
 
@@ -389,7 +349,7 @@ class Options(OptionStore):
 
     def logDir(self, log_dir: str | Path) -> Options:
         """Set the folder for log files. This library does not write log files."""
-        _check_type("logDir", log_dir, str | Path)
+        check_type("logDir", log_dir, str | Path)
         self.set(log_dir=str(log_dir))
         return self
 
@@ -404,7 +364,7 @@ class Options(OptionStore):
 
     def modelName(self, name: str) -> Options:
         """Set the name of the folder for the model's reports. This library writes no reports."""
-        _check_type("modelName", name, str)
+        check_type("modelName", name, str)
         self.createOrSet(model_name=name)
         return self
 
@@ -416,7 +376,7 @@ class Options(OptionStore):
     @property
     def counts_cycles(self) -> bool:
         """Whether the IPU cycles of each call of a model are counted."""
-        return bool(self._Popart.options["instrumentWithHardwareCycleCounter"])
+        return bool(self._Popart.session_value("instrumentWithHardwareCycleCounter"))
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
         """Record a timeline of this process, and write it to a file when the program ends.
@@ -464,8 +424,9 @@ class Options(OptionStore):
     @property
     def executable_cache(self) -> Path | None:
         """The folder that stores compiled models, or None if they are not stored."""
-        folder = self._Popart.options.get("cachePath")
-        return Path(folder) if folder and self._Popart.options.get("enableEngineCaching") else None
+        folder = self._Popart.session_value("cachePath")
+        is_on = self._Popart.session_value("enableEngineCaching")
+        return Path(folder) if folder and is_on else None
 
     # -- from text ----------------------------------------------------------------------------
 
@@ -532,22 +493,3 @@ class Options(OptionStore):
             self._execution_strategy._description(),
             self._module_namescope_enabled,
         )
-
-
-def _check_type(setter: str, value: Any, expected: Any) -> None:
-    """Check the type of a value, for options without a default."""
-    assert isinstance(value, expected), (
-        f"Unexpected type {type(value)} for {setter}({value!r}). Expected {expected}"
-    )
-
-
-def _output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
-    """Check an output mode and its period, and return the values that the options store."""
-    assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
-    if mode == enums.OutputMode.EveryN:
-        every = period if isinstance(period, int) else 0
-        assert every > 0, f"OutputMode.EveryN needs a positive output_return_period, got {period!r}"
-        return mode, every
-    if period is not None and period != 1:
-        logger.info("output_return_period is ignored: the output mode is %s", mode.name)
-    return mode, 1

@@ -7,16 +7,11 @@ or write the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from popdist_py.poptorch.options import engine_options, from_text
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["profile_folder"]
-
-_DIRECTORY = "autoReport.directory"
 
 
 def profile_folder(options: Options) -> Path | None:
@@ -25,9 +20,18 @@ def profile_folder(options: Options) -> Path | None:
     Raises:
         Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
-    given: Mapping[str, Any] = options._Popart.changed().get("engineOptions", {})
-    wanted = {**given, **from_text.engine_environment()}
-    asked = engine_options.REPORTS & wanted.keys()
-    if not any(engine_options.is_on(wanted[name]) for name in asked):
+    popart = options._Popart
+    # On hardware, each of these options requests a part of the profile. In this library, each
+    # option requests the timeline of the process.
+    is_requested = popart.is_engine_option_on(
+        "autoReport.all",
+        "autoReport.outputArchive",
+        "autoReport.outputDebugInfo",
+        "autoReport.outputExecutionProfile",
+        "autoReport.outputGraphProfile",
+        "autoReport.outputLoweredVars",
+        "autoReport.outputSerializedGraph",
+    )
+    if not is_requested:
         return None
-    return Path(str(wanted.get(_DIRECTORY) or "."))
+    return Path(str(popart.engine_value("autoReport.directory") or "."))

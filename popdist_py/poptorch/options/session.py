@@ -1,16 +1,23 @@
-"""The names of PopART's session options, which ``Options._Popart.set`` accepts.
+"""The group Options._Popart, which contains PopART's session options by their names.
 
-Few session options have an effect on emulated IPUs.
+Few session options have an effect on emulated IPUs. The module ``option_effects`` lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Any, Final, TypeVar, cast
 
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options.engine_options import engine_option
+from popdist_py.poptorch.options.option_effects import SESSION, Effect, Option
+from popdist_py.poptorch.options.store import OptionStore
 
-__all__ = ["check"]
+__all__ = ["_PopartOptions", "_SessionGroup", "session_option"]
+
+Member = TypeVar("Member", bound=IntEnum)
 
 _KNOWN: Final = frozenset(
     {
@@ -133,23 +140,162 @@ _KNOWN: Final = frozenset(
         "weightTensorLocationSettings",
     }
 )
-
-
 # The session options with dictionaries as values that this library reads.
 _DICTIONARIES: Final = frozenset({"convolutionOptions", "engineOptions", "matmulOptions"})
+# The session options of the executable cache, which do not change executables.
+_CACHING: Final = ("enableEngineCaching", "cachePath")
 
 
-def check(options: Mapping[str, Any]) -> None:
-    """Check the names of session options, and the types of those that must be dictionaries.
+def session_option(name: str) -> Option:
+    """Return the row of a session option in the table, or else a new row "hardware only".
 
-    If a name contains dots, only the part before the first dot is checked.
+    If the table does not contain a name with dots, the row of the part before the first dot counts,
+    provided that this part does nothing.
 
-    Raises:
-        Error: A name is unknown, or a value that must be a dictionary is not a dictionary.
+    Args:
+        name: The name of the session option. The key of a dictionary follows after a space.
     """
-    for name, value in options.items():
-        stem = name.partition(".")[0]
-        if stem not in _KNOWN and stem != "patterns":
-            raise Error(f"Unknown session option {name!r} set with Options._Popart.set()")
-        if name in _DICTIONARIES and not isinstance(value, Mapping):
-            raise Error(f"Session option {name!r} is {value!r}: expected a dictionary of options")
+    stem = name.partition(".")[0]
+    row = SESSION.get(name) or SESSION.get(stem)
+    if row is not None and (name in SESSION or row.is_idle):
+        return row
+    written = "_Popart.setPatterns" if stem.startswith("patterns") else f"_Popart {name}"
+    return Option(written, Effect.HARDWARE)
+
+
+class _PopartOptions(OptionStore):
+    """The session options of PopART. Most session options do not change results."""
+
+    def __init__(self) -> None:
+        super().__init__(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The session options that a program has set or that have a default."""
+        return cast(dict[str, Any], self._values)
+
+    def session_value(self, option: str, default: Any = None) -> Any:
+        """Return the value of a session option that has an effect.
+
+        Args:
+            option: The name of the option in the table of options' effects. The key of a dictionary
+                follows after a space, as in ``convolutionOptions partialsType``.
+            default: The value of an option that is not set.
+        """
+        assert session_option(option).acts, f"{option} has no effect"
+        name, _, key = option.partition(" ")
+        values = self.options.get(name, {}) if key else self.options
+        return values.get(key or name, default)
+
+    def session_member(
+        self, option: str, kind: type[Member], default: Member | None = None
+    ) -> Member:
+        """Return the value of a session option as a member of an enumeration.
+
+        Raises:
+            Error: The value is not a member.
+        """
+        value = self.session_value(option, default)
+        try:
+            return kind(int(value))
+        except (TypeError, ValueError):
+            known = ", ".join(f"{each.value} ({each.name})" for each in kind)
+            raise Error(
+                f"The session option {option} is {value!r}: expected one of {known}"
+            ) from None
+
+    def engine_value(self, name: str) -> Any:
+        """Return the value of an engine option that has an effect, or None if it is not set.
+
+        The environment variable ``POPLAR_ENGINE_OPTIONS`` overrides the program.
+
+        Raises:
+            Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
+        """
+        assert engine_option(name).acts, f"{name} has no effect"
+        set_by_program = self.options.get("engineOptions", {})
+        return {**set_by_program, **from_text.engine_environment()}.get(name)
+
+    def is_engine_option_on(self, *names: str) -> bool:
+        """Tell whether one of these engine options is ``true`` or ``1``.
+
+        Raises:
+            Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
+        """
+        return any(str(self.engine_value(name)).lower() in ("true", "1") for name in names)
+
+    def changed_rows(self) -> Iterator[Option]:
+        """Yield the row of each changed option, and of each key of a changed dictionary."""
+        for name, value in self.changed().items():
+            if name == "engineOptions":
+                yield from map(engine_option, value)
+            elif name in _DICTIONARIES:
+                yield from (session_option(f"{name} {key}") for key in value)
+            else:
+                yield session_option(name)
+
+    def set(self, key: str, value: Any) -> _PopartOptions:  # type: ignore[override]
+        """Set one session option. The name is checked when a model is compiled.
+
+        As in PopTorch, the arguments are a name and a value, because names may contain dots.
+        """
+        self.checkIsFrozen()
+        self._change(key, value)
+        return self
+
+    def _change(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def update(self, key: str, entries: Mapping[str, Any]) -> None:
+        """Add ``entries`` to the session option ``key``, whose value is a dictionary."""
+        self.set(key, {**self.options.get(key, {}), **entries})
+
+    def check(self) -> None:
+        """Check the names of session options, and the types of those that must be dictionaries.
+
+        If a name contains dots, only the part before the first dot is checked.
+
+        Raises:
+            Error: A name is unknown, or a value that must be a dictionary is not a dictionary.
+        """
+        for name, value in self.options.items():
+            stem = name.partition(".")[0]
+            if stem not in _KNOWN and stem != "patterns":
+                raise Error(f"Unknown session option {name!r} set with Options._Popart.set()")
+            if name in _DICTIONARIES and not isinstance(value, Mapping):
+                raise Error(
+                    f"Session option {name!r} is {value!r}: expected a dictionary of options"
+                )
+
+    def setEngineOptions(self, engine_options: Mapping[str, str]) -> _PopartOptions:
+        """Set the options of Poplar's class Engine."""
+        return self.set("engineOptions", dict(engine_options))
+
+    def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> _PopartOptions:
+        """Switch graph patterns of the compiler on or off, which does not change results."""
+        assert isinstance(level, int), f"level is {level!r}: expected a whole number"
+        self.set("patterns_level", level)
+        for name, enabled in patterns.items():
+            self.set(f"patterns.{name}", bool(enabled))
+        return self
+
+    def _description(self) -> tuple[Any, ...]:
+        """Return all session options except those of the executable cache."""
+        described = {key: value for key, value in self.options.items() if key not in _CACHING}
+        return (type(self).__name__, sorted(described.items()))
+
+
+class _SessionGroup(OptionStore):
+    """A group of options with setters that also set session options of PopART.
+
+    Args:
+        popart: The session options of the same Options object.
+        **defaults: The group's own options and their defaults.
+    """
+
+    def __init__(self, popart: _PopartOptions, **defaults: Any) -> None:
+        super().__init__(**defaults)
+        self._declare(_popart=popart)
+
+    def _groups(self) -> dict[str, OptionStore]:
+        return {}

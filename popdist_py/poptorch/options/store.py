@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from popdist_py.poptorch import old_spellings
 from popdist_py.poptorch.options import printed
 
-__all__ = ["OptionStore", "check_count"]
+__all__ = ["OptionStore", "check_count", "check_type"]
 
 Store = TypeVar("Store", bound="OptionStore")
 
@@ -221,3 +221,19 @@ def check_count(setter: str, given: int) -> None:
         AssertionError: The value is below 1.
     """
     assert given >= 1, f"{setter}({given}): expected 1 or more"
+
+
+def check_type(setter: str, value: Any, expected: Any) -> None:
+    """Check the type of a value, for an option without a default.
+
+    Args:
+        setter: The name of the option's setter, for the error message.
+        value: The value.
+        expected: The type, or a union of types.
+
+    Raises:
+        AssertionError: The value has another type.
+    """
+    assert isinstance(value, expected), (
+        f"Unexpected type {type(value)} for {setter}({value!r}). Expected {expected}"
+    )

@@ -320,6 +320,8 @@ class _PhasedExecution(_IExecutionStrategy):
             the same block.
     """
 
+    _separate_backward_phase = False
+
     def __init__(self, *phases: Any) -> None:
         assert phases, f"{type(self).__name__} needs its phases: there is no AutoStage for it"
         assert not any(isinstance(phase, AutoStage) for phase in phases), (
@@ -331,7 +333,6 @@ class _PhasedExecution(_IExecutionStrategy):
             for number, phase in enumerate(self._phases)
             for index, stage in enumerate(phase.stages)
         )
-        self._separate_backward_phase = False
 
     def phase(self, phase: int) -> Phase:
         """Return a phase by its number, counted from 0.

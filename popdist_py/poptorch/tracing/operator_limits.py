@@ -6,6 +6,7 @@ run on emulated IPUs and then fail on hardware.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -13,7 +14,13 @@ import torch
 
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["check_limits", "check_proportion", "refuse_reading", "values_needed"]
+__all__ = [
+    "check_limits",
+    "check_proportion",
+    "proportions_of_ipus",
+    "refuse_reading",
+    "values_needed",
+]
 
 _Arguments = Sequence[Any]
 _Keywords = Mapping[str, Any]
@@ -43,6 +50,27 @@ def check_proportion(value: Any, where: str) -> None:
         f"Invalid available memory proportion {value!r} for {where}: expected 0.0 to 1.0, a share "
         "of the tile memory"
     )
+
+
+def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
+    """Check the available memory proportions of IPUs, and return them by the numbers of the IPUs.
+
+    Args:
+        given: The proportion for each name of an IPU, such as ``{"IPU0": 0.5}``.
+
+    Raises:
+        AssertionError: A key is not the name of an IPU, or a proportion is not from 0 to 1.
+    """
+    assert isinstance(given, Mapping), (
+        f"Expected a dictionary such as {{'IPU0': 0.5}}, got {given!r}"
+    )
+    proportions: dict[int, float] = {}
+    for key, value in given.items():
+        ipu = re.fullmatch(r"IPU(\d+)", str(key))
+        assert ipu is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
+        check_proportion(value, f"{key} in setAvailableMemoryProportion")
+        proportions[int(ipu[1])] = value
+    return proportions
 
 
 def values_needed(name: str, args: _Arguments) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import popdist_py as popdist
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.options.options import ConfigFileError
+from popdist_py.poptorch.errors import ConfigFileError
 
 
 def test_defaults():

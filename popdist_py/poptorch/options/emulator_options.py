@@ -1,0 +1,144 @@
+"""The group Options.Emulator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Literal
+
+from popdist_py.ipu.specification import IPU
+from popdist_py.poptorch.options.device_choice import (
+    ASSUMED_IPU,
+    DeviceEnvironment,
+    MemoryMode,
+    ipu_of,
+    mode_of,
+)
+from popdist_py.poptorch.options.store import OptionStore
+
+__all__ = ["_EmulatorOptions"]
+
+Execution = Literal["auto", "loop", "fused"]
+
+
+class _EmulatorOptions(OptionStore):
+    """Options for the emulation and the emulated device; PopTorch does not have this group.
+
+    Raises:
+        ValueError: An environment variable contains an unknown device or memory mode.
+    """
+
+    # The value for objects that an older version saved without this attribute.
+    _environment = DeviceEnvironment()
+
+    def __init__(self) -> None:
+        super().__init__(
+            replica_execution="auto",
+            double_precision=False,
+            deterministic_reduction=os.environ.get("POPDIST_DETERMINISTIC", "0") == "1",
+        )
+        self._declare(_environment=DeviceEnvironment.of(os.environ, sys.modules))
+
+    def replicaExecution(self, how: Execution) -> _EmulatorOptions:
+        """Choose how the replicas of this process run.
+
+        Args:
+            how: ``loop`` runs the replicas in sequence, and its results are the reference.
+                ``fused`` runs all replicas in one vectorised pass. ``auto`` measures in the first
+                steps which of the two is faster. If ``randomSeed`` is set, ``auto`` chooses by a
+                fixed rule instead of measured times.
+
+        Raises:
+            ValueError: ``how`` has another value.
+        """
+        if how not in ("auto", "loop", "fused"):
+            raise ValueError(f"replicaExecution({how!r}): expected 'auto', 'loop' or 'fused'")
+        self.set(replica_execution=how)
+        return self
+
+    def doublePrecision(self, enabled: bool = True) -> _EmulatorOptions:
+        """Compute with float64 tensors in float64, instead of in float32 as an IPU does."""
+        self.set(double_precision=enabled)
+        return self
+
+    def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
+        """Sum the replicas' gradients in one fixed order, for any number of instances.
+
+        Then the results of R replicas are equal to the bit for any number of instances and threads.
+        The model computes on one thread. ``POPDIST_DETERMINISTIC=1`` makes True the default.
+        """
+        self.set(deterministic_reduction=enabled)
+        return self
+
+    def device(self, ipu: Literal["mk1", "mk2", "bow"] | IPU) -> _EmulatorOptions:
+        """Choose the IPU whose memory, cycles and latencies are emulated.
+
+        If a program does not call this method, ``--ipu-model`` or ``POPDIST_IPU`` choose the IPU.
+        The second default is the IPU of ``useIpuModel`` or ``POPTORCH_IPU_MODEL``. The third
+        default is an Mk2, for programs that import ``poptorch`` and that ``poprun`` or
+        ``python -m popdist_py`` started.
+
+        Without a chosen IPU, times are those of the host, and a model that is too large for an Mk2
+        causes a warning.
+
+        Args:
+            ipu: The name of an IPU, or a :class:`popdist_py.ipu.specification.IPU`.
+
+        Raises:
+            ValueError: ``ipu`` is neither the name of an IPU nor an IPU object.
+        """
+        self.createOrSet(device=ipu_of(f"Emulator.device({ipu!r})", ipu))
+        return self
+
+    def memory(self, mode: MemoryMode) -> _EmulatorOptions:
+        """Choose the action when a compiled model does not fit into the memory of the IPU.
+
+        The environment variable ``POPDIST_IPU_MEMORY`` sets the default. If it is not set, the
+        default is ``enforce`` if an IPU is chosen, and ``warn`` if no IPU is chosen.
+
+        Args:
+            mode: ``enforce`` raises an error, as hardware does. ``warn`` logs a warning. ``off``
+                does not check the memory.
+
+        Raises:
+            ValueError: ``mode`` has another value.
+        """
+        self.createOrSet(memory=mode_of(f"Emulator.memory({mode!r})", mode))
+        return self
+
+    def _use_model(self, use_model: bool) -> None:
+        """Store the argument of ``Options.useIpuModel``, which calls this method."""
+        self.createOrSet(uses_ipu_model=use_model)
+
+    @property
+    def is_ipu_model(self) -> bool:
+        """Whether the program uses the software model of an IPU instead of a device."""
+        uses_model: bool | None = self._values.get("uses_ipu_model")
+        return self._environment.uses_model if uses_model is None else uses_model
+
+    @property
+    def device_named(self) -> IPU | None:
+        """The IPU that the program, the launcher or an environment variable chooses, or None."""
+        own: IPU | None = self._values.get("device")
+        return own or self._environment.named(uses_model=self._values.get("uses_ipu_model"))
+
+    @property
+    def ipu(self) -> IPU:
+        """The IPU whose memory and time are emulated; an Mk2 if no IPU is chosen."""
+        return self.device_named or ASSUMED_IPU
+
+    @property
+    def memory_mode(self) -> MemoryMode:
+        """The action when a compiled model does not fit into the memory of the IPU."""
+        default: MemoryMode = "warn" if self.device_named is None else "enforce"
+        mode: MemoryMode = self._values.get("memory") or self._environment.memory or default
+        return mode
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether the memory or the time of an IPU is estimated when a model is compiled."""
+        return self.memory_mode != "off" or self.device_named is not None
+
+    def _description(self) -> tuple[Any, ...]:
+        """Return all values of the group, the chosen IPU and the memory mode."""
+        return (*super()._description(), self.device_named, self.memory_mode)

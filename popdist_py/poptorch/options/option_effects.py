@@ -1,0 +1,264 @@
+"""The table of options, with the effect that each option has on emulated IPUs.
+
+``options.without_effect`` searches the table for options that do nothing. The groups of options
+read a session option or an engine option only if its row in this table names an effect. This module
+only describes options: their setters check the values, and other packages implement the effects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+__all__ = ["ENGINE", "LOCATIONS", "SESSION", "STORED", "STRATEGY", "Effect", "Option"]
+
+
+class Effect(Enum):
+    """The effect of an option on emulated IPUs."""
+
+    RESULTS = auto()
+    """The option changes the results, errors, log lines or files of a program."""
+    DEVICE = auto()
+    """The option changes only the emulated memory or time."""
+    HARDWARE = auto()
+    """The option changes only the speed or memory of hardware."""
+    NOTHING = auto()
+    """The option asks for something that this library does not have."""
+    UNLOGGED = auto()
+    """The option does nothing, and a warning would not help. The row gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        name: The name of the option, as programs write it.
+        effect: The effect of the option.
+        why: The reason why the option does nothing, for the effects NOTHING and UNLOGGED.
+        only: The only value that the row describes. None stands for all values.
+    """
+
+    name: str
+    effect: Effect
+    why: str = ""
+    only: Any = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether the option has an effect on emulated IPUs."""
+        return self.effect in (Effect.RESULTS, Effect.DEVICE)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a program that sets the option gets a warning."""
+        return self.effect in (Effect.HARDWARE, Effect.NOTHING)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})" if self.why else self.name
+
+
+def _session(effect: Effect, *names: str, why: str = "") -> dict[str, Option]:
+    return {name: Option(f"_Popart {name}", effect, why) for name in names}
+
+
+def _engine(effect: Effect, *names: str, why: str = "") -> dict[str, Option]:
+    return {name: Option(f"engine option {name}", effect, why) for name in names}
+
+
+def _named(effect: Effect, why: str = "", **names: str) -> dict[str, Option]:
+    return {key: Option(name, effect, why) for key, name in names.items()}
+
+
+# The options that Options and its groups store. The keys are the names of the stored values, or of
+# private attributes of Options.
+STORED: Final = {
+    **_named(
+        Effect.RESULTS,
+        accumulation_and_replication_reduction_type=(
+            "Training.accumulationAndReplicationReductionType"
+        ),
+        anchored_tensors="anchorTensor",
+        auto_round_num_ipus="autoRoundNumIPUs",
+        broadcast_buffers="broadcastBuffers",
+        connection_type="connectionType",
+        deterministic_reduction="Emulator.deterministicReduction",
+        device_iterations="deviceIterations",
+        distributed_process_id="Distributed.configureProcessId",
+        double_precision="Emulator.doublePrecision",
+        gradient_accumulation="Training.gradientAccumulation",
+        gradient_compression="Training.gradientCompression",
+        input_cgt="inputReplicaGrouping",
+        input_group_size="inputReplicaGrouping",
+        ipu_id="useIpuId",
+        # Every strategy computes the same mean, but some optimisers need one of the strategies.
+        meanAccumulationAndReplicationReductionStrategy=(
+            "Training.setMeanAccumulationAndReplicationReductionStrategy"
+        ),
+        memory="Emulator.memory",
+        norm_group_size="Training.distributedBatchNormReplicaGroupSize",
+        num_distributed_processes="Distributed.configureProcessId",
+        output_mode="outputMode",
+        output_return_period="outputMode",
+        random_seed="randomSeed",
+        replica_execution="Emulator.replicaExecution",
+        replication_factor="replicationFactor",
+        _execution_strategy="setExecutionStrategy",
+        _module_namescope_enabled="disableModuleNamescope",
+        _relax_optimizer_checks="relaxOptimizerAttributesChecks",
+        _show_compilation_progress_bar="showCompilationProgressBar",
+    ),
+    **_named(
+        Effect.DEVICE,
+        available_memory_proportion="setAvailableMemoryProportion",
+        device="Emulator.device",
+        location_accumulator="TensorLocations.setAccumulatorLocation",
+        location_activation="TensorLocations.setActivationLocation",
+        location_optimizer="TensorLocations.setOptimizerLocation",
+        location_weight="TensorLocations.setWeightLocation",
+        numIOTiles="TensorLocations.numIOTiles",
+        uses_ipu_model="useIpuModel",
+    ),
+    **_named(
+        Effect.HARDWARE,
+        model_name="modelName",
+        sync_pattern="syncPattern",
+        _source_location_excludes="sourceLocationExcludes",
+    ),
+    **_named(Effect.NOTHING, "no logs are written to files", log_dir="logDir"),
+    **_named(Effect.NOTHING, "repeated lines are all shown", max_repeat_logs="maxRepeatLogs"),
+    # The effect of useIpuModel(True) is that of the row ``uses_ipu_model``.
+    "use_model": Option(
+        "useIpuModel(False)", Effect.NOTHING, "there is no hardware to use", only=False
+    ),
+    **_named(
+        Effect.UNLOGGED,
+        "the setter logs that the option is deprecated",
+        half_float_casting="Precision.halfFloatCasting",
+        trace_model="Jit.traceModel",
+    ),
+    **_named(
+        Effect.UNLOGGED, "the setter also sets Emulator.device", ipu_version="useOfflineIpuTarget"
+    ),
+    **_named(Effect.UNLOGGED, "no setter changes the value", ipuof_configs="ipuof_configs"),
+}
+
+# The session options of PopART, and the keys of those whose values are dictionaries. A key follows
+# the name of its session option after a space. Other session options and keys affect hardware only.
+SESSION: Final = {
+    **_session(
+        Effect.RESULTS,
+        "automaticLossScalingSettings.binEdgeLocation",
+        "automaticLossScalingSettings.enabled",
+        "automaticLossScalingSettings.thresholdUpperCountProportion",
+        "automaticLossScalingSettings.updatePeriod",
+        "cachePath",
+        "enableEngineCaching",
+        "enableFloatingPointChecks",
+        "enableStochasticRounding",
+        "instrumentWithHardwareCycleCounter",
+        "syntheticDataMode",
+        "updatableNamedBuffers",
+    ),
+    **_session(
+        Effect.DEVICE,
+        "autoRecomputation",
+        "convolutionOptions availableMemoryProportion",
+        "convolutionOptions partialsType",
+        "enablePipelining",
+        "matmulOptions availableMemoryProportion",
+        "partialsTypeMatMuls",
+    ),
+    "convolutionOptions enableConvDithering": Option(
+        "Training.setConvolutionDithering", Effect.HARDWARE
+    ),
+    "enableStableNorm": Option("enableStableNorm", Effect.HARDWARE),
+    **_session(
+        Effect.NOTHING,
+        "exportPoplarComputationGraph",
+        "exportPoplarVertexGraph",
+        "saveInitializersToFile",
+        "serializedPoprithmsShiftGraphsDir",
+        why="no such files are written",
+    ),
+    **_session(
+        Effect.NOTHING,
+        "compilationProgressLogger",
+        "dotChecks",
+        "dotOpNames",
+        "hardwareInstrumentations",
+        "timePartitionLogger",
+        why="nothing is shown",
+    ),
+    **_session(
+        Effect.NOTHING,
+        "accumulationAndReplicationReductionType",
+        "accumulationFactor",
+        "enableGradientAccumulation",
+        "enableReplicatedGraphs",
+        "globalReplicaOffset",
+        "globalReplicationFactor",
+        "meanAccumulationAndReplicationReductionStrategy",
+        "numIOTiles",
+        "replicatedGraphCount",
+        why="the setters of Options decide",
+    ),
+}
+
+# The options of Poplar's class Engine. Other engine options affect hardware only.
+ENGINE: Final = {
+    **_engine(
+        Effect.RESULTS,
+        "autoReport.all",
+        "autoReport.directory",
+        "autoReport.outputArchive",
+        "autoReport.outputDebugInfo",
+        "autoReport.outputExecutionProfile",
+        "autoReport.outputGraphProfile",
+        "autoReport.outputLoweredVars",
+        "autoReport.outputSerializedGraph",
+        "debug.floatPointOpException",
+        "debug.nanOverflowException",
+    ),
+    **_engine(
+        Effect.UNLOGGED,
+        "debug.allowOutOfMemory",
+        why="the memory report of a model that does not fit is written in any case",
+    ),
+}
+
+# The settings of TensorLocationSettings. The keys are those of the stored dictionaries.
+LOCATIONS: Final = {
+    **_named(
+        Effect.DEVICE,
+        onChip="TensorLocationSettings.useOnChipStorage",
+        useReplicatedTensorSharding="TensorLocationSettings.useReplicatedTensorSharding",
+        minElementsForOffChip="TensorLocationSettings.minElementsForOffChip",
+        minElementsForReplicatedTensorSharding=(
+            "TensorLocationSettings.minElementsForReplicatedTensorSharding"
+        ),
+    ),
+    **_named(
+        Effect.NOTHING,
+        "I/O tiles load and store only data from and to the host",
+        useIOTilesToLoad="TensorLocationSettings.useIOTilesToLoad",
+        useIOTilesToStore="TensorLocationSettings.useIOTilesToStore",
+    ),
+}
+
+# The settings of execution strategies. The keys are attributes of the strategies.
+STRATEGY: Final = {
+    **_named(Effect.DEVICE, _schedule="setSchedule"),
+    **_named(
+        Effect.NOTHING,
+        "the last forward and its backward are one phase",
+        _separate_backward_phase="useSeparateBackwardPhase",
+    ),
+    **_named(
+        Effect.NOTHING,
+        "each phase fetches its tensors and sends them off the chip",
+        _liveness="setTensorsLiveness",
+        _off_chip_after_forward="sendTensorsOffChipAfterFwd",
+    ),
+}

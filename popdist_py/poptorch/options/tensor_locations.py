@@ -1,0 +1,97 @@
+"""The group Options.TensorLocations and the class TensorLocationSettings."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from popdist_py.poptorch.options.store import OptionStore
+
+__all__ = ["TensorLocationSettings", "_TensorLocationOptions"]
+
+_Location = TypeVar("_Location", bound="TensorLocationSettings")
+
+
+class TensorLocationSettings:
+    """The location of one kind of tensors, such as weights, in the memory of the device.
+
+    The location affects the emulated memory and time, but not the results.
+    """
+
+    def __init__(self, **values: int) -> None:
+        self._content: dict[str, int] = dict(values)
+
+    def _put(self: _Location, name: str, value: int, kind: type) -> _Location:
+        assert isinstance(value, kind), (
+            f"Invalid type {type(value)} of {name}: expected {kind.__name__}"
+        )
+        self._content[name] = int(value)
+        return self
+
+    def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
+        """Store the tensors on the chip (True) or off the chip (False); None leaves this open."""
+        if use is None:
+            self._content.pop("onChip", None)
+            return self
+        return self._put("onChip", use, bool)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
+        """Split each tensor into shards, and store one shard on each replica."""
+        return self._put("useReplicatedTensorSharding", use, bool)
+
+    def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
+        """Load the tensors through I/O tiles."""
+        return self._put("useIOTilesToLoad", use, bool)
+
+    def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
+        """Store the tensors through I/O tiles."""
+        return self._put("useIOTilesToStore", use, bool)
+
+    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
+        """Store tensors with fewer than ``min_elements`` elements on the chip."""
+        return self._put("minElementsForOffChip", min_elements, int)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
+        """Do not split tensors with fewer than ``min_elements`` elements into shards."""
+        return self._put("minElementsForReplicatedTensorSharding", min_elements, int)
+
+    def toDict(self) -> dict[str, int]:
+        """Return the settings of the location that a program has set."""
+        return dict(self._content)
+
+    def __repr__(self) -> str:
+        return f"TensorLocationSettings({', '.join(f'{k}={v}' for k, v in self._content.items())})"
+
+
+class _TensorLocationOptions(OptionStore):
+    """The locations of activations, weights, optimiser state and gradient accumulators."""
+
+    def _locate(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
+        assert isinstance(location, TensorLocationSettings), (
+            f"Invalid type {type(location)} of {name}: expected TensorLocationSettings"
+        )
+        self.createOrSet(**{name: location.toDict()})
+        return self
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Set the location of activations."""
+        return self._locate("location_activation", location)
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Set the location of weights."""
+        return self._locate("location_weight", location)
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Set the location of the optimiser's state."""
+        return self._locate("location_optimizer", location)
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Set the location of gradient accumulators."""
+        return self._locate("location_accumulator", location)
+
+    def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
+        """Reserve an even number of tiles, from 32 to 192, for input and output."""
+        assert isinstance(num_tiles, int), f"numIOTiles({num_tiles!r}): expected a whole number"
+        assert 32 <= num_tiles <= 192, f"numIOTiles({num_tiles}): expected 32 to 192"
+        assert num_tiles % 2 == 0, f"numIOTiles({num_tiles}): expected an even number"
+        self.createOrSet(numIOTiles=num_tiles)
+        return self
