@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from functools import cache
 
 import pytest
@@ -178,10 +179,24 @@ def test_stored_options_without_effect_are_not_read(names_read):
 
 def test_every_setting_of_a_tensor_location_has_a_row():
     settings = poptorch.TensorLocationSettings()
-    for key, row in LOCATIONS.items():
-        setter = row.name.removeprefix("TensorLocationSettings.")
-        getattr(settings, setter)(*([1] if key.startswith("min") else []))
+    for name, setter in inspect.getmembers(settings, inspect.ismethod):
+        if not name.startswith("_") and name != "toDict":
+            setter(*([1] if name.startswith("min") else []))
     assert settings.toDict().keys() == LOCATIONS.keys()
+
+
+def test_every_setting_of_an_execution_strategy_has_a_row():
+    strategies = {
+        *(poptorch.ShardedExecution, poptorch.PipelinedExecution),
+        *(poptorch.SerialPhasedExecution, poptorch.ParallelPhasedExecution),
+    }
+    settings = {
+        name
+        for kind in strategies
+        for name, value in inspect.getmembers(kind)
+        if name.startswith("_") and not name.startswith("__") and not callable(value)
+    }
+    assert settings == STRATEGY.keys()
 
 
 def test_rows_give_a_reason_where_an_option_does_nothing():
