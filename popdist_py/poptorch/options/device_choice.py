@@ -1,8 +1,8 @@
 """The choice of the emulated IPU, and of the action for models too large for its memory.
 
 The program, the launcher and environment variables can each name an IPU. This module decides which
-name counts. The module does not compute memory or time. Callers pass ``os.environ`` and
-``sys.modules`` as arguments.
+name is used. Other modules compute the memory and the time of a model. Callers pass ``os.environ``
+and ``sys.modules`` as arguments.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
 
 MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 
-# The IPU whose memory is checked if no IPU is named. Programs that import the SDK's package names
-# have this IPU by default.
+# If no IPU is named, the memory of models is compared with the memory of this IPU. Programs that
+# import the SDK's package names emulate this IPU by default.
 ASSUMED_IPU: Final = MK2
 # The IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
 _OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
@@ -111,7 +111,7 @@ class DeviceEnvironment:
         model: The IPU of that software model, from ``POPTORCH_IPU_MODEL_VERSION``; by default Mk2.
         memory: The memory mode in ``POPDIST_IPU_MEMORY``.
         is_sdk_program: Whether ``poprun`` or ``python -m popdist_py`` started the program, and the
-            program imports the SDK's package names. These programs run as on hardware.
+            program imports the SDK's package names. By default, such a program emulates an Mk2.
     """
 
     ipu: IPU | None = None

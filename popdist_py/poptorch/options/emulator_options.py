@@ -64,7 +64,7 @@ class _EmulatorOptions(OptionStore):
     def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
         """Sum the replicas' gradients in one fixed order, for any number of instances.
 
-        Then the results of R replicas are equal to the bit for any number of instances and threads.
+        The results of R replicas then have the same bits for any number of instances and threads.
         The model computes on one thread. ``POPDIST_DETERMINISTIC=1`` makes True the default.
         """
         self.set(deterministic_reduction=enabled)
@@ -74,12 +74,12 @@ class _EmulatorOptions(OptionStore):
         """Choose the IPU whose memory, cycles and latencies are emulated.
 
         If a program does not call this method, ``--ipu-model`` or ``POPDIST_IPU`` choose the IPU.
-        The second default is the IPU of ``useIpuModel`` or ``POPTORCH_IPU_MODEL``. The third
-        default is an Mk2, for programs that import ``poptorch`` and that ``poprun`` or
-        ``python -m popdist_py`` started.
+        If these are not set, ``useIpuModel`` or ``POPTORCH_IPU_MODEL`` choose the IPU. By default,
+        a program that imports ``poptorch`` emulates an Mk2 if ``poprun`` or
+        ``python -m popdist_py`` started the program. Other programs have no chosen IPU by default.
 
-        Without a chosen IPU, times are those of the host, and a model that is too large for an Mk2
-        causes a warning.
+        If no IPU is chosen, this library reports the times of the host. A model that is too large
+        for an Mk2 then causes a warning.
 
         Args:
             ipu: The name of an IPU, or a :class:`popdist_py.ipu.specification.IPU`.

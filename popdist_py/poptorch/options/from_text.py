@@ -1,6 +1,7 @@
-"""Functions that set options from text in files, in JSON objects and in the environment.
+"""Functions that read options from text in files, in JSON objects and in the environment.
 
-Each function turns text into setter calls. The module contains no names of options.
+Files and JSON objects name setters, which the functions call. The environment variable
+``POPLAR_ENGINE_OPTIONS`` contains engine options. This module does not know any options by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A search for environment variables of the Poplar SDK that do nothing on emulated IPUs.
 
 Programs and scripts for hardware set these variables. Some of the variables belong to the SDK's
-TensorFlow. This module only reads environment variables.
+version of TensorFlow. This module only reads environment variables.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["idle_variables"]
 _ENGINE: Final = "POPLAR_ENGINE_OPTIONS"
 _NO_LOG: Final = "POPTORCH_LOG_LEVEL sets the level of the log here"
 _NO_TENSORFLOW: Final = "models are written in PyTorch here"
-# For each variable, the reason why it does nothing, as text for a warning. The text is empty if the
-# variable changes only the speed or memory of hardware.
+# The reason why each variable does nothing, as text for a warning. A variable without a reason
+# changes only the speed or memory of hardware.
 _IDLE: Final = {
     "IPUOF_CONFIG_PATH": "IPUOF_VIPU_API_PARTITION_ID names a partition here",
     "POPART_CACHE_DIR": "POPTORCH_CACHE_DIR keeps executables here",
@@ -30,7 +30,7 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# The launcher sets these variables for every instance, unless the user has set them.
+# The launcher gives these values to the variables of every instance, unless the user has set them.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {

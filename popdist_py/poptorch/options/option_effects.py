@@ -1,8 +1,8 @@
 """The table of options, with the effect that each option has on emulated IPUs.
 
-``options.without_effect`` searches the table for options that do nothing. The groups of options
-read a session option or an engine option only if its row in this table names an effect. This module
-only describes options: their setters check the values, and other packages implement the effects.
+To add an option, write its setter, its row in this table, and the code that reads the option. The
+module ``without_effect`` logs the options of a program whose rows say that they do nothing. A
+session option or an engine option can be read only if its row says that it has an effect.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ __all__ = ["ENGINE", "LOCATIONS", "SESSION", "STORED", "STRATEGY", "Effect", "Op
 
 
 class Effect(Enum):
-    """The effect of an option on emulated IPUs."""
+    """The effect of an option on emulated IPUs.
+
+    Attributes:
+        RESULTS: The option changes the results, errors, log lines or files of a program.
+        DEVICE: The option changes only the emulated memory or time.
+        HARDWARE: The option changes only the speed or memory of hardware.
+        NOTHING: The option asks for something that this library does not have.
+        UNLOGGED: The option does nothing, and a program that sets it does not need a warning.
+    """
 
     RESULTS = auto()
-    """The option changes the results, errors, log lines or files of a program."""
     DEVICE = auto()
-    """The option changes only the emulated memory or time."""
     HARDWARE = auto()
-    """The option changes only the speed or memory of hardware."""
     NOTHING = auto()
-    """The option asks for something that this library does not have."""
     UNLOGGED = auto()
-    """The option does nothing, and a warning would not help. The row gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,7 +391,7 @@ class Options(OptionStore):
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
-        """Show the progress bar "Graph compilation", without which compilationTime() fails."""
+        """Show the progress bar "Graph compilation". Without it, compilationTime() fails."""
         return self._put("_show_compilation_progress_bar", bool(show))
 
     def disableModuleNamescope(self) -> Options:
@@ -403,11 +403,11 @@ class Options(OptionStore):
         return self._put("_relax_optimizer_checks", bool(relax))
 
     def sourceLocationExcludes(self, excludes: Iterable[str]) -> Options:
-        """Replace the filters for source locations, which only hardware's reports use."""
+        """Replace the filters for source locations. Only the reports of hardware use them."""
         return self._put("_source_location_excludes", list(excludes))
 
     def appendToLocationExcludes(self, *excludes: str) -> Options:
-        """Add filters for source locations, which only hardware's reports use."""
+        """Add filters for source locations. Only the reports of hardware use them."""
         return self._put("_source_location_excludes", [*self._source_location_excludes, *excludes])
 
     def _put(self, name: str, value: Any) -> Options:

@@ -1,7 +1,7 @@
 """The text that ``print`` shows for options, with one field on each line.
 
-The text contains the fields that PopTorch prints, and this library's own fields. Next to a changed
-value it shows the default. A few fields of PopTorch have fixed values, which this module contains.
+The text contains the fields that PopTorch prints, and this library's own fields. The line of a
+changed value also shows the default. A program cannot change the fields in ``fixed_fields``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fixed_fields(group: str) -> Mapping[str, Any]:
     """
     if group != "_PrecisionOptions":
         return {}
-    # Every operator computes in the type of its inputs.
+    # Autocasting is always off, because every operator computes in the type of its inputs.
     return {"autocast_enabled": False, "autocast_policy": None, "autocast_policy_dict": {}}
 
 
@@ -37,8 +37,8 @@ def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
     Args:
         label: The text before the class name in the first line.
         store: The options to print.
-        inside: Whether the store is printed as a part of another store. A part omits the lines that
-            every store ends with.
+        inside: Whether the store is printed as a part of another store. Only the outer store shows
+            the lines about warnings and about freezing.
     """
     fields = [*_own_fields(store), *_part_fields(store, inside=inside)]
     if not inside:

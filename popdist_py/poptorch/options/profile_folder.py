@@ -1,6 +1,6 @@
-"""The folder into which a program wants its profile written.
+"""The function profile_folder, which returns the folder for the profile of a program.
 
-A program asks for a profile with ``enableProfiling``, or with the ``autoReport`` keys of the engine
+A program requests a profile with ``enableProfiling``, or with the ``autoReport`` keys of the engine
 options. On emulated IPUs, the profile is the timeline of the process. This module does not record
 or write the timeline.
 """
@@ -15,7 +15,7 @@ __all__ = ["profile_folder"]
 
 
 def profile_folder(options: Options) -> Path | None:
-    """Return the folder for the profile, or None if the program does not ask for a profile.
+    """Return the folder for the profile, or None if the program does not request a profile.
 
     Raises:
         Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.

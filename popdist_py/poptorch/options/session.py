@@ -1,4 +1,4 @@
-"""The group Options._Popart, which contains PopART's session options by their names.
+"""The group Options._Popart, which stores PopART's session options by name.
 
 Few session options have an effect on emulated IPUs. The module ``option_effects`` lists them.
 """
@@ -140,31 +140,36 @@ _KNOWN: Final = frozenset(
         "weightTensorLocationSettings",
     }
 )
-# The session options with dictionaries as values that this library reads.
+# The session options that must be dictionaries, because this library reads keys of them.
 _DICTIONARIES: Final = frozenset({"convolutionOptions", "engineOptions", "matmulOptions"})
-# The session options of the executable cache, which do not change executables.
+# The session options of the executable cache. Executables do not depend on these options.
 _CACHING: Final = ("enableEngineCaching", "cachePath")
 
 
 def session_option(name: str) -> Option:
     """Return the row of a session option in the table, or else a new row "hardware only".
 
-    If the table does not contain a name with dots, the row of the part before the first dot counts,
-    provided that this part does nothing.
+    A name with dots may be missing from the table. If the part before its first dot has a row that
+    says that it does nothing, the function returns this row.
 
     Args:
         name: The name of the session option. The key of a dictionary follows after a space.
     """
     stem = name.partition(".")[0]
-    row = SESSION.get(name) or SESSION.get(stem)
-    if row is not None and (name in SESSION or row.is_idle):
-        return row
+    if name in SESSION:
+        return SESSION[name]
+    if stem in SESSION and SESSION[stem].is_idle:
+        return SESSION[stem]
     written = "_Popart.setPatterns" if stem.startswith("patterns") else f"_Popart {name}"
     return Option(written, Effect.HARDWARE)
 
 
 class _PopartOptions(OptionStore):
-    """The session options of PopART. Most session options do not change results."""
+    """The session options of PopART.
+
+    This library reads values with ``session_value``, ``session_member``, ``engine_value`` and
+    ``is_engine_option_on``. These methods accept only options with an effect.
+    """
 
     def __init__(self) -> None:
         super().__init__(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)

@@ -1,7 +1,7 @@
 """The class OptionStore, a set of named option values that can be frozen.
 
-This module contains the rules that all groups of options share. The options themselves are defined
-in ``options.py`` and ``groups.py``.
+This module contains the rules that all groups of options share. The class Options and the classes
+of the groups define the options themselves.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class TensorLocationSettings:
         return self
 
     def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
-        """Store the tensors on the chip (True) or off the chip (False); None leaves this open."""
+        """Store the tensors on the chip (True) or off it (False), or remove the setting (None)."""
         if use is None:
             self._content.pop("onChip", None)
             return self
@@ -39,11 +39,11 @@ class TensorLocationSettings:
         return self._put("useReplicatedTensorSharding", use, bool)
 
     def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
-        """Load the tensors through I/O tiles."""
+        """Load the tensors through I/O tiles. This setting has no effect in the emulation."""
         return self._put("useIOTilesToLoad", use, bool)
 
     def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
-        """Store the tensors through I/O tiles."""
+        """Store the tensors through I/O tiles. This setting has no effect in the emulation."""
         return self._put("useIOTilesToStore", use, bool)
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:

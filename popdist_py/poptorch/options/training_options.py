@@ -32,7 +32,7 @@ class _TrainingOptions(_SessionGroup):
         check_count("gradientAccumulation", self.gradient_accumulation)
 
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
-        """Set the number of micro-batches (GA) whose gradients make one weight update."""
+        """Set the number of micro-batches (GA) whose gradients are added before a weight update."""
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 
@@ -81,7 +81,7 @@ class _TrainingOptions(_SessionGroup):
         return self
 
     def setAutomaticLossScaling(self, enabled: bool) -> _TrainingOptions:
-        """Adapt the loss scaling during training, which makes ``loss_scaling`` variable."""
+        """Adapt the loss scaling during training, and mark ``loss_scaling`` as variable."""
         self.checkIsFrozen()
         self._popart.set("automaticLossScalingSettings.enabled", bool(enabled))
         return self
@@ -201,7 +201,7 @@ class _TrainingOptions(_SessionGroup):
         return int(self._values.get("norm_group_size", 1))
 
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
-        """Spread convolutions more evenly over tiles, which does not change results."""
+        """Spread convolutions more evenly over tiles. This option affects only hardware."""
         assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
         self.checkIsFrozen()
         self._popart.update("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
