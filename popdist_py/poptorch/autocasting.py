@@ -1,7 +1,7 @@
 """The automatic casts of PopTorch releases before 3.0, which this library accepts and ignores.
 
-Operations on float16 and float32 tensors follow torch's rules. The results are at least as exact as
-with automatic casts.
+Operations on float16 and float32 tensors follow torch's rules. The results are at least as precise
+as with PopTorch's automatic casts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Policy", "autocast", "default"]
 
 
 class Policy:
-    """The number formats of operations, which this library stores but does not use.
+    """The dtypes in which operations should run. The emulation stores them but does not use them.
 
     Args:
-        fp16: The operations in float16.
-        fp32: The operations in float32.
-        promote: The operations in the widest format of their inputs.
-        demote: The operations in the narrowest format of their inputs.
+        fp16: The operations that should run in float16.
+        fp32: The operations that should run in float32.
+        promote: The operations that should run in the widest dtype of their inputs.
+        demote: The operations that should run in the narrowest dtype of their inputs.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ default = Policy()
 
 
 class autocast(ContextDecorator):  # PopTorch's name
-    """A context manager and decorator of functions, which does not cast any tensor."""
+    """A context manager and decorator for old programs, which does not cast any tensor."""
 
     def __init__(self, enabled: bool = True) -> None:
         old_spellings.say("poptorch", "autocast")

@@ -1,8 +1,8 @@
 """Checkpoints that let an interrupted training continue with the same results.
 
-This module gathers the state of a training from the instances. The state includes the position in
-the data and the host's random number generators. The model returns its own state, and the module
-``popdist_py.checkpoint`` reads and writes the files.
+This module gathers the state of a training from all instances. The state includes the position in
+the data and the host's random number generators. The class PoplarExecutor returns the state of the
+model. The module ``popdist_py.checkpoint`` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from popdist_py.poptorch.model.training_state import own_state
 __all__ = ["TrainingCheckpoints", "Weights", "weights_of"]
 
 _VERSION = 2
-# Loaders and samplers without a ``state_dict()`` store the samplers that they read, their random
-# generators and their epoch counters in attributes with these names.
+# Attribute names in loaders and samplers that do not have a ``state_dict()``: for inner samplers,
+# random generators and epoch counters.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
 _COUNTERS = ("_epoch", "epoch")
@@ -37,19 +37,19 @@ _COUNTERS = ("_epoch", "epoch")
 class TrainingCheckpoints:
     """The checkpoints of one training, with the model, optimiser, data position and random numbers.
 
-    Every instance makes one of these objects and calls the same methods. Instance 0 reads and
-    writes the files. After ``resume()``, the results are equal to those of a training without
-    interruption, to the bit.
+    Every instance makes a TrainingCheckpoints object and calls the same methods. Instance 0 reads
+    and writes the files. After ``resume()``, all results have the same bits as in a training
+    without interruption.
 
     A training can also resume with another number of instances. In this case, the rest of the epoch
     may have another order, and all instances continue with the random numbers of instance 0.
 
     Args:
-        folder: The folder of the files, on the host of instance 0.
+        folder: The folder of the checkpoint files, on the host of instance 0.
         model: The model from ``poptorch.trainingModel``.
-        loader: The data loader that ``batches()`` reads. Any iterable that starts a new epoch in
-            each iteration is allowed.
-        keep: The number of checkpoints that are kept.
+        loader: The data loader that ``batches()`` reads. It may be any iterable that starts a new
+            epoch at each ``iter()``.
+        keep: The number of newest checkpoints to keep. Older checkpoints are deleted.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TrainingCheckpoints:
         self._done = 0
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
-        """Save the training after ``step`` steps. All instances must call this method.
+        """Save the state of the training. All instances must call this method.
 
         Args:
             step: The number of completed steps.
@@ -93,8 +93,8 @@ class TrainingCheckpoints:
                 be tensors, numbers, texts, and lists, tuples and dictionaries of these types.
 
         Raises:
-            Error: The model has not run yet, or a value in ``extra`` or in the state of the model's
-                scheduler has another type.
+            Error: The model has not run yet, or a value in ``extra`` or in the scheduler's state
+                has a type that a checkpoint cannot contain.
         """
         _check_extra(extra or {})
         with activities.doing(activities.SAVING, "save"):
@@ -133,7 +133,8 @@ class TrainingCheckpoints:
             no checkpoint exists, the number of steps is 0.
 
         Raises:
-            Error: The checkpoint has another version, or does not contain a training.
+            Error: Another version of this package wrote the checkpoint, or the checkpoint does not
+                contain a training.
         """
         with activities.doing(activities.SAVING, "load"):
             return self._resume()
@@ -171,14 +172,15 @@ class Weights:
 
 
 def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weights:
-    """Return the weights in a checkpoint, for a validation for example.
+    """Return the weights in a checkpoint, for example to validate the model.
 
     Args:
         checkpoint: A checkpoint from ``popdist_py.checkpoint.Checkpoints``.
         folder: The folder of the checkpoint, for error messages.
 
     Raises:
-        Error: The checkpoint has another version, or does not contain a training.
+        Error: Another version of this package wrote the checkpoint, or the checkpoint does not
+            contain a training.
     """
     state = _training_in(checkpoint, folder)
     return Weights(checkpoint.step, state["training"]["model"], state["extra"])
@@ -211,9 +213,9 @@ def _is_stateful(loader: Any) -> bool:
 
 
 class _Stateful:
-    """The position in a loader that saves and loads its own position.
+    """The position in a data loader that has a ``state_dict()``.
 
-    After the loader has loaded a position, the next ``iter()`` continues with the next batch.
+    After ``load_state_dict()``, the next ``iter()`` of the loader continues with the next batch.
 
     Args:
         loader: A loader with ``state_dict()`` and ``load_state_dict()``.
@@ -221,7 +223,7 @@ class _Stateful:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._is_known = True  # Whether the loaded state contains the loader's position.
+        self._is_known = True  # Whether the loaded checkpoint contains the loader's position.
 
     def begin(self) -> Iterator[Any]:
         """Begin an epoch."""
@@ -244,12 +246,12 @@ class _Stateful:
             self._loader.load_state_dict(state["loader"])
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
-        """Return the remaining batches of the epoch that was saved.
+        """Return the remaining batches of the epoch in which the training was saved.
 
         Raises:
             Error: The checkpoint was saved with a loader that has no ``state_dict()``.
         """
-        del epoch, done  # The loader has loaded its position already.
+        del epoch, done  # The loader already has the saved position.
         if not self._is_known:
             raise Error(
                 "The checkpoint was saved with a loader that has no state_dict(), but "
@@ -260,13 +262,13 @@ class _Stateful:
 
 
 class _Rewound:
-    """The position in an iterable that cannot save its own position.
+    """The position in a data loader or other iterable that does not have a ``state_dict()``.
 
     To resume, this class starts the epoch again with the same random numbers, and skips the batches
     that were already used.
 
     Args:
-        loader: An iterable that starts a new epoch in each iteration.
+        loader: An iterable that starts a new epoch at each ``iter()``.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -274,7 +276,7 @@ class _Rewound:
         self._start: dict[str, Any] = {}
 
     def begin(self) -> Iterator[Any]:
-        """Begin an epoch, and store the state of the random generators at its beginning."""
+        """Store the state of the random generators, and begin an epoch."""
         self._start = {"random": _host_random(), "parts": _parts_state(self._loader)}
         return iter(self._loader)
 
@@ -287,11 +289,11 @@ class _Rewound:
         self._start = dict(state)
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
-        """Begin the saved epoch again, and return the batches that were not used yet.
+        """Begin the saved epoch again, and return the batches that the training has not used yet.
 
         Args:
             epoch: The number of complete epochs before the saved epoch.
-            done: The number of used batches of the saved epoch.
+            done: The number of batches of the saved epoch that the training has used.
             random_state: The state of the host's random generators when the training was saved.
 
         Raises:
@@ -303,8 +305,9 @@ class _Rewound:
                 f"{type(self._loader).__name__} has none: resume with the loader that was saved"
             )
         if getattr(self._loader, "_accessor", None) is not None:
-            # Another process loads the batches, and this process cannot change the samplers of that
-            # process. So the loader reads all complete epochs again.
+            # A separate loader process loads the batches, and the training process cannot change
+            # the loader process's samplers. Therefore the batches of all complete epochs are read
+            # again.
             for _ in range(epoch):
                 for _ in self._loader:
                     pass
@@ -322,8 +325,9 @@ class _Rewound:
 # --- bytes ------------------------------------------------------------------------------------
 
 
-# torch.save writes bytes as text and a call of ``codecs.encode``. From torch 2.5 on, torch.load
-# allows this call. For earlier versions, which lack ``safe_globals``, this module allows the call.
+# torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
+# torch.load permits this call. Earlier versions of torch do not have ``safe_globals``, and this
+# line makes them permit the call.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 
@@ -335,7 +339,7 @@ def _to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise Error if ``extra`` contains a value that ``resume()`` could not load."""
+    """Raise an Error if ``extra`` contains a value that ``resume()`` could not load."""
     for key, value in extra.items():
         _check_loadable(value, f"extra[{key!r}]")
 
@@ -351,7 +355,7 @@ def _check_loadable(value: Any, name: str) -> None:
 
 
 def _from_bytes(data: bytes) -> Any:
-    """Load tensors and plain values only, so that a file cannot run code."""
+    """Unpickle only tensors and plain values, so that a checkpoint file cannot run code."""
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
@@ -384,7 +388,7 @@ def _load_host_random(state: Mapping[str, Any]) -> None:
 
 
 def _parts(loader: Any) -> Iterator[Any]:
-    """Yield the loader and the samplers that the loader uses, each once."""
+    """Yield a loader, the samplers that it uses, and their inner samplers."""
     seen: set[int] = set()
     waiting = [loader]
     while waiting:
@@ -397,7 +401,7 @@ def _parts(loader: Any) -> Iterator[Any]:
 
 
 def _parts_state(loader: Any) -> list[dict[str, Any]]:
-    """Return the states of the generators and epoch counters of a loader and its samplers."""
+    """Return the random generators' states and epoch counters of a loader and its samplers."""
     state: list[dict[str, Any]] = []
     for part in _parts(loader):
         values = getattr(part, "__dict__", {})
@@ -417,7 +421,8 @@ def _load_parts_state(loader: Any, state: list[dict[str, Any]]) -> None:
     for part, part_state in zip(_parts(loader), state, strict=False):
         values = getattr(part, "__dict__", {})
         for name, value in part_state.items():
-            # A loader for another number of instances may have other samplers.
+            # A loader for another number of instances may have samplers of other classes, without
+            # this attribute.
             if isinstance(value, torch.Tensor) and isinstance(values.get(name), torch.Generator):
                 values[name].set_state(value)
             elif isinstance(values.get(name), int):

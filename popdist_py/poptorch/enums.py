@@ -37,7 +37,7 @@ class OutputMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """The operation that combines the values of micro-batches or replicas."""
+    """The operation that combines the values of several micro-batches or replicas."""
 
     Sum = 0
     Mean = 1
@@ -45,7 +45,7 @@ class ReductionType(IntEnum):
 
 
 class MeanReductionStrategy(IntEnum):
-    """The method that computes the mean of gradients over micro-batches and replicas."""
+    """The way to compute the mean of gradients over micro-batches and replicas."""
 
     Running = 0
     Post = 1
@@ -61,7 +61,7 @@ class DataLoaderMode(IntEnum):
 
 
 class SharingStrategy(IntEnum):
-    """The way that a data loader's process is started and receives its data set."""
+    """The way to start a data loader's process and to send the data set to it."""
 
     SharedMemory = 0
     FileSystem = 1
@@ -70,7 +70,7 @@ class SharingStrategy(IntEnum):
 
 
 class ConnectionType(IntEnum):
-    """The time when a model attaches to its device."""
+    """The time when a model attaches to its device: at once, at its first use, or never."""
 
     Always = 0
     OnDemand = 1
@@ -78,7 +78,7 @@ class ConnectionType(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The way that IPUs synchronise, which does not change results."""
+    """The way in which IPUs synchronise. It does not change the results of a model."""
 
     Full = 0
     SinglePipeline = 1
@@ -94,7 +94,7 @@ class HalfFloatCastingBehavior(IntEnum):
 
 
 class Liveness(IntEnum):
-    """The memory that stores the tensors of an execution phase between phases."""
+    """The memory (on or off the IPU) that stores the tensors of a phase while other phases run."""
 
     AlwaysLive = 0
     OffChipAfterFwd = 1
@@ -103,7 +103,7 @@ class Liveness(IntEnum):
 
 
 class AutoStage(IntEnum):
-    """The rule that assigns the blocks of a model to stages."""
+    """The rule that assigns a model's blocks of operations to stages."""
 
     SameAsIpu = 0
     AutoIncrement = 1
@@ -126,7 +126,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """The replicas that send their values of a grouped variable to the host."""
+    """The replicas whose values of a replica-grouped variable are copied to the host."""
 
     OnePerGroup = 0
     AllReplicas = 2
@@ -142,12 +142,12 @@ class MatMulSerializationMode(Enum):
 
 
 class OverlapMode(Enum):
-    """The loop, if any, whose computation overlaps with the transfer of a tensor."""
+    """The loop (if any) whose computation overlaps with the transfer of a tensor."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-if not TYPE_CHECKING:  # Type checkers still report names that do not exist.
+if not TYPE_CHECKING:  # So type checkers still report unknown names.
     __getattr__ = old_spellings.module_names("poptorch.enums", __name__)

@@ -1,6 +1,6 @@
 """The exceptions of the PopTorch API, with PopTorch's names and attributes.
 
-Arguments of a wrong *type* raise AssertionError, as in PopTorch.
+As in Graphcore's PopTorch, an argument of a wrong *type* raises AssertionError instead.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ class Error(Exception):
     """An error that PopTorch itself reports.
 
     Attributes:
-        message: The text of the error without its type.
-        type: The kind of the error, which is ``poptorch_py_error`` for errors from Python code.
-        location: The place in the lower layers of software where the error occurred, or an empty
-            text for errors from Python code.
+        message: The text of the error, without the text of the attribute ``type``.
+        type: The kind of the error. Errors from Python code have the type ``poptorch_py_error``.
+        location: The place in lower software layers where the error occurred; empty for errors from
+            Python code.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class RecoverableError(Error):
     """An error that a reset of the device would correct.
 
     Attributes:
-        recovery_action: The reset, which is IPU_RESET, LINK_RESET, PARTITION_RESET or FULL_RESET.
+        recovery_action: The necessary reset: IPU_RESET, LINK_RESET, PARTITION_RESET or FULL_RESET.
     """
 
     def __init__(
@@ -54,4 +54,4 @@ class UnrecoverableError(Error):
 
 
 class ConfigFileError(Exception):
-    """An error for an invalid line of an options file. The message shows the line."""
+    """An error for an invalid line of an options file. The error message contains the line."""

@@ -1,7 +1,7 @@
-"""The optimisers LAMB and LARS in the form of torch's optimisers.
+"""The optimisers LAMB and LARS, as subclasses of torch.optim.Optimizer.
 
-The device runs the same update on its own copy of the weights. The module ``optim.py`` adds
-PopTorch's arguments to these classes and to torch's optimisers.
+An emulated device runs the same update on its copy of the weights. The module ``optim.py`` adds
+PopTorch's arguments to LAMB, LARS and torch's optimisers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ class _LayerWise(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], settings: Mapping[str, Any]) -> None:
         super().__init__(params, dict(settings))
-        # torch adds this key to every optimiser that loads a state. The constructor adds the key
-        # already, so that loading a state does not look like a change by the program.
+        # Torch adds the key ``differentiable`` to the settings of every optimiser that loads a
+        # state. If the constructor did not add the key, loading a state would look like a change of
+        # settings by the program.
         self.defaults.setdefault("differentiable", False)
 
     @torch.no_grad()
@@ -37,7 +38,7 @@ class _LayerWise(torch.optim.Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Update the parameters of one group. Each operation is one call for all parameters."""
+        """Update the parameters of one group, with one torch call per operation for all of them."""
         raise NotImplementedError
 
 
@@ -151,7 +152,7 @@ class LARS(_LayerWise):
 def _trust_ratios(
     group: Mapping[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the factor on the learning rate of each parameter, which is 1 if a norm is 0."""
+    """Return the factor of LARS on each parameter's learning rate; 1 if a norm is 0."""
     decay, epsilon = group["weight_decay"], group["epsilon"]
     ratios = []
     norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(gradients), strict=True)

@@ -1,7 +1,7 @@
 """The log of the PopTorch API, a logger with the name ``poptorch::python`` that writes to stderr.
 
-The names and numbers of log levels are those of PopTorch. Only this module uses the level numbers
-of Python's package logging.
+The names and numbers of log levels are those of PopTorch. This module converts them to the level
+numbers of Python's package logging.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """A handler that writes to the current ``sys.stderr``, so that redirections work.
+    """A handler that writes to the current ``sys.stderr``, even if a program has redirected it.
 
-    The handler does not write a line that the program's own log handlers show already.
+    The handler does not write a line that one of the program's own log handlers writes to the
+    terminal.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -68,7 +69,8 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 def _bars_aside() -> AbstractContextManager[None]:
     """Clear progress bars while a log line is written, so that the line starts on an empty line.
 
-    The first call of tqdm makes locks, so this function does not call tqdm while no bar exists.
+    The first call of tqdm makes locks, so this function does not call tqdm while no progress bar
+    exists.
     """
     bars = getattr(tqdm, "_instances", None)
     return tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext()
@@ -85,7 +87,7 @@ def _program_shows(record: logging.LogRecord) -> bool:
 
 
 def _stream(handler: logging.Handler) -> object:
-    """Return the stream of a log handler. Handlers of the package rich have it in a console."""
+    """Return the stream of a log handler. Handlers of the package rich store it in a console."""
     return getattr(handler, "stream", None) or getattr(
         getattr(handler, "console", None), "file", None
     )
@@ -95,7 +97,8 @@ def setLogLevel(level: str | int) -> None:
     """Set the level of PopTorch's log.
 
     Args:
-        level: TRACE, DEBUG, INFO, WARN, ERR or OFF, or their numbers 0, 1, 2, 3, 4, 6.
+        level: The name TRACE, DEBUG, INFO, WARN, ERR or OFF, or the number 0, 1, 2, 3, 4 or 6 of
+            the level.
 
     Raises:
         ValueError: The level is unknown.
@@ -116,10 +119,10 @@ def setLogLevel(level: str | int) -> None:
 
 
 def install_excepthook() -> None:
-    """Write the traceback of an uncaught exception to the log.
+    """Write the traceback of every uncaught exception to the log from now on.
 
-    This function does not replace an exception hook that another module has installed, because that
-    hook may have to end a whole job.
+    If another module has already installed an exception hook, this function does nothing. Such a
+    hook may have to end the whole job.
     """
     previous = sys.excepthook
     if previous is not sys.__excepthook__:
@@ -135,7 +138,7 @@ def install_excepthook() -> None:
 
 
 def _configure() -> None:
-    """Add the handler to the logger and set the initial level, unless this was done already."""
+    """Give PopTorch's logger a handler and its initial level, unless it has a handler."""
     if logger.handlers:
         return
     logger.propagate = True
@@ -146,7 +149,7 @@ def _configure() -> None:
 
 
 def _take_level(text: str) -> None:
-    """Set the level from an environment variable. An unknown level only causes a warning."""
+    """Set the log level from the text of POPTORCH_LOG_LEVEL; warn about an unknown level."""
     try:
         setLogLevel(int(text) if text.isdigit() else text)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The table of names and arguments of earlier PopTorch releases, and functions that apply it.
+"""The table of old names and arguments from earlier PopTorch releases, and its look-up functions.
 
-A program that uses an old spelling gets the effect of the current spelling, and one warning with
-the current spelling. The functions of this module only translate names and arguments. The page
-docs/old-spellings.md shows the table.
+An old spelling of a name has the effect of the current spelling. The program gets one warning that
+contains the current spelling. The functions of this module only translate names and arguments. The
+page docs/old-spellings.md contains the same table.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Spelling:
 
     Attributes:
         where: The module, group of options or enumeration that contains the name. For an argument,
-            this is the name of the function with ``()``.
+            ``where`` is the name of the function with ``()``.
         old: The old name or argument.
         new: The new name or argument with the same effect, which may be a dotted path.
-        how: Whether the old spelling works, does nothing or is refused.
+        how: Whether the old spelling works like a new spelling, does nothing or is refused.
         why: The reason why the old spelling does nothing, or the replacement for a refused
             spelling.
-        given: The arguments that the new spelling needs to have the effect of the old spelling.
+        given: The additional arguments that give the new spelling the effect of the old spelling.
     """
 
     where: str
@@ -65,12 +65,12 @@ class Spelling:
 
     @property
     def old_text(self) -> str:
-        """The old spelling, as a program writes it."""
+        """The old spelling as it appears in a program, such as ``poptorch.AnchorMode``."""
         return _written(self.where, self.old)
 
     @property
     def new_text(self) -> str:
-        """The new spelling, as a program writes it, or an empty text if it does not exist."""
+        """The new spelling as it appears in a program; empty if there is no new spelling."""
         if self.how is not How.SAME:
             return ""
         arguments = ", ".join(f"{name}={value}" for name, value in self.given.items())
@@ -84,7 +84,7 @@ def _written(where: str, name: str) -> str:
 _NO_AUTOCAST: Final = "half and float mix as in torch; call .half() on what is to be in half"
 
 TABLE: Final = (
-    # Earlier releases called output modes anchor modes.
+    # Earlier PopTorch releases called output modes "anchor modes".
     Spelling("poptorch", "AnchorMode", "OutputMode"),
     Spelling("poptorch.enums", "AnchorMode", "OutputMode"),
     Spelling("Options", "anchorMode", "outputMode"),
@@ -131,7 +131,7 @@ TABLE: Final = (
     ),
     # PopTorch 3.0 removed automatic casts.
     Spelling("poptorch", "autocast", "autocasting.autocast", How.NOTHING, _NO_AUTOCAST),
-    # Execution strategies and blocks.
+    # Names of execution strategies and blocks.
     Spelling("poptorch", "PhasedExecution", "SerialPhasedExecution"),
     Spelling(
         "poptorch",
@@ -139,7 +139,7 @@ TABLE: Final = (
         how=How.REFUSED,
         why="use poptorch.BeginBlock(layer, ipu_id=n) or, around code, poptorch.Block(ipu_id=n)",
     ),
-    # Arguments of model wrappers, which options and the forward of the model replace.
+    # Arguments of model wrappers that were replaced by options, or by code in the model's forward.
     Spelling(
         "poptorch.trainingModel()",
         "loss",
@@ -187,7 +187,7 @@ def find(where: str, old: str) -> Spelling | None:
 
 
 def say(where: str, old: str) -> None:
-    """Log that a program uses an old name, once for each name and on instance 0 only."""
+    """Warn that a program uses an old name, once for each name and only on instance 0."""
     spelling = _FOUND[where, old]
     if spelling.old_text in _said or context.environment().instance_index != 0:
         return
@@ -218,7 +218,7 @@ def attribute(spelling: Spelling, owner: Any) -> Any:
     """
     path = current_name(spelling)
     if not path:
-        return lambda *_, **__: owner  # This setter does nothing.
+        return lambda *_, **__: owner  # The setter that replaces an old name without effect.
     value = attrgetter(path)(owner)
     return partial(value, **spelling.given) if spelling.given else value
 
@@ -261,10 +261,11 @@ def takes(where: str) -> Callable[[_Function], _Function]:
 
 
 def _rename(arguments: dict[str, Any], spelling: Spelling) -> None:
-    """Give an old argument its new name.
+    """Rename an old argument in a function call's keyword arguments.
 
     Raises:
-        TypeError: The old argument is refused, or both the old and the new argument are given.
+        TypeError: The old argument is refused, or the call passes both the old and the new
+            argument.
     """
     if spelling.how is How.REFUSED:
         raise TypeError(f"{spelling.old_text} is gone: {spelling.why}")

@@ -1,7 +1,8 @@
 """PopTorch's operations: control flow, dynamic slices, hints for the compiler, host and custom ops.
 
-The operations compute the results of the device in plain PyTorch. Printing, CTC decoding, point
-clouds, overlapped I/O, custom operations and MultiConv are imported from other modules.
+Plain PyTorch code computes the results that the operations have on a device. Printing, CTC
+decoding, point clouds, overlapped I/O, custom operations and MultiConv are imported from other
+modules.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ __all__ = [
 ]
 
 
-# --- Identities with a hint for the compiler ------------------------------------------------------
+# --- Hints for the compiler -----------------------------------------------------------------------
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor``. On hardware, this call stops optimisations across it.
+    """Return ``tensor`` unchanged. On hardware, ``nop`` is a barrier for optimisations.
 
     Raises:
         Error: ``tensor`` is not a tensor.
@@ -69,14 +70,14 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep tensors for the backward pass instead of computing them again.
+    """Keep these tensors for the backward pass, instead of recomputing them there.
 
     Args:
-        *tensors: The tensors, or one list or tuple of tensors.
+        *tensors: The tensors to keep, or one list or tuple of these tensors.
 
     Returns:
-        The same tensors. The result is one tensor for one argument, and a tuple for several
-        arguments. For a list or tuple, the result has the same type.
+        The same tensors: a single tensor for one tensor, a tuple for several tensors, or a list or
+        tuple like the argument.
 
     Raises:
         ValueError: An argument is not a tensor.
@@ -99,18 +100,18 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Set the share of the tile memory that an operation may use on hardware.
+    """Set the proportion of tile memory that an operation may use on hardware.
 
     Args:
-        tensor: The result of the operation.
-        available_memory_proportion: The share, a number from 0 to 1.
+        tensor: The result of the operation whose memory is limited.
+        available_memory_proportion: The proportion of the memory of each tile, from 0 to 1.
 
     Returns:
         The same tensor.
 
     Raises:
         Error: ``tensor`` is not a tensor.
-        AssertionError: The share is not a number from 0 to 1.
+        AssertionError: The proportion is not a number from 0 to 1.
     """
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"set_available_memory needs a torch.Tensor, got {type(tensor).__name__}")
@@ -131,14 +132,15 @@ def serializedMatMul(
     Args:
         lhs: The left factor with the shape [..., M, K].
         rhs: The right factor with the shape [..., K, N].
-        mode: The dimension that is split. InputChannels splits M, ReducingDim splits K, and
-            OutputChannels splits N.
-        factor: The number of parts, which must divide the split dimension.
-        keep_precision: Whether the parts of a float16 result are added in float32.
+        mode: The dimension that is split into parts. InputChannels splits M, ReducingDim splits K,
+            and OutputChannels splits N.
+        factor: The number of parts of the product. This number must divide the size of the split
+            dimension.
+        keep_precision: Whether the parts of a float16 product are added in float32.
 
     Raises:
         AssertionError: An argument has a wrong type.
-        Error: The number of parts does not divide the split dimension.
+        Error: The number of parts does not divide the size of the split dimension.
     """
     assert isinstance(keep_precision, bool), f"keep_precision is a bool, got {keep_precision!r}"
     assert isinstance(factor, int), f"factor is an int, got {factor!r}"
@@ -170,13 +172,13 @@ def for_loop(
     """Call ``body`` repeatedly, each time with the tensors that the previous call returned.
 
     Args:
-        count: The number of calls.
+        count: The number of calls of ``body``.
         body: A function that takes the tensors as positional arguments, and returns the same number
             of tensors.
-        inputs: The tensors for the first call. They are not changed.
+        inputs: The tensors for the first call of ``body``, which gets copies of the tensors.
 
     Returns:
-        The tensors that the last call returned.
+        The tensors that the last call of ``body`` returned.
 
     Raises:
         ValueError: The inputs are not a list of tensors.
@@ -202,16 +204,16 @@ def cond(
     else_body: Callable[..., Any],
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Return the results of ``then_body`` if ``condition`` is true, or else of ``else_body``.
+    """Return the results of ``then_body`` or ``else_body``, chosen by ``condition``.
 
     Args:
-        condition: A tensor with one element.
+        condition: A tensor with one element. True chooses ``then_body``.
         then_body: A function that takes ``then_inps`` as positional arguments. The function may
-            also use tensors that are not among its arguments.
-        then_inps: A list of tensors, which are not changed.
+            also use tensors of the surrounding code.
+        then_inps: The list of tensors for ``then_body``, which gets copies of the tensors.
         else_body: A function that takes ``else_inps`` as positional arguments, and returns the same
             number of tensors as ``then_body``.
-        else_inps: A list of tensors, which are not changed.
+        else_inps: The list of tensors for ``else_body``, which gets copies of the tensors.
 
     Raises:
         ValueError: The inputs are not lists of tensors.
@@ -223,8 +225,8 @@ def cond(
     if not current_forward.is_running():
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
-    # Both functions run, as in a graph, because the condition is not known during tracing. The call
-    # of ``torch.where`` chooses the results.
+    # Both functions run, because the value of the condition is not known while the model is traced.
+    # ``torch.where`` then chooses between the results.
     then_values = _results(then_body(*(tensor.clone() for tensor in then_inps)))
     else_values = _results(else_body(*(tensor.clone() for tensor in else_inps)))
     if len(then_values) != len(else_values):
@@ -269,17 +271,17 @@ def dynamic_slice(
     Args:
         tensor: A tensor of any shape.
         dim: The dimension to slice.
-        start: An integer tensor with one element. A slice that exceeds the end of the dimension
-            continues from its beginning.
+        start: The index of the first element, as an integer tensor with one element. A slice that
+            exceeds the end of the dimension continues at the dimension's beginning.
         size: The extent of the slice, which must divide the extent of the dimension.
         step: The distance between the elements of the slice.
 
     Returns:
-        A tensor with ceil(size / step) elements along ``dim``. The other dimensions are the same as
-        in ``tensor``.
+        A tensor with ceil(size / step) elements along ``dim``. All other dimensions have the same
+        size as in ``tensor``.
 
     Raises:
-        Error: An argument has a wrong type, or the sizes do not fit.
+        Error: An argument has a wrong type, or ``size`` does not divide the size of the dimension.
     """
     _check_slice("dynamic_slice", tensor, dim, start, size)
     if not isinstance(step, int) or step < 1:
@@ -298,15 +300,15 @@ def dynamic_update(
     """Return a copy of ``input`` in which ``src`` replaces the elements from ``start`` on.
 
     Args:
-        input: A tensor of any shape. It is not changed.
-        src: A tensor of the new elements, with ``size`` elements along ``dim``. The other
-            dimensions are the same as in ``input``.
+        input: A tensor of any shape. The function does not change this tensor.
+        src: A tensor of the new elements, with ``size`` elements along ``dim``. All other
+            dimensions have the same size as in ``input``.
         dim: The dimension to update.
-        start: An integer tensor with one element.
+        start: The index of the first replaced element, as an integer tensor with one element.
         size: The number of replaced elements along ``dim``.
 
     Raises:
-        Error: An argument has a wrong type, or the shapes or dtypes do not fit.
+        Error: An argument has a wrong type, or ``src`` does not fit ``input`` in shape or dtype.
     """
     if not isinstance(src, torch.Tensor):
         raise Error(f"dynamic_update: src must be a torch.Tensor, got {type(src).__name__}")
@@ -362,10 +364,11 @@ def _indices(start: torch.Tensor, size: int, step: int, extent: int) -> torch.Te
 
 
 class CPU:
-    """Runs a callable on the host inside an inference model.
+    """Runs a part of an inference model on the host instead of the device.
 
     Args:
-        layer_to_call: A callable that takes tensors. The parameters of a module are frozen.
+        layer_to_call: A callable that takes tensors. If the callable is a module, its parameters
+            get ``requires_grad=False``.
         ID: A name for the callable.
     """
 
@@ -376,7 +379,7 @@ class CPU:
             layer_to_call.requires_grad_(False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the callable on the host.
+        """Call ``layer_to_call`` on the host.
 
         Raises:
             Error: The model is a training model.

@@ -1,7 +1,7 @@
 """The optimisers of the PopTorch API, which are subclasses of torch's optimisers.
 
-These objects contain a program's settings. The module ``update/device_optimizer.py`` updates the
-device's copy of the weights.
+An optimiser of this module stores only the settings of the program. The module
+``update/device_optimizer.py`` updates the weights on the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from popdist_py.poptorch.optimizer import Optimizer, VariableAttributes
 __all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
 Params = Iterable[Any]
-# For each state tensor of Adam, AdamW and LAMB, the argument that sets its number format.
+# For each state tensor of Adam, AdamW and LAMB, the name of the argument that sets the tensor's
+# dtype.
 _MOMENTS: Final = {
     "Accl1": "first_order_momentum_accum_type",
     "Accl2": "second_order_momentum_accum_type",
@@ -30,7 +31,7 @@ _MOMENT_TYPES: Final = {
     "second_order_momentum_accum_type": torch.float32,
 }
 
-# The warning when a program sets ``velocity_scaling``, or changes it later.
+# The warning if a program sets or changes ``velocity_scaling``.
 VELOCITY_SCALING_IGNORED: Final = (
     "velocity_scaling is ignored: it only applies with use_combined_accum=True"
 )
@@ -47,13 +48,14 @@ class SGD(Optimizer, torch.optim.SGD):
     Args:
         loss_scaling: The factor that multiplies the loss before the backward pass and divides the
             gradients after it.
-        velocity_scaling: The factor on the velocity in the combined accumulator. This library
-            ignores the factor.
-        use_combined_accum: Whether one tensor stores the velocity and accumulates the gradients.
-        accum_type: The format of the gradient accumulator, float32 or float16.
-        velocity_accum_type: The format of the velocity, float32 or float16.
-        max_grad_norm: The limit of the global 2-norm of the gradients. Larger gradients are scaled
-            down to this norm.
+        velocity_scaling: The factor by which hardware scales the velocity in a combined
+            accumulator. The emulation ignores the factor.
+        use_combined_accum: Whether one tensor stores both the velocity and the accumulated
+            gradients.
+        accum_type: The dtype of the gradient accumulator, float32 or float16.
+        velocity_accum_type: The dtype of the velocity, float32 or float16.
+        max_grad_norm: The maximum 2-norm of all gradients together. If their norm is larger, the
+            gradients are scaled down to this norm.
     """
 
     _own: ClassVar = {
@@ -100,7 +102,7 @@ class SGD(Optimizer, torch.optim.SGD):
 class Adam(Optimizer, torch.optim.Adam):
     """Adam, with the arithmetic of torch.optim.Adam.
 
-    The arguments that torch.optim.Adam does not have are described in the class SGD.
+    The documentation of the class SGD describes the arguments that torch.optim.Adam does not have.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "max_grad_norm": math.inf}
@@ -134,8 +136,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
     """Adam with decoupled weight decay, with the arithmetic of torch.optim.AdamW.
 
     Args:
-        bias_correction: Whether the device corrects the moments, which begin at zero. On the CPU,
-            ``step()`` is torch's method and always corrects the moments.
+        bias_correction: Whether the device corrects the bias of the moments, which begin at zero.
+            The method ``step()`` on the CPU is torch's method, and always corrects the bias.
     """
 
     _own: ClassVar = {
@@ -175,9 +177,9 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     """RMSprop, with the arithmetic of torch.optim.RMSprop or of TensorFlow.
 
     Args:
-        use_tf_variant: Whether to use TensorFlow's arithmetic. In TensorFlow, the mean square
-            starts at ones, eps is inside the square root, and the momentum buffer includes the
-            learning rate.
+        use_tf_variant: Whether to use TensorFlow's arithmetic instead of torch's. In TensorFlow,
+            the mean square starts at ones, eps is inside the square root, and the momentum buffer
+            includes the learning rate.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "use_tf_variant": False}
@@ -211,11 +213,11 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
 
 class LAMB(Optimizer, layerwise.LAMB):
-    """Layer-wise adaptive moments (LAMB). On the CPU, ``step()`` works too, as a reference.
+    """Layer-wise adaptive moments (LAMB). The method ``step()`` also works on the CPU.
 
-    The update is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected moments m and v.
-    The trust ratio is ``min(|w|, max_weight_norm) / |update|``, or 1 if ``|w|`` or ``|update|``
-    is 0.
+    The update of a weight w is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected
+    moments m and v. The trust ratio, which multiplies the learning rate, is ``min(|w|,
+    max_weight_norm) / |update|``, or 1 if ``|w|`` or ``|update|`` is 0.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES}
@@ -241,7 +243,7 @@ class LAMB(Optimizer, layerwise.LAMB):
 
 
 class LARS(Optimizer, layerwise.LARS):
-    """SGD with layer-wise adaptive rates (LARS). On the CPU, ``step()`` works too, as a reference.
+    """SGD with layer-wise adaptive rates (LARS). The method ``step()`` also works on the CPU.
 
     For a parameter w with gradient g and velocity v, which starts at 0::
 
@@ -249,24 +251,25 @@ class LARS(Optimizer, layerwise.LARS):
         v = momentum * v + trust * lr * (g + weight_decay * w)
         w = w - v
 
-    The norms are those of whole parameters, and of gradients without loss scaling. The velocity
-    includes the learning rate, so a new learning rate affects only later gradients. In torch's SGD,
-    the velocity does not include the learning rate.
+    The norms |w| and |g| are norms of a whole parameter and of its gradient without loss scaling.
+    The velocity includes the learning rate, so a new learning rate affects only later gradients. In
+    torch's SGD, the velocity does not include the learning rate.
 
-    This is algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional
-    Networks", 2017. Epsilon and the rule for norms of 0 follow LARSOptimizer in MLPerf's ResNet-50.
-    PopTorch does not have LARS.
+    LARS is algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional
+    Networks", 2017. The argument ``epsilon`` and the rule for norms of 0 follow LARSOptimizer in
+    MLPerf's ResNet-50. Graphcore's PopTorch does not have LARS.
 
     Args:
-        eeta: The trust coefficient.
-        epsilon: The number that is added to the divisor.
-        adapt: False sets trust to 1. Norms and biases usually have a parameter group with
-            ``{"adapt": False, "weight_decay": 0.0}``.
+        eeta: The trust coefficient of the formula.
+        epsilon: The number that is added to the divisor of ``trust``.
+        adapt: Whether to compute ``trust``. If ``adapt`` is False, ``trust`` is 1. The parameters
+            of norm layers and the biases usually have a parameter group with ``{"adapt": False,
+            "weight_decay": 0.0}``.
         loss_scaling, accum_type, velocity_accum_type, max_grad_norm: These arguments are the same
             as in the class SGD.
 
     Raises:
-        ValueError: A number is below 0.
+        ValueError: A numeric setting is below 0.
     """
 
     _own: ClassVar = {
@@ -295,5 +298,5 @@ class LARS(Optimizer, layerwise.LARS):
         self._begin(layerwise.LARS, locals())
 
 
-if not TYPE_CHECKING:  # Type checkers still report names that do not exist.
+if not TYPE_CHECKING:  # So type checkers still report unknown names.
     __getattr__ = old_spellings.module_names("poptorch.optim", __name__)

@@ -1,6 +1,6 @@
 """The class Optimizer, the common base class of all optimisers of the PopTorch API.
 
-The optimisers themselves are in ``optim.py``.
+The module ``optim.py`` defines the optimisers, such as SGD.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class VariableAttributes:
         self._allowed_attributes = allowed_attributes
 
     def isConstant(self, attr: str) -> bool:
-        """Tell whether the attribute ``attr`` is fixed when the model is compiled."""
+        """Tell whether the attribute ``attr`` becomes fixed when the model is compiled."""
         self._check(attr)
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Fix the attribute ``attr`` when the model is compiled."""
+        """Do not let the attribute ``attr`` change after the model is compiled."""
         self._check(attr)
         self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
@@ -44,19 +44,21 @@ class VariableAttributes:
 
 
 class Optimizer:
-    """The base of all PopTorch optimisers, with variable attributes and the state on the device."""
+    """The base of PopTorch optimisers, with settings that may change and the device's state."""
 
-    # The arguments that torch's class does not have, with their defaults. The optimiser stores the
-    # arguments as attributes or in its parameter groups.
+    # The constructor's arguments that the base class of torch does not have, with their defaults.
+    # The optimiser stores these arguments as attributes or in its parameter groups.
     _own: ClassVar[Mapping[str, Any]] = {}
-    # The arguments in ``_own`` that can have another value in each parameter group.
+    # The names of the arguments in ``_own`` that can have a different value in each parameter
+    # group.
     _own_per_group: ClassVar[tuple[str, ...]] = ()
-    # Programs read these two attributes, which have PopTorch's names. ``_child_only`` lists all
-    # arguments in ``_own``. ``_child_vars`` lists arguments with the same value for all groups.
+    # Programs read ``_child_only`` and ``_child_vars``, which PopTorch's optimisers have too.
+    # ``_child_only`` lists all arguments in ``_own``. ``_child_vars`` lists arguments with the same
+    # value for all parameter groups.
     _child_only: list[str] = []  # noqa: RUF012
     _child_vars: list[str] = ["loss_scaling"]  # noqa: RUF012
-    # For each state tensor, the attribute that contains its number format. The keys are the names
-    # of the state tensors on the device.
+    # For each state tensor's name on the device, the name of the attribute that contains the
+    # tensor's dtype.
     _accumulators: ClassVar[Mapping[str, str]] = {}
 
     variable_attrs: VariableAttributes
@@ -64,15 +66,16 @@ class Optimizer:
     defaults: dict[str, Any]
 
     def _begin(self, base: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
-        """Pass arguments of a constructor to torch's class, and store the others as attributes.
+        """Pass a constructor's arguments to torch's class, and store the other arguments.
 
         Args:
-            base: The class of torch that the optimiser extends.
+            base: The optimiser class of torch that this optimiser extends.
             arguments: The result of ``locals()`` at the beginning of the constructor, which
-                contains its arguments. None means that an argument is not given.
+                contains the constructor's arguments. The value None means that the program did not
+                give the argument.
 
         Raises:
-            AssertionError: The format of an accumulator is neither float32 nor float16.
+            AssertionError: The dtype of an accumulator is neither float32 nor float16.
         """
         passed = {n: v for n, v in arguments.items() if v is not None and n != "self"}
         torchs: dict[str, Any] = {n: v for n, v in passed.items() if n not in self._own}
@@ -94,7 +97,8 @@ class Optimizer:
         self.variable_attrs = VariableAttributes(sorted({*variable, "lr"}), allowed)
         self._ipu_state: dict[str, torch.Tensor] | None = None
         self._ipu_param: dict[str, torch.Tensor] | None = None
-        # The rates that the program had set when ``_ipu_param`` was stored.
+        # The rates (such as learning rates) that the program had set when ``_ipu_param`` was
+        # stored.
         self._rates_then: Rates | None = None
         self._pending = False
         self._fetch: Callable[[], None] | None = None
@@ -102,11 +106,11 @@ class Optimizer:
     # -- the state on the device --------------------------------------------------------------
 
     def _connect(self, fetch: Callable[[], None]) -> None:
-        """Connect the optimiser to a device, which receives the optimiser's state if it has one.
+        """Connect the optimiser to a device. The device receives the optimiser's state, if any.
 
         Args:
-            fetch: A function that copies the state from the device to this object. The optimiser
-                calls this function before it returns its state.
+            fetch: A function that copies the optimiser state from the device to this object. It is
+                called before the program reads the state.
         """
         self._fetch = fetch
         self._pending = self._has_state
@@ -129,15 +133,16 @@ class Optimizer:
         self._ipu_param, self._rates_then = rates, self._rates()
 
     def _state_type(self, name: str) -> torch.dtype | None:
-        """Return float16 if the state tensors ``name`` (Accl1, ...) have this format, else None."""
+        """Return float16 if the state tensors ``name`` (Accl1, ...) have this dtype, or None."""
         wanted = getattr(self, self._accumulators.get(name, ""), torch.float32)
         return torch.float16 if wanted == torch.float16 else None
 
     def _state_to_load(self) -> LoadedState | None:
-        """Return the loaded state that the device has not received yet, or None."""
+        """Return a state that the program loaded and the device has not received yet, or None."""
         if not self._pending:
             return None
-        # Rates that a program sets after loading, such as a learning rate, override loaded rates.
+        # A rate that the program sets after loading a state, such as a learning rate, overrides the
+        # loaded rate.
         is_current = self._rates_then == self._rates()
         return LoadedState(self._ipu_state or {}, (self._ipu_param or {}) if is_current else {})
 
@@ -146,10 +151,10 @@ class Optimizer:
         self._pending = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings and the state of the optimiser.
+        """Return the settings of the optimiser and its state on the device.
 
-        Before the model is compiled, ``ipu_state`` and ``ipu_param`` are None. A loaded state is
-        returned unchanged until the device has received it.
+        Before the model is compiled, ``ipu_state`` and ``ipu_param`` are None. A state that the
+        program has loaded is returned unchanged until the device has received the state.
         """
         if self._fetch is not None and not self._pending:
             self._fetch()
@@ -162,11 +167,11 @@ class Optimizer:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state from state_dict(), which the program may have changed.
+        """Load a state that ``state_dict()`` returned. The program may have changed the state.
 
-        The device receives the state with the next call of the model. If an entry is missing, the
-        device keeps its own value. The rates in ``ipu_param`` apply until the program sets another
-        learning rate, weight decay, dampening or loss scaling.
+        The device receives the state with the next call of the model. If the state does not contain
+        an entry, the device keeps its value of this entry. The rates in ``ipu_param`` apply until
+        the program sets another learning rate, weight decay, dampening or loss scaling.
 
         Raises:
             RuntimeError: The state is empty, does not come from a PopTorch optimiser, or comes from
@@ -194,7 +199,7 @@ class Optimizer:
             self._pending = True
 
     def _check_writer(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that a state comes from an optimiser of this kind.
+        """Check that an optimiser of the same kind as this one returned a state.
 
         Raises:
             RuntimeError: The state comes from another kind of optimiser.
@@ -209,7 +214,7 @@ class Optimizer:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of torch's class, the state on the device, and other attributes."""
+        """Return the values to pickle: torch's state, the device's state and other attributes."""
         if self._fetch is not None and not self._pending:
             self._fetch()
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
@@ -219,5 +224,6 @@ class Optimizer:
             if not name.startswith(("_optimizer_", "_fetch", "_zero_grad", "_warned"))
             and not callable(value)
         }
-        # A copy of the optimiser is used with a new device, which must receive the state.
+        # A copy of the optimiser will be connected to another device, and this device must receive
+        # the state.
         return {**own, **state, "_fetch": None, "_pending": self._has_state}

@@ -1,6 +1,7 @@
-"""Values for the state of an optimiser that programs save, change and load.
+"""Dataclasses and functions for the optimiser state that programs save, change and load.
 
-The optimisers that programs use are in ``optim.py``. The state on the device is in ``update/``.
+The module ``optim.py`` defines the optimisers that programs use. The package ``update`` contains
+the optimiser state on the device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 __all__ = ["LoadedState", "Rates", "copied", "writers_of"]
 
-# Settings of parameter groups that only one kind of optimiser has.
+# For some settings of parameter groups, the name of the only optimiser with this setting.
 _OWN_SETTINGS: Final = {
     "max_weight_norm": "LAMB",
     "eeta": "LARS",
@@ -24,11 +25,11 @@ _OWN_SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The values that a program has set for the settings that the device stores in ``ipu_param``.
+    """The program's values for the settings that the device stores, such as learning rates.
 
     Attributes:
         groups: The learning rate, weight decay and dampening of each parameter group.
-        loss_scaling: The loss scaling of the optimiser.
+        loss_scaling: The factor of the optimiser's loss scaling.
     """
 
     groups: tuple[tuple[float, ...], ...]
@@ -36,7 +37,7 @@ class Rates:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Rates:
-        """Return the current rates of an optimiser, which may be any optimiser of torch."""
+        """Return the current rates of any optimiser of torch or of this package."""
         names = ("lr", "weight_decay", "dampening")
         return cls(
             tuple(
@@ -53,8 +54,8 @@ class LoadedState:
 
     Attributes:
         state: The state tensors, by their names on the device.
-        settings: The rates, by their names on the device. The mapping is empty if the program has
-            set new rates after it loaded the state.
+        settings: The rates, such as learning rates, by their names on the device. The mapping is
+            empty if the program has set new rates after it loaded the state.
     """
 
     state: Mapping[str, torch.Tensor]
@@ -62,16 +63,16 @@ class LoadedState:
 
 
 def copied(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
-    """Return copies of tensors, which the program cannot change later."""
+    """Return copies of tensors, so that later changes by the program do not affect the copies."""
     if tensors is None:
         return None
     return {name: torch.as_tensor(value).detach().clone() for name, value in tensors.items()}
 
 
 def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the optimisers that may have written a state.
+    """Return the names of the optimiser classes whose ``state_dict()`` may have returned a state.
 
-    The result is empty if the state does not contain enough information.
+    The result is empty if the state does not contain enough information to tell.
     """
     groups = state_dict.get("param_groups") or [{}]
     settings = groups[0]
@@ -79,7 +80,7 @@ def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
         if name in settings:
             return (writer,)
     if "betas" in settings:
-        decoupled = settings.get("decoupled_weight_decay")  # Old versions lack this key.
+        decoupled = settings.get("decoupled_weight_decay")  # Missing in older torch.
         if decoupled is None:
             return ("Adam", "AdamW")
         return ("AdamW",) if decoupled else ("Adam",)

@@ -1,7 +1,8 @@
 """Tracepoints of a program, and traces of torch.profiler, as parts of the job's timeline.
 
-The option ``--timeline`` or the environment variable ``PVTI_OPTIONS`` starts recording a timeline.
-Without a timeline, tracepoints take almost no time. Other modules write the files of the timeline.
+The option ``--timeline`` or the environment variable ``PVTI_OPTIONS`` starts the recording of a
+timeline. While no timeline is recorded, tracepoints take almost no time. Other modules write the
+timeline to files.
 """
 
 from __future__ import annotations
@@ -18,25 +19,24 @@ Instrumented = TypeVar("Instrumented")
 
 
 class Channel:
-    """A named group of tracepoints, which is a row of the timeline.
+    """A named group of tracepoints, shown as one row of the timeline.
 
     Args:
-        name: The name of the row.
+        name: The name of the group, and of its row in the timeline.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def instrument(self, obj: Instrumented, *methods: str) -> Instrumented:
-        """Record each call of some methods of an object as a tracepoint, and return the object.
+        """Make each call of some methods of an object a tracepoint, and return the object.
 
         Args:
-            obj: The object, whose methods are replaced with wrapped methods if a timeline is
-                recorded.
-            *methods: The names of the methods.
+            obj: The object. If a timeline is recorded, wrappers replace its methods.
+            *methods: The names of the methods to record.
 
         Raises:
-            AttributeError: A timeline is recorded, and the object lacks one of the methods.
+            AttributeError: A timeline is recorded, and the object does not have one of the methods.
         """
         if spans.is_recording():
             for name in methods:
@@ -44,15 +44,16 @@ class Channel:
         return obj
 
     def tracepoint(self, name: str) -> spans.span:
-        """Return a tracepoint, for use as a context manager or as a decorator of a function."""
+        """Return a tracepoint to use as a context manager or as a function decorator."""
         return spans.row_span(f"channel {self.name}", name)
 
 
 def into_timeline(profiler: torch.profiler.profile) -> None:
-    """Add a trace of torch.profiler to the timeline, if a timeline is recorded.
+    """Add the trace of a torch.profiler profile to the timeline, if a timeline is recorded.
 
-    Pass this function to torch.profiler, whose schedule chooses the steps:
-    ``torch.profiler.profile(schedule=..., on_trace_ready=poptorch.profiling.into_timeline)``.
+    Pass the function ``into_timeline`` to torch.profiler, whose schedule chooses the steps to
+    record: ``torch.profiler.profile(schedule=...,
+    on_trace_ready=poptorch.profiling.into_timeline)``.
     """
     path = spans.torch_trace_path()
     if path is not None:

@@ -1,4 +1,4 @@
-"""Functions for the tests of programs."""
+"""Functions of PopTorch's API that a program's tests can use."""
 
 from __future__ import annotations
 

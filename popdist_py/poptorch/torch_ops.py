@@ -1,7 +1,7 @@
-"""The operators in ``torch.ops.poptorch``, the layer below PopTorch's Python functions.
+"""The operators in ``torch.ops.poptorch``, which some programs call instead of the functions.
 
 Each operator has the arguments of PopTorch's operator, and calls the Python function with the same
-effect. Operators that only build the graph of hardware do not exist in this library.
+effect. Operators that only build the graph for hardware do not exist in this library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["OPERATORS", "install"]
 
 
 def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
-    """Begin a block with the given stage and IPU, which the execution strategy does not choose."""
+    """Begin a block on the given stage and IPU, without asking the execution strategy."""
     blocks = current_blocks()
     if blocks is not None:
         place = BlockPlace(str(stage_id), ipu_id, max(stage_id, 0), max(phase_id, 0))
@@ -62,7 +62,8 @@ def _pop_name_scope() -> None:
 
 # --- Values ---------------------------------------------------------------------------------------
 
-# The float formats of PopTorch. The index of each format is PopTorch's number for it.
+# The notations for printed floating-point numbers. The index of a notation is PopTorch's number for
+# this notation.
 _FLOAT_FORMATS: Final = ("auto", "fixed", "scientific", "none")
 
 
@@ -112,7 +113,7 @@ def _set_overlap_for_output(tensor: torch.Tensor, mode: str) -> Any:
 
 
 def _hint(*_: Any) -> None:
-    """Do nothing, because this operator is a hint for the compiler of hardware."""
+    """Do nothing, because this operator is only a hint for the compiler on hardware."""
 
 
 # --- The name space -------------------------------------------------------------------------------
@@ -143,9 +144,9 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
 def install() -> None:
     """Add the operators to ``torch.ops.poptorch``, except operators that exist there already.
 
-    The operators are plain attributes and are not registered with torch. Tracing a forward would
-    not see the calls inside registered operators. Also, torch could not run registered operators
-    for several replicas at once.
+    The operators are plain functions, stored as attributes and not registered with torch. Tracing
+    of a forward pass would not record the calls inside registered operators. Also, torch could not
+    run registered operators for several replicas at once.
     """
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.poptorch, name):

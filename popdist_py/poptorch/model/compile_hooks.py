@@ -1,4 +1,4 @@
-"""Hooks that a program registers to run before or after every compilation of a model."""
+"""Functions (hooks) that a program registers to run before or after every model compilation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
         hook: The function, which is called without arguments.
 
     Returns:
-        A handle. Its method remove() unregisters the function.
+        A handle, whose method remove() unregisters the function.
 
     Raises:
         RuntimeError: ``hook`` is not callable.
@@ -46,7 +46,7 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
         hook: The function, which is called without arguments.
 
     Returns:
-        A handle. Its method remove() unregisters the function.
+        A handle, whose method remove() unregisters the function.
 
     Raises:
         RuntimeError: ``hook`` is not callable.
@@ -55,12 +55,12 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def before_compile() -> None:
-    """Call the functions of registerPreCompileHook() in the order of their registration."""
+    """Call the hooks for the start of a compilation in the order of their registration."""
     for hook in list(_before.values()):
         hook()
 
 
 def after_compile() -> None:
-    """Call the functions of registerPostCompileHook() in the order of their registration."""
+    """Call the hooks for the end of a compilation in the order of their registration."""
     for hook in list(_after.values()):
         hook()

@@ -1,8 +1,7 @@
-"""Methods of a wrapper that report the schedule, memory and time of its model on the device.
+"""Methods of a model wrapper that report the model's schedule, memory and time on an IPU.
 
 The class DeviceReports is a base class of ``PoplarExecutor``. The methods of DeviceReports do not
-change the model, compile the model, or run the model on the device. Other modules compute the
-reports.
+change, compile or run the model. The package ``popdist_py.ipu`` computes the reports.
 """
 
 from __future__ import annotations
@@ -26,18 +25,17 @@ __all__ = ["DeviceReports"]
 
 
 class DeviceReports(ModelOnDevice):
-    """Methods that report on a model on its device.
+    """Methods that report the schedule, memory and time of a model on an IPU.
 
-    For a compiled model, the methods need no arguments. For a model that is not compiled, the
-    methods take example arguments of a call, and run the forward method on tensors that have shapes
-    but no data. The reports are about the IPU that the options name. If the options do not name an
-    IPU, the reports are about an Mk2.
+    If the model is compiled, the reports do not need arguments. If the model is not compiled, a
+    report takes example arguments of a call, and runs the forward method on tensors that have
+    shapes but no data. The options can name the type of IPU for the reports. The default is an Mk2.
     """
 
     # -- reports of the device's model --------------------------------------------------------
 
     def schedule(self, *args: Any, steps: int | None = None, **kwargs: Any) -> Schedule:
-        """Return the actions of every IPU of a replica in each step of a call.
+        """Return a schedule with the action of every IPU of a replica in each step of a call.
 
         Args:
             *args: Example positional arguments of a call, if the model is not compiled.
@@ -45,7 +43,7 @@ class DeviceReports(ModelOnDevice):
             **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: The graph of the model's operations is missing or cannot be made.
+            Error: The model's graph of operations is missing or cannot be captured.
             ValueError: ``steps`` is negative or is not an integer.
         """
         with frames_folded:
@@ -55,14 +53,15 @@ class DeviceReports(ModelOnDevice):
     def memoryReport(self, *args: Any, **kwargs: Any) -> MemoryPage:
         """Return the memory use of every IPU of a replica.
 
-        If the model does not fit into the memory of an IPU, the result contains advice.
+        If the model does not fit into the memory of an IPU, the report contains advice on how to
+        make the model fit.
 
         Args:
             *args: Example positional arguments of a call, if the model is not compiled.
             **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: The graph of the model's operations is missing or cannot be made.
+            Error: The model's graph of operations is missing or cannot be captured.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
@@ -77,14 +76,14 @@ class DeviceReports(ModelOnDevice):
             **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: The graph of the model's operations is missing or cannot be made.
+            Error: The model's graph of operations is missing or cannot be captured.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
         return execution_page(run)
 
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Return a Run, which contains the graph and the settings that the reports need."""
+        """Return a Run: the model's graph and the settings, from which reports are computed."""
         optimizer = None if self._link is None else self._link.optimizer
         captured = self._captured(args, kwargs)
         return run_of(captured, self._options, optimizer, training=self._training)
@@ -108,54 +107,56 @@ class DeviceReports(ModelOnDevice):
     # -- counters of the last call ------------------------------------------------------------
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """Return the times of the events in the last call, in seconds.
+        """Return the times of the input and output transfers of the last call, in seconds.
 
         The keys of the result are the events ``input``, ``input_complete``, ``output`` and
-        ``output_complete``. A value contains one list for each tensor, with the times of all steps.
-        If a device is named (``Options.Emulator.device``), the model of the device computes the
-        times, which count from the beginning of the call. Without a named device, the times are
-        measured on the host with a clock that has an arbitrary starting point.
+        ``output_complete``. The value for an event contains one list for each tensor, with the
+        times of all steps. If ``Options.Emulator.device`` names a device, the times are computed
+        for this device, and count from the beginning of the call. Otherwise the times are measured
+        on the host, with a clock that has an arbitrary starting point.
         """
         return inspection.perf_counters(self._compiled)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time to transfer inputs to the device, in seconds.
 
-        If a device is named (``Options.Emulator.device``), the model of the device computes the
-        time. Without a named device, the time is measured on the host.
+        If ``Options.Emulator.device`` names a device, the time is computed for this device.
+        Otherwise the time is measured on the host.
         """
         return inspection.latency(self._compiled, "input", "input_complete")
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean time between input and output, in seconds.
+        """Return the minimum, maximum and mean time of the computation, in seconds.
 
-        ``getHostIpuLatency`` explains whether the time is computed or measured.
+        The documentation of ``getHostIpuLatency`` explains whether the time is computed or
+        measured.
         """
         return inspection.latency(self._compiled, "input_complete", "output")
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time to transfer outputs to the host, in seconds.
 
-        ``getHostIpuLatency`` explains whether the time is computed or measured.
+        The documentation of ``getHostIpuLatency`` explains whether the time is computed or
+        measured.
         """
         return inspection.latency(self._compiled, "output", "output_complete")
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean time from input to output, in seconds.
+        """Return the minimum, maximum and mean time of a step with its transfers, in seconds.
 
-        The time includes the transfers of the inputs and the outputs. ``getHostIpuLatency``
-        explains whether the time is computed or measured.
+        The time begins with the transfer of the inputs and ends after the transfer of the outputs.
+        The documentation of ``getHostIpuLatency`` explains whether the time is computed or
+        measured.
         """
         return inspection.latency(self._compiled, "input", "output_complete")
 
     def cycleCount(self) -> int:
         """Return the number of IPU cycles of the last call.
 
-        If a device is named (``Options.Emulator.device``), the model of the device computes the
-        cycles. Without a named device, the time on the host is converted to cycles of a 1.85 GHz
-        clock.
+        If ``Options.Emulator.device`` names a device, the cycles are computed for this device.
+        Otherwise the time on the host is converted to cycles of a 1.85 GHz clock.
 
         Raises:
-            Error: The counting of cycles is disabled, or the model has not run yet.
+            Error: The options do not enable the counting of cycles, or the model has not run yet.
         """
         return inspection.cycle_count(self._compiled, self._options)

@@ -1,10 +1,10 @@
 """Attaching models to emulated IPU devices, and releasing the devices.
 
 A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
-without the launcher, a model attaches to a device of the pod. No other process can use this device
-at the same time. If no pod is configured, the number of emulated IPUs is not limited, and a model
-attaches to a device only if its options name the id of a device. The command ``gc-info -l`` lists
-the ids.
+without the launcher, a model attaches to a device of the pod. No other process can use a device to
+which a model is attached. If no pod is configured, the number of emulated IPUs is not limited. Then
+a model attaches to a device only if the model's options contain a device id. The command ``gc-info
+-l`` lists the device ids.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["acquire", "ipuHardwareIsAvailable", "ipuHardwareVersion", "release"]
 _NUM_IPUS: Final = 64
 _VERSION: Final = 2
 # If the environment variable POPTORCH_WAIT_FOR_IPU is set, a model waits until a device is free.
-# If POPTORCH_WAIT_FOR_IPU is not set, an error is raised if no device is free.
+# Otherwise, a model that finds no free device raises an error.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# Under the launcher and with useIpuModel(), this dictionary contains the model that holds each
-# device id.
+# The model that is attached to each device id. The dictionary is used under the launcher and with
+# useIpuModel().
 _holders: dict[int, weakref.ref[Any]] = {}
-# In programs without the launcher and without useIpuModel(), this dictionary contains a finalizer
-# for each model, which releases the model's device.
+# A finalizer for each attached model, which releases the model's device. The dictionary is used in
+# programs without the launcher and without useIpuModel().
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -49,9 +49,9 @@ _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """Return whether this process can use ``num_ipus`` emulated IPUs.
 
-    If a pod is configured, it must have a device with exactly ``num_ipus`` IPUs for this process.
-    The device may be free or in use. Without the launcher, the device must be part of the partition
-    of the pod that the program uses. Under the launcher, the device must consist of IPUs of the
+    If a pod is configured, the pod must have a device with exactly ``num_ipus`` IPUs. The device
+    may be free or in use. Without the launcher, the device must be part of the pod's partition that
+    the program uses. Under the launcher, the device must consist of IPUs that belong to this
     instance.
     """
     if context.is_launched():
@@ -68,7 +68,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """Return the generation of the emulated IPUs, which is 2.
+    """Return the hardware generation of the emulated IPUs, which is always 2.
 
     Raises:
         AssertionError: A pod is configured, and this program cannot use any IPU of the pod.
@@ -80,17 +80,17 @@ def ipuHardwareVersion() -> int:
 
 
 def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = True) -> bool:
-    """Attach a model to a device that fits its options.
+    """Attach a model to a device that fits the model's options.
 
     Args:
-        holder: The model.
+        holder: The wrapped model to attach.
         options: The options of the model.
         num_ipus: The number of IPUs of all replicas of the model.
-        patient: Whether this call may wait for a device that is in use. A call waits only if
-            POPTORCH_WAIT_FOR_IPU is set.
+        patient: Whether this call may wait for a device that is in use. In any case, the call waits
+            only if POPTORCH_WAIT_FOR_IPU is set.
 
     Returns:
-        Whether the model is attached. The result is False only if the device is in use,
+        Whether the model was attached. The result is False only if the device is in use,
         POPTORCH_WAIT_FOR_IPU is set, and ``patient`` is False.
 
     Raises:
@@ -109,7 +109,7 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
         raise Error(f"Failed to acquire {which}: {error}") from error
     # The launcher gives each instance a different device id, so only models of this process can use
     # the same id. With useIpuModel(), a model does not use a device of a pod, so models of other
-    # processes cannot hold the id.
+    # processes cannot be attached to the id.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True
@@ -127,7 +127,7 @@ def _acquire_of(
         try:
             held = pod.attach(num_ipus, ipu_id)
         except InUseError:
-            # A model that the program has dropped holds its device until the garbage collector
+            # A model that the program no longer uses keeps its device until the garbage collector
             # frees the model, because models contain reference cycles.
             gc.collect()
             wait = math.inf if waits and patient else 0.0
@@ -146,7 +146,8 @@ def _acquire_of(
         counted(len(held.device.ipus), "IPU"),
     )
     _given[holder] = weakref.finalize(holder, _give_back, held)
-    # When the process ends, the pod releases all devices of the process at once.
+    # The finalizer need not run when the process ends, because the pod then releases all devices of
+    # the process at once.
     _given[holder].atexit = False
     return True
 
@@ -167,7 +168,7 @@ def _acquire_id(ipu_id: int, holder: Any) -> None:
     """Reserve a device id for a model.
 
     Raises:
-        Error: Another model of this process holds the id.
+        Error: Another model of this process is attached to the device id.
     """
     held = _holders.get(ipu_id)
     current = held() if held is not None else None
@@ -180,7 +181,7 @@ def _acquire_id(ipu_id: int, holder: Any) -> None:
 
 
 def release(holder: Any) -> None:
-    """Release all devices of the model ``holder``."""
+    """Release all devices to which the model ``holder`` is attached."""
     give_back = _given.pop(holder, None)
     if give_back is not None:
         give_back()

@@ -1,7 +1,6 @@
 """Functions that return the tensor names, the times and the cycles of a compiled model.
 
-If a function accepts None instead of a compiled model, None stands for a model that is not
-compiled. The functions do not change the model.
+Some functions accept None for a model that is not compiled. The functions do not change the model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _EVENTS = ("input", "input_complete", "output", "output_complete")
 
 
 def tensor_names(compiled: Compiled, num_inputs: int) -> list[str]:
-    """Return the names of the tensors inside a model with ``num_inputs`` input tensors."""
+    """Return the names of all tensors of a model with ``num_inputs`` input tensors."""
     executable, training = compiled.executable, compiled.program.training
     return anchors.tensor_names(
         num_inputs,
@@ -30,14 +29,14 @@ def tensor_names(compiled: Compiled, num_inputs: int) -> list[str]:
 
 
 def perf_counters(compiled: Compiled | None) -> dict[str, list[list[float]]]:
-    """Return the times of the events in the last call (see ``DeviceReports.getPerfCounters``)."""
+    """Return the times of the last call's transfers (see ``DeviceReports.getPerfCounters``)."""
     if compiled is None:
         return {event: [[]] for event in _EVENTS}
     return compiled.program.counters.as_dict()
 
 
 def latency(compiled: Compiled | None, first: str, last: str) -> tuple[float, float, float]:
-    """Return the minimum, maximum and mean seconds between two events of the last call."""
+    """Return the minimum, maximum and mean time between two events of the last call, in seconds."""
     if compiled is None:
         return (0.0, 0.0, 0.0)
     return compiled.program.counters.latency(first, last)
@@ -47,7 +46,7 @@ def cycle_count(compiled: Compiled | None, options: Options) -> int:
     """Return the number of emulated IPU cycles of the last call.
 
     Raises:
-        Error: The counting of cycles is disabled, or the model has not run yet.
+        Error: The options do not enable the counting of cycles, or the model has not run yet.
     """
     if not options.counts_cycles:
         raise Error("Cycle counting is disabled: set Options.logCycleCount(True)")

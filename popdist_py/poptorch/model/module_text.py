@@ -1,4 +1,4 @@
-"""Text of a module tree that marks the submodules with a BeginBlock annotation."""
+"""Printed form of a module tree, which shows the BeginBlock annotations of submodules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["module_repr", "print_module"]
 
 
 def module_repr(module: nn.Module) -> str:
-    """Return ``module`` as a tree, with ``BeginBlock(...)`` before each annotated submodule."""
+    """Return ``module`` as text, with ``BeginBlock(...)`` before each annotated submodule."""
     extra = module.extra_repr()
     lines = extra.splitlines() if extra else []
     children = [

@@ -1,8 +1,8 @@
-"""The connection between the user's optimiser and the optimiser state on the device.
+"""The class OptimizerLink, which connects the user's optimiser with the device's weight update.
 
-This module checks the optimiser, and copies its settings and its loaded state to the device. This
-module also steps the scheduler after each weight update, and copies the state on the device to the
-host. The package ``update`` computes the weight updates.
+The class checks the optimiser, and copies the optimiser's settings and loaded state to the device.
+It also steps the learning-rate scheduler after each weight update, and copies the optimiser state
+on the device to the host. The package ``update`` computes the weight updates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from popdist_py.poptorch.weights.replica_grouping import join_groups, split_grou
 
 __all__ = ["OptimizerLink"]
 
-# A checkpoint stores the values of a parameter group that have one of these types.
+# A checkpoint stores only those values of an optimiser's parameter group that have one of these
+# types.
 _SETTING: Final = (int, float, bool, tuple, list, torch.Tensor)
 
 
@@ -37,7 +38,8 @@ class OptimizerLink:
     Args:
         options: The wrapper's frozen options.
         optimizer: The user's optimiser.
-        scheduler: A torch scheduler to step after each weight update; None for no scheduler.
+        scheduler: A learning-rate scheduler of torch to step after each weight update; None for no
+            scheduler.
 
     Attributes:
         optimizer: The user's current optimiser.
@@ -45,7 +47,7 @@ class OptimizerLink:
     Raises:
         AssertionError: The device does not support the optimiser.
         ValueError: The optimiser uses amsgrad.
-        Error: The scheduler cannot be stepped after each weight update.
+        Error: The learning-rate scheduler cannot be stepped after each weight update.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class OptimizerLink:
         self._options = options
         self._compiled: Compiled | None = None
         self._layout: Layout | None = None
-        # _device_ran is True if the device may have newer state than the user's optimiser.
+        # Whether the optimiser state on the device may be newer than the state in the user's
+        # optimiser.
         self._device_ran = False
         self._rules = self._new_rules()
-        # The optimiser is annotated as Any, because mypy does not accept that an object may be an
-        # optimiser of torch.optim and also of poptorch.optim.
+        # The attribute has the type Any, because mypy does not accept that one object may be both
+        # an optimiser of torch.optim and an optimiser of poptorch.optim.
         self.optimizer: Any = optimizer
         self._scheduler: lr_scheduler.LRScheduler | None = None
         self._accept(optimizer, scheduler)
@@ -82,7 +85,7 @@ class OptimizerLink:
         self.connect()
 
     def rebuilt_to(self, compiled: Compiled) -> None:
-        """Connect the optimiser to a rebuilt program, and keep the state that fits this program."""
+        """Connect the optimiser to a rebuilt program, and keep the state that still fits."""
         before, self._compiled = self._training, compiled
         layout, self._layout = self._layout, Layout.of(self.optimizer)
         if layout is not None and layout.type is self._layout.type:
@@ -93,7 +96,7 @@ class OptimizerLink:
             compression.take_over(before.compression)
 
     def disconnect(self) -> None:
-        """Copy the optimiser state to the host, and disconnect the optimiser from the program."""
+        """Copy the device's optimiser state to the host, and forget the compiled model."""
         self.fetch_state()
         self._compiled = None
 
@@ -115,10 +118,10 @@ class OptimizerLink:
 
         Raises:
             AssertionError: The device does not support the optimiser.
-            ValueError: The optimiser uses amsgrad, or it needs a different mean reduction strategy
-                than the strategy at compile time.
-            Error: An attribute that was constant at compile time has changed, or the scheduler
-                cannot be stepped after each weight update.
+            ValueError: The optimiser uses amsgrad, or the optimiser needs another mean reduction
+                strategy than the strategy at compile time.
+            Error: An optimiser attribute that was constant at compile time has changed, or the
+                scheduler cannot be stepped after each weight update.
         """
         is_other = optimizer is not self.optimizer
         if is_other:
@@ -153,7 +156,7 @@ class OptimizerLink:
     def fits_program(self) -> bool:
         """Whether the compiled program can run the optimiser without being built again.
 
-        Settings such as the learning rate may have other values than at compile time.
+        The program need not be built again for other values of settings such as the learning rate.
         """
         return Layout.of(self.optimizer) == self._layout
 
@@ -163,14 +166,15 @@ class OptimizerLink:
 
     @property
     def after_update(self) -> Callable[[], None] | None:
-        """The function to call after each weight update; None without a scheduler."""
+        """The function to call after each weight update; None if there is no scheduler."""
         return None if self._scheduler is None else self._step_scheduler
 
     def _step_scheduler(self) -> None:
-        """Step the scheduler, and copy the new settings to the device.
+        """Step the learning-rate scheduler, and copy the optimiser's new settings to the device.
 
         Raises:
-            Error: The scheduler has changed an attribute that was constant at compile time.
+            Error: The scheduler has changed an optimiser attribute that was constant at compile
+                time.
         """
         assert self._scheduler is not None
         self._scheduler.step()
@@ -180,7 +184,8 @@ class OptimizerLink:
     def connect(self) -> None:
         """Connect a PopTorch optimiser to its state on the device."""
         # The device updates the weights, so the program does not call step() of the optimiser.
-        # Learning-rate schedulers check _opt_called, and warn if step() was not called.
+        # Torch's learning-rate schedulers read the attribute ``_opt_called``, and would warn that
+        # step() was not called.
         self.optimizer._opt_called = True
         if isinstance(self.optimizer, optim.Optimizer):
             self.optimizer._connect(self.fetch_state)
@@ -195,7 +200,7 @@ class OptimizerLink:
         self._device_ran = True
 
     def load_pending_state(self) -> None:
-        """Copy the optimiser state that the program has loaded since the last call to the device.
+        """Copy optimiser state to the device that the program has loaded since the last call.
 
         Raises:
             Error: The loaded state belongs to an optimiser of another model.
@@ -209,7 +214,8 @@ class OptimizerLink:
         parameters, device = self._compiled.state.parameters, self._training.optimizer
         state = split_groups(loaded.state, parameters)
         device.check_state_tensors(state)
-        # Loading a state also loads the settings of the parameter groups.
+        # A loaded optimiser state also contains settings of the parameter groups, such as the
+        # learning rate.
         if self.fits_program:
             self.sync()
             optimizer: Any = self.optimizer
@@ -218,7 +224,7 @@ class OptimizerLink:
         self.load_state_tensors(state)
 
     def fetch_state(self) -> None:
-        """Copy the state on the device to a PopTorch optimiser, if the device has newer state."""
+        """Copy the device's state to a PopTorch optimiser, if the device has newer state."""
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
         self.load_pending_state()
@@ -227,8 +233,8 @@ class OptimizerLink:
             self._device_ran = False
             self.optimizer._set_device_state(join_groups(device.state_tensors()))
         if self.optimizer._ipu_state is not None:
-            # The rates are copied even if the device did not run, because the program may have set
-            # another learning rate.
+            # Rates, such as the learning rate, are copied even if the device did not run, because
+            # the program may have set another learning rate.
             self.optimizer._set_device_rates(join_groups(device.parameter_tensors(self.optimizer)))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -242,22 +248,22 @@ class OptimizerLink:
         self._device_ran = True
 
     def loaded_rates(self) -> dict[str, torch.Tensor]:
-        """Return the rates on the device that come from a loaded state.
+        """Return the rates on the device that come from a loaded optimiser state.
 
-        The rates are settings such as the learning rate. A rate that the program has set after
-        loading the state is not returned.
+        Rates are settings such as the learning rate. The result does not contain a rate that the
+        program has changed after loading the state.
         """
         rates: dict[str, torch.Tensor] = self._training.optimizer.loaded_rates()
         return rates
 
     def load_rates(self, rates: Mapping[str, torch.Tensor]) -> None:
-        """Copy the program's settings and the result of :meth:`loaded_rates` to the device."""
+        """Copy the optimiser's settings and the result of :meth:`loaded_rates` to the device."""
         if self.fits_program:
             self.sync()
         self._training.optimizer.load_parameter_tensors(rates)
 
     def loss_scaling(self) -> dict[str, float] | None:
-        """Return the state of automatic loss scaling; None if it is off."""
+        """Return the state of automatic loss scaling; None if it is not in use."""
         scaler = self._training.scaler
         state: dict[str, float] | None = None if scaler is None else scaler.state()
         return state
@@ -269,18 +275,18 @@ class OptimizerLink:
             scaler.load_state(state)
 
     def scheduler_state(self) -> dict[str, Any] | None:
-        """Return the scheduler's ``state_dict()``; None without a scheduler."""
+        """Return the scheduler's ``state_dict()``; None if there is no scheduler."""
         return None if self._scheduler is None else self._scheduler.state_dict()
 
     def load_scheduler_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load the result of :meth:`scheduler_state` into the scheduler, if a scheduler is used."""
+        """Load the result of :meth:`scheduler_state` into the scheduler, if there is one."""
         if self._scheduler is not None and state is not None:
             self._scheduler.load_state_dict(dict(state))
 
     # -- settings -----------------------------------------------------------------------------
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the settings of each parameter group that a checkpoint can store, such as lr."""
+        """Return each parameter group's settings that a checkpoint can store, such as lr."""
         return [
             {
                 key: _plain(value)
@@ -291,15 +297,15 @@ class OptimizerLink:
         ]
 
     def load_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        """Load the result of :meth:`settings` into the parameter groups."""
+        """Load the result of :meth:`settings` into the optimiser's parameter groups."""
         for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(saved)
 
     def attributes(self) -> dict[str, Any]:
         """Return the numeric attributes of a PopTorch optimiser that may change after compiling.
 
-        Settings of the parameter groups are not included. The result is empty for an optimiser of
-        torch.
+        The result does not contain settings of the parameter groups. For an optimiser of
+        torch.optim, the result is empty.
         """
         if not isinstance(self.optimizer, optim.Optimizer):
             return {}
@@ -313,7 +319,7 @@ class OptimizerLink:
         }
 
     def load_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Restore the numbers that :meth:`attributes` returned."""
+        """Set the optimiser's attributes to the values that :meth:`attributes` returned."""
         for name, value in attributes.items():
             if name in getattr(self.optimizer, "_own", {}):
                 setattr(self.optimizer, name, value)
@@ -322,7 +328,7 @@ class OptimizerLink:
 def _plain(value: Any) -> Any:
     """Return a setting with Python floats in place of NumPy floats.
 
-    A NumPy float64 is an instance of a subclass of float.
+    The check for ``float`` is also true for a NumPy float64, whose class is a subclass of float.
     """
     if isinstance(value, tuple | list):
         return type(value)(_plain(each) for each in value)

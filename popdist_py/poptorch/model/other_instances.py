@@ -1,6 +1,7 @@
-"""The connection of a training model to the other instances of the job.
+"""The choice of the communicator that connects a model to the job's other instances.
 
-This module reads the options and the launcher's environment variables. It does not send tensors.
+The choice depends on the options and on the launcher's environment variables. This module does not
+send tensors.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ __all__ = ["communicator_for"]
 
 
 def communicator_for(options: Options, *, training: bool) -> Communicator:
-    """Return the communicator of a model, which connects the instances if the model trains."""
+    """Return a communicator of all instances for training, or of this instance for inference."""
     return _join(options) if training else _Alone(options)
 
 
 class _Alone(SoloCommunicator):
-    """The communicator of an inference model, which contains only this instance.
+    """The communicator of an inference model, whose only member is this instance.
 
-    The instance keeps its index in the job, because the indices of its replicas depend on it.
+    The communicator reports the instance's index in the job, because the indices of the instance's
+    replicas depend on this index.
     """
 
     def __init__(self, options: Options) -> None:
@@ -30,7 +32,7 @@ class _Alone(SoloCommunicator):
 
 
 def _join(options: Options) -> Communicator:
-    """Return the communicator of all instances, and call ``init()`` if the program did not."""
+    """Return the communicator of all instances, and call ``init()`` before if necessary."""
     _check_replicas(options)
     if options.Distributed.numProcesses == 1:
         return SoloCommunicator()
@@ -46,7 +48,7 @@ def _join(options: Options) -> Communicator:
 
 
 def _check_replicas(options: Options) -> None:
-    """Warn if a training model runs a different number of replicas than the launcher planned."""
+    """Warn if the numbers of replicas in the options and from the launcher differ."""
     instance, replicas = context.environment(), options.replication_factor
     takes_part = options.Distributed.numProcesses == instance.num_instances
     if context.is_launched() and takes_part and replicas != instance.num_local_replicas:

@@ -1,4 +1,4 @@
-"""The progress bar that PopTorch shows during a compilation."""
+"""The progress bar that is shown while a model is compiled, as in PopTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["progress_bar"]
 
-# The progress bar shows the percentage and the time. The bar does not show a rate, because a rate
-# in per cent per second is not useful.
+# The format of the progress bar, with the percentage and the time. A rate in per cent per second
+# would not be useful.
 _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
@@ -21,7 +21,8 @@ _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
     """Show the progress bar, and yield a function that advances the bar.
 
-    The yielded function takes the percentage done and the name of the step that begins.
+    The yielded function takes the percentage that is done and the name of the compilation step that
+    begins.
 
     Args:
         shown: Whether to show the bar. Without a bar, the yielded function does nothing.
@@ -35,8 +36,8 @@ def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
         def advance(percentage: int, what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update(percentage - bar.n)
-            # The bar is drawn at once, because the step that begins may take long. tqdm could
-            # otherwise continue to show the name of the previous step.
+            # Without this refresh, tqdm could show the name of the previous step during a long
+            # step.
             bar.refresh()
 
         yield advance

@@ -1,6 +1,6 @@
 """Writing and reading files that contain a compiled model.
 
-This module does not make wrappers and does not compile models.
+This module does not wrap or compile models.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["SavedModel"]
 
 _MAGIC: Final = "popdist_py.poptorch"
 _DEFAULT_NAME: Final = "model.poptorch"
-# Files of earlier versions begin with these bytes, because torch.save() writes ZIP archives. Files
-# of earlier versions do not have a seal, which is a checksum at the beginning of a file.
+# Files that earlier versions saved begin with the bytes of a ZIP archive, because torch.save()
+# writes ZIP archives. Newer files begin with a seal, which is a checksum of the file.
 _ZIP: Final = b"PK\x03\x04"
 
 
@@ -39,11 +39,12 @@ class SavedModel:
     Attributes:
         options: The wrapper's options.
         call: The structure, shapes and dtypes of the arguments that the model was compiled for.
-        executable: The result of the compilation.
+        executable: The result of compiling the model.
         training: Whether the model is a training model.
         model: The user's module with its weights; None if the module was not saved.
-        optimizer: The user's optimiser; None for an inference model, or if it was not saved.
-        rng_state: The state of the device's random numbers; None if it was not saved.
+        optimizer: The user's optimiser; None for an inference model, or if the optimiser was not
+            saved.
+        rng_state: The state of the device's random generators; None if the state was not saved.
     """
 
     options: Options
@@ -57,10 +58,10 @@ class SavedModel:
     def write(self, path: Path) -> None:
         """Write the file ``path``, or the file ``model.poptorch`` in the folder ``path``.
 
-        Missing parent folders are made. The user's module and optimiser are pickled directly. The
-        objects of this package's classes are stored as bytes that contain a second pickle. So
-        another version of this package can read the version number in the file even if the other
-        version does not have these classes.
+        The method makes missing parent folders. The user's module and optimiser are pickled
+        directly. Objects of this package's classes are stored as bytes that contain a second
+        pickle. Therefore another version of this package can read the version number in the file,
+        even if the other version does not have these classes.
 
         Raises:
             AssertionError: The parent of the path is a file.
@@ -116,9 +117,9 @@ class SavedModel:
 
 
 def _not_for_others(path: str, flags: int) -> int:
-    """Open a file, or create it with a mode that does not allow other users to write to it.
+    """Open a file, or create a file that other users cannot write to.
 
-    ``read`` refuses a file that other users can write to.
+    The method ``read`` refuses a file that other users can write to.
     """
     return os.open(path, flags, 0o644)
 

@@ -1,4 +1,4 @@
-"""The state of a training on host and device, as tensors and plain values for checkpoints.
+"""The training state on the host and the device, as tensors and plain values for checkpoints.
 
 The functions take a user's module, its optimiser and its compiled model. The module
 ``poptorch/checkpoint.py`` handles the files of checkpoints and the position in the data.
@@ -21,7 +21,7 @@ __all__ = ["instance_state", "load_device_state", "load_host_state", "own_state"
 
 
 def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
-    """Return the state of the module and the optimiser, which is equal on all instances."""
+    """Return the state of module and optimiser, which is equal on all instances."""
     return {
         "model": dict(module.state_dict()),
         "settings": link.settings(),
@@ -36,8 +36,8 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
 def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
     """Return the part of the training state that differs between instances.
 
-    The result contains the buffers on the host, the buffers of the replicas, and the state of
-    gradient compression.
+    This part contains the module's buffers on the host, the buffers of each replica, and the state
+    of gradient compression.
     """
     state = {
         "host_buffers": dict(module.named_buffers()),
@@ -50,7 +50,7 @@ def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
 
 
 def own_state(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of this instance from the saved states of all instances.
+    """Select the state of this instance from the saved states of all instances.
 
     If the number of instances has changed, every instance uses the saved state of instance 0.
     """
@@ -68,7 +68,8 @@ def load_host_state(
     """Restore the saved state of the user's module, optimiser and scheduler."""
     module.load_state_dict(shared["model"])
     link.load_settings(shared["settings"])
-    # Earlier versions did not save the attributes and the state of the scheduler.
+    # Checkpoints of earlier versions do not contain the optimiser's attributes and the scheduler's
+    # state.
     link.load_attributes(shared.get("attributes", {}))
     link.load_scheduler_state(shared.get("scheduler"))
     module.load_state_dict(own_state(instances)["host_buffers"], strict=False)
@@ -81,15 +82,16 @@ def load_device_state(
     instances: Sequence[Mapping[str, Any]],
 ) -> None:
     """Restore the training state on the device, such as the optimiser state."""
-    # Earlier versions did not save the rates and the loss scaling.
+    # Checkpoints of earlier versions do not contain the optimiser's rates and the state of loss
+    # scaling.
     link.load_rates(shared.get("rates", {}))
     link.load_state_tensors(shared["optimizer"])
     link.load_loss_scaling(shared.get("loss_scaling"))
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])
-        # If the number of replicas has changed, all replicas keep the buffers that were copied from
-        # the host.
+        # If the number of replicas has changed, the saved buffers are not used. The replicas keep
+        # the buffers that were copied from the host.
         if len(rows_of_all) == communicator.num_instances * len(rows):
             first = communicator.instance_index * len(rows)
             rows.copy_(rows_of_all[first : first + len(rows)])
@@ -106,6 +108,7 @@ def _compression_of(compiled: Compiled) -> CompressedGradients | None:
 def _buffers_of_replicas(compiled: Compiled) -> dict[str, torch.Tensor]:
     """Return the buffers on the device that the model changes, by name.
 
-    The shape of each tensor is [local replicas, ...]. The tensors share memory with the buffers.
+    Each returned tensor has the shape [replicas of this instance, ...] and shares memory with the
+    buffers.
     """
     return compiled.state.buffers_of_replicas(compiled.executable.first_forward.modified_buffers)

@@ -1,7 +1,7 @@
-"""Shortened tracebacks of errors in a model, which show only the frames of the program.
+"""Shortened tracebacks of errors in a model, which show only frames of the user's program.
 
 An error in a forward method passes through about twenty frames of the compiler, the replica back
-ends and torch's modes. The shortened traceback shows the program's call of the wrapper, followed by
+ends and torch's modes. A shortened traceback shows the program's call of the model wrapper and then
 the frames of the forward method. At the log level DEBUG, tracebacks are not shortened.
 """
 
@@ -28,8 +28,8 @@ _OURS: Final = str(Path(popdist_py.__file__).parent) + os.sep
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# Tracebacks leave out the frames of generated code, and the frames of wrapper functions in torch
-# and in Python, because these frames only pass a call on.
+# The files whose frames a shortened traceback leaves out: generated code, and wrapper functions of
+# torch and Python that only call another function.
 _BETWEEN: Final = frozenset(
     {
         "<recorded graph>",
@@ -42,7 +42,7 @@ _MODULE_CALLS: Final = ("_wrapped_call_impl", "_call_impl", "inner")
 
 
 class _FramesFolded:
-    """Shortens the traceback of an error that leaves the ``with`` statement."""
+    """A context manager that shortens the traceback of an error that leaves the ``with`` block."""
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -58,7 +58,7 @@ frames_folded: Final = _FramesFolded()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the earlier errors that Python shows with it."""
+    """Yield an error and the earlier errors that Python prints before the error."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -70,11 +70,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
     """Return the traceback of an error without the frames of this package.
 
-    The traceback of an internal error is returned unchanged.
+    If a fault in this package caused the error, the full traceback is returned.
 
     Args:
         error: The error.
-        keeps_first: Whether to keep the first frame, which is the program's call of the wrapper.
+        keeps_first: Whether to keep the first frame, in which the program calls the model wrapper.
     """
     entries = []
     at = error.__traceback__
@@ -95,17 +95,17 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
 
 
 def _concerns_the_program(error: BaseException, entries: Sequence[TracebackType]) -> bool:
-    """Return whether the program or its model caused the error, rather than this package."""
+    """Tell whether the user's program or model caused the error, rather than this package."""
     if isinstance(error, Error | AssertionError) and error.args:
         return True
     return any(_is_module_call(entry) or _is_of_program(_file(entry)) for entry in entries)
 
 
 def _is_between(entry: TracebackType, following: Sequence[TracebackType]) -> bool:
-    """Return whether a stack frame only passes a call on to another function.
+    """Tell whether the function of a stack frame only calls another function.
 
-    The result is True for frames of this package, for frames of wrapper functions, and for frames
-    of torch that call a TorchFunctionMode.
+    The result is True for frames of this package, for frames of wrapper functions in torch and
+    Python, and for frames of torch that call a TorchFunctionMode.
     """
     file = _file(entry)
     if file.startswith(_OURS) or file in _BETWEEN or _is_module_call(entry):

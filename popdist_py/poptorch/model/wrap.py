@@ -41,20 +41,21 @@ def trainingModel(
     """Wrap ``model`` for training on emulated IPUs.
 
     Args:
-        model: The module, or a wrapper of the module. The module's forward method returns the
-            loss, alone or with other outputs.
+        model: The module to train, or a wrapper of this module. The module's forward method must
+            return the loss, alone or with other outputs.
         options: The options of the wrapper. The default is ``Options()``.
-        optimizer: The optimiser. The default is SGD with a learning rate of 0.01.
+        optimizer: The optimiser of the module's parameters. The default is SGD with a learning rate
+            of 0.01.
         scheduler: A scheduler of torch.optim.lr_scheduler for ``optimizer``. The scheduler is
             stepped after each weight update, even inside a call with several device iterations.
-            Graphcore's PopTorch does not have the argument ``scheduler``, and its learning rate is
-            constant during a call.
+            Graphcore's PopTorch does not have this argument, and keeps the learning rate constant
+            during a call.
 
     Raises:
         AssertionError: ``model`` is not a module.
-        Error: ``options`` is not an Options object, torch.jit or torch.compile made the module or a
-            part of it, a lazy layer does not have weights yet, or the scheduler cannot be stepped
-            after each update.
+        Error: ``options`` is not an Options object, the module contains a module made by torch.jit
+            or torch.compile, a lazy layer does not have weights yet, or the scheduler cannot be
+            stepped after each update.
         RuntimeError: The module is already wrapped for training.
     """
     checked = _checked(options)
@@ -64,7 +65,8 @@ def trainingModel(
     )
     _check_modules(module)
     if optimizer is None:
-        # The parameters are passed in a group, because torch refuses an empty list of parameters.
+        # The parameters are passed as a parameter group, because torch refuses an empty list of
+        # parameters but accepts an empty group.
         optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
     return PoplarExecutor(module, checked, training=True, optimizer=optimizer, scheduler=scheduler)
 
@@ -81,9 +83,9 @@ def inferenceModel(
 
     Raises:
         AssertionError: ``model`` is not callable.
-        Error: ``options`` is not an Options object or sets gradient accumulation, torch.jit or
-            torch.compile made the module or a part of it, or a lazy layer does not have weights
-            yet.
+        Error: ``options`` is not an Options object or sets gradient accumulation, the module
+            contains a module made by torch.jit or torch.compile, or a lazy layer does not have
+            weights yet.
     """
     checked = _checked(options)
     if checked.Training.gradient_accumulation != 1:
@@ -106,8 +108,8 @@ def load(
 
     Args:
         filename: The path of the file.
-        edit_opts_fn: A function that is called with the loaded options. The function may change
-            options that do not affect the compilation.
+        edit_opts_fn: A function that gets the loaded options. The function may change options that
+            do not affect the compilation.
 
     Raises:
         Error: The file was not written by save() or compileAndExport().
@@ -140,11 +142,11 @@ def _refuse_accumulation() -> NoReturn:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Check that the forward method of every module is Python code, and that all weights exist.
+    """Check that every module's forward method is Python code and that every parameter has a shape.
 
     Raises:
-        Error: A module comes from torch.jit or torch.compile, or a lazy layer does not have weights
-            yet.
+        Error: torch.jit or torch.compile made one of the modules, or a lazy layer does not have
+            weights yet.
     """
     for name, module in model.named_modules():
         scripted = isinstance(module, torch.jit.ScriptModule)
@@ -167,7 +169,7 @@ def _check_modules(model: nn.Module) -> None:
 
 @cache
 def _say_one_device() -> None:
-    """Warn that nn.DataParallel does not have an effect, only once and only on instance 0."""
+    """Warn once, and only on instance 0, that nn.DataParallel does not have an effect."""
     if context.environment().instance_index == 0:
         logger.warning(
             "nn.DataParallel does nothing on emulated IPUs: each replica runs the whole model. "

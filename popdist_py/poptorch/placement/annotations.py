@@ -1,7 +1,7 @@
 """Annotations that a program adds to a model, for example blocks of operations.
 
-A block is a group of operations that run on the same IPU. Annotations take effect only while a
-forward pass is traced. Annotations never change the results of a model.
+A block is a group of operations that run on the same IPU. Annotations have an effect only while a
+wrapped model's forward pass is traced. Annotations never change the results of a model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Layer = TypeVar("_Layer", bound=Callable[..., Any])
 
 
 class _Context:
-    """A context manager that does nothing."""
+    """The base class of the annotations: a context manager that does nothing."""
 
     def __enter__(self) -> None:
         return None
@@ -47,11 +47,11 @@ class _Context:
 class Block(_Context):
     """A context manager that puts the operations inside it into one block.
 
-    After the ``with`` statement, no block is active.
+    Operations after the ``with`` statement do not belong to any block.
 
     Args:
-        user_id: The id of the block. Blocks with the same id are one block. By default, the block
-            gets the next id of the series "0", "1", and so on.
+        user_id: The id of the block. Operations with the same block id belong to one block. By
+            default, the block gets the next id of the series "0", "1", and so on.
         ipu_id: The index of the IPU within a replica. By default, the execution strategy chooses
             the IPU.
     """
@@ -80,7 +80,7 @@ class Block(_Context):
     def useAutoId() -> None:
         """Restart the automatic block ids at "0".
 
-        Call this function at the start of the model's ``forward``.
+        Call ``useAutoId()`` at the start of the model's ``forward``.
         """
         blocks = current_blocks()
         if blocks is not None:
@@ -88,16 +88,16 @@ class Block(_Context):
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begin a block that ends where the next block begins."""
+        """Begin a block of operations, which ends where the next block begins."""
         blocks = current_blocks()
         if blocks is not None:
             blocks.begin_block(user_id, ipu_id)
 
 
 class _BlockHook:
-    """A forward pre-hook that begins a block.
+    """A forward pre-hook that begins a block of operations at each call of a module.
 
-    The hook is an object and not a closure, so that modules with the hook can be pickled.
+    The hook is an object and not a closure, so that a module with this hook can be pickled.
     """
 
     def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
@@ -106,9 +106,9 @@ class _BlockHook:
 
     def register(self, module: torch.nn.Module) -> None:
         """Register this object as a forward pre-hook of ``module``."""
-        # The handle is stored so that it is pickled with the hook. When torch loads the handle, it
-        # reserves the number of the hook in the new process. Without the handle, the next hook of
-        # the module could get the same number and replace this hook.
+        # The hook's handle is stored so that it is pickled with the hook. When a process unpickles
+        # the handle, torch reserves the hook's number in this process. Without the handle, the next
+        # hook of the module could get the same number and replace the block hook.
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
@@ -119,7 +119,7 @@ class _BlockHook:
 
 
 class _BlockCallable:
-    """A callable that begins a block before each call."""
+    """A wrapper of a callable, which begins a block of operations before each call."""
 
     def __init__(self, layer: Callable[..., Any], user_id: str | None, ipu_id: int | None) -> None:
         self._layer_to_call = layer
@@ -135,20 +135,20 @@ class _BlockCallable:
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
-    """Return ``layer_to_call``, changed so that each call of it begins a block.
+    """Change ``layer_to_call`` so that each of its calls begins a block of operations.
 
     The block contains all later operations until the next block begins.
 
     Args:
-        layer_to_call: A module or another callable. The function adds a hook to a module and
-            returns the same module. It returns a wrapper of any other callable.
+        layer_to_call: A module or another callable. For a module, BeginBlock adds a hook to the
+            module and returns the module. For any other callable, BeginBlock returns a wrapper.
         user_id: The id of the block. By default, the block gets the next id of the series "0",
             "1", and so on.
         ipu_id: The index of the IPU within a replica. By default, the execution strategy chooses
             the IPU.
 
     Raises:
-        Error: The module already begins a block, or the layer is not callable.
+        Error: The module already has a BeginBlock annotation, or ``layer_to_call`` is not callable.
     """
     if not isinstance(layer_to_call, torch.nn.Module):
         if callable(layer_to_call):
@@ -163,8 +163,9 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
             "assign it to another one"
         )
     _BlockHook(user_id, ipu_id).register(layer_to_call)
-    # A program can read the block of a module from these two attributes. The attributes are stored
-    # in ``__dict__`` because the type of Module.__setattr__ accepts only tensors and modules.
+    # A program can read a module's block from the attributes ``_user_id`` and ``_ipu_id``. The
+    # values are stored in ``__dict__``, because mypy accepts only tensors and modules for
+    # Module.__setattr__.
     layer_to_call.__dict__.update(_user_id=user_id, _ipu_id=ipu_id)
     return layer_to_call
 
@@ -174,7 +175,7 @@ def BlockFunction(
 ) -> Callable[[_Layer], _Layer]:
     """Return a decorator that puts all operations of a function into one block.
 
-    The arguments are the same as those of :class:`Block`.
+    BlockFunction has the same arguments as :class:`Block`.
     """
 
     def decorate(function: _Layer) -> _Layer:
@@ -189,7 +190,7 @@ def BlockFunction(
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Undo :func:`BeginBlock` for a module and all modules inside it.
+    """Remove the BeginBlock annotations of a module and of all modules inside it.
 
     Raises:
         AssertionError: The argument is not a module.
@@ -209,7 +210,7 @@ def _block_hooks(module: torch.nn.Module) -> list[int]:
 
 
 def is_block(hook: object) -> bool:
-    """Tell whether :func:`BeginBlock` registered a forward pre-hook."""
+    """Tell whether a module's forward pre-hook comes from :func:`BeginBlock`."""
     return isinstance(hook, _BlockHook)
 
 
@@ -238,10 +239,10 @@ class NameScope(_Context):
 class Attribute(_Context):
     """A context manager that accepts attributes for the operations inside it.
 
-    The attributes have no effect in the emulation.
+    The emulation ignores the attributes.
 
     Args:
-        **attributes: A dictionary for each name, for example ``__outline={"layer": "embedding"}``.
+        **attributes: Dictionaries of attributes, for example ``__outline={"layer": "embedding"}``.
     """
 
     def __init__(self, **attributes: dict[str, Any]) -> None:

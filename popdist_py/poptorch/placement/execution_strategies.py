@@ -1,8 +1,8 @@
-"""Execution strategies, which assign each block of a model to a stage and an IPU.
+"""Execution strategies, which assign each block of a model's operations to a stage and an IPU.
 
 A strategy contains stages or phases. The method ``_placer`` of a strategy returns a function that
-maps block ids to places. The module ``tracing.block_recorder`` calls the returned function for each
-block of a forward pass.
+gets a block id and returns the block's IPU, stage and phase. The module ``tracing.block_recorder``
+calls this function for each block of a forward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PipelineSchedule: TypeAlias = Literal["grouped", "interleaved"]
 
 
 class Stage:
-    """Blocks that run one after the other on one IPU.
+    """Blocks of operations that run one after the other on one IPU.
 
     Args:
         *block_ids: The ids of the blocks.
@@ -50,7 +50,7 @@ class Stage:
         return self._blocks
 
     def ipu(self, ipu_id: int) -> Stage:
-        """Run this stage on the given IPU, even if its blocks name other IPUs."""
+        """Run this stage on the given IPU, even if the ``ipu_id`` of its blocks differs."""
         self._ipu_id = ipu_id
         return self
 
@@ -68,7 +68,7 @@ class _IExecutionStrategy:
         raise NotImplementedError(f"{type(self).__name__} cannot place blocks")
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all settings of this strategy, as a tuple that can be compared.
+        """Return all settings of this strategy as a tuple, to compare strategies.
 
         Two strategies with the same settings return equal tuples.
         """
@@ -83,7 +83,7 @@ class _IExecutionStrategy:
         raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def _parts(self) -> Sequence[Any]:
-        """Return the stages or phases of the strategy, which its ``repr()`` shows as arguments."""
+        """Return the stages or phases of the strategy, for its ``repr()``."""
         return ()
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class _IExecutionStrategy:
 
 
 def _stage_of(spec: Any) -> Stage:
-    """Return a ``Stage`` for a ``Stage``, a block id or a list of block ids."""
+    """Return a ``Stage``, made from a block id or a list of block ids if necessary."""
     if isinstance(spec, Stage):
         return spec
     if isinstance(spec, str):
@@ -103,7 +103,7 @@ def _stage_of(spec: Any) -> Stage:
 
 
 def _index_stages(stages: Iterable[tuple[Stage, Any]]) -> dict[str, tuple[Stage, Any]]:
-    """Return a dictionary from each block id to the stage of the block and the stage's position.
+    """Return a dictionary with the stage, and the stage's position, for each block id.
 
     Raises:
         AssertionError: Two stages contain the same block.
@@ -130,7 +130,8 @@ def _described(by_block: dict[str, tuple[Stage, Any]]) -> list[tuple[Any, ...]]:
 def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
     """Return the IPU for a block of a stage.
 
-    An IPU that was set for the stage comes first, then the block's own IPU, then the default.
+    An IPU that the program set for the stage has priority over an IPU that it set for the block.
+    The default is used only if neither is set.
     """
     if stage._ipu_id is not None:
         return stage._ipu_id
@@ -138,7 +139,7 @@ def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
 
 
 class ShardedExecution(_IExecutionStrategy):
-    """A strategy that runs stages one after the other, each on its own IPU.
+    """A strategy that runs the stages of a model one after the other, each on a different IPU.
 
     Args:
         *args: Either one :class:`AutoStage` or the stages in order. Each stage is a ``Stage``, a
@@ -193,22 +194,23 @@ class PipelinedExecution(ShardedExecution):
     """
 
     is_pipelined = True
-    # The default is a class attribute, because objects saved by older versions of this library do
-    # not have the instance attribute.
+    # The default schedule is a class attribute, because strategies that older versions of this
+    # library pickled do not have the instance attribute.
     _schedule: PipelineSchedule = "grouped"
 
     def setSchedule(self, schedule: PipelineSchedule) -> PipelinedExecution:
-        """Set the order of forward and backward passes in the model of the device.
+        """Set the order of forward and backward passes that the model of the device assumes.
 
-        The schedule changes the modelled memory and time, but not the results. PopTorch does not
-        have this option, which follows ``PipelineSchedule`` of TensorFlow for the IPU.
+        The schedule changes the modelled memory and time, but not the results. The option follows
+        ``PipelineSchedule`` of TensorFlow for the IPU. Graphcore's PopTorch does not have the
+        option.
 
         Args:
-            schedule: The default, ``grouped``, is PopTorch's pipeline. In each cycle of the
-                pipeline, every IPU runs a forward and a backward pass. With ``interleaved``, an IPU
-                runs a forward or a backward pass in each cycle. Each cycle lasts as long as its
-                slowest forward or backward pass. A stage of an interleaved pipeline keeps the
-                activations of about half as many micro-batches.
+            schedule: ``grouped`` or ``interleaved``. The default, ``grouped``, is PopTorch's
+                schedule: in each pipeline cycle, every IPU runs a forward and a backward pass. With
+                ``interleaved``, an IPU runs either a forward or a backward pass in each cycle. A
+                cycle lasts as long as its slowest forward or backward pass. With ``interleaved``, a
+                stage keeps the activations of about half as many micro-batches as with ``grouped``.
 
         Raises:
             ValueError: The schedule is unknown.
@@ -238,7 +240,7 @@ def _same_as_ipu() -> PlaceBlock:
 
 def _auto_increment() -> PlaceBlock:
     stages: dict[Any, BlockPlace] = {}
-    numbers = count(1)  # PopTorch counts automatic stages from 1.
+    numbers = count(1)  # PopTorch numbers automatic stages from 1.
 
     def place(user_id: Any, ipu_id: int | None) -> BlockPlace:
         if user_id not in stages:
@@ -250,13 +252,13 @@ def _auto_increment() -> PlaceBlock:
 
 
 class Phase:
-    """Stages that run at the same time.
+    """A phase of a phased execution, whose stages run at the same time.
 
     Args:
-        *arg: Either stages, or the ids of blocks that together form one stage.
+        *arg: Either the stages of the phase, or the ids of the blocks of its only stage.
 
     Raises:
-        AssertionError: The arguments are missing, or they mix stages and ids.
+        AssertionError: There are no arguments, or the arguments contain both stages and block ids.
     """
 
     def __init__(self, *arg: Stage | str) -> None:
@@ -274,7 +276,7 @@ class Phase:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages, in order."""
+        """The stages of the phase, in order."""
         return self._stages
 
     def stage(self, index: int) -> Stage:
@@ -282,7 +284,7 @@ class Phase:
         return self._stages[index]
 
     def ipus(self, *ipus: int) -> Phase:
-        """Set the IPU of each stage.
+        """Set the IPU of each stage of the phase.
 
         Raises:
             AssertionError: The number of IPUs differs from the number of stages.
@@ -309,15 +311,15 @@ def _phase_of(spec: Any) -> Phase:
 class _PhasedExecution(_IExecutionStrategy):
     """A strategy that runs phases one after the other.
 
-    Between two phases, tensors are stored in memory outside the IPU (Streaming Memory).
+    Between two phases, an IPU stores tensors in memory outside the IPU (Streaming Memory).
 
     Args:
         *phases: The phases in order. Each argument is a ``Phase``, a ``Stage``, a block id, a list
             of stages or a list of block ids.
 
     Raises:
-        AssertionError: The phases are missing, an argument is an AutoStage, or two stages contain
-            the same block.
+        AssertionError: There are no phases, an argument is an AutoStage, or two stages contain the
+            same block.
     """
 
     _separate_backward_phase = False
@@ -355,9 +357,9 @@ class _PhasedExecution(_IExecutionStrategy):
         return _find_stage(self._stages, block_id)[0]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
-        """Run the backward pass in separate phases, also for the last forward phase.
+        """Run the whole backward pass in phases that are separate from the forward phases.
 
-        This setting has no effect in the emulation.
+        The emulation stores this setting but ignores it.
         """
         self._separate_backward_phase = use
         return self
@@ -382,7 +384,7 @@ class _PhasedExecution(_IExecutionStrategy):
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """A phased execution whose phases all use the same IPUs, one phase after the other.
+    """A phased execution in which all phases run on the same IPUs, one after the other.
 
     The constructor takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a block id, a
     list of stages or a list of block ids.
@@ -393,7 +395,7 @@ class SerialPhasedExecution(_PhasedExecution):
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Set whether tensors stay in the IPU's memory between phases.
 
-        This setting has no effect in the emulation.
+        The emulation stores this setting but ignores it.
 
         Raises:
             AssertionError: The argument is not a :class:`Liveness`.
@@ -415,9 +417,9 @@ class SerialPhasedExecution(_PhasedExecution):
 class ParallelPhasedExecution(_PhasedExecution):
     """A phased execution whose phases alternate between two sets of IPUs.
 
-    Even phases run on the IPUs with even numbers, and odd phases on the IPUs with odd numbers. The
-    constructor takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a block id, a
-    list of stages or a list of block ids.
+    Phases with even numbers run on the IPUs with even numbers. Phases with odd numbers run on the
+    IPUs with odd numbers. The constructor takes the phases in order. Each phase is a ``Phase``, a
+    ``Stage``, a block id, a list of stages or a list of block ids.
     """
 
     _off_chip_after_forward = False
@@ -425,7 +427,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
         """Move tensors out of the IPU's memory after the forward pass.
 
-        This setting has no effect in the emulation.
+        The emulation stores this setting but ignores it.
         """
         self._off_chip_after_forward = off_chip
         return self
