@@ -2,6 +2,6 @@
 
 The package contains trainingModel(), inferenceModel() and the class PoplarExecutor. It also
 contains the code that attaches models to devices, and the code that saves compiled models to files.
-No module of this package computes the outputs or gradients of a model. May call: every other
-package but data and operators.
+No module of this package computes the outputs or gradients of a model.
+May call: every other package but data and operators.
 """
