@@ -24,7 +24,7 @@ REDUCTIONS = {
 def of_ipus(model: poptorch.PoplarExecutor) -> dict[str, float]:
     """Return the modelled memory of the fullest IPU of a compiled model.
 
-    The result is empty if the model's forward cannot be captured as a graph.
+    The result is empty if no graph can be made of the model's forward.
     """
     try:
         page = model.memoryReport()

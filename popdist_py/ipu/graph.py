@@ -7,7 +7,7 @@ size of one sample is stored. This module does not depend on an IPU or on the se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -27,6 +27,7 @@ __all__ = [
     "Type",
     "Weight",
     "saved_by",
+    "stages_of",
 ]
 
 Type: TypeAlias = Literal["float32", "float16", "int32", "int16", "int8", "uint8", "bool"]
@@ -367,3 +368,19 @@ class Placement:
         if waiting:
             raise ValueError(f"no operation of {waiting[0]} where a stage could begin")
         return cls(tuple(stages), tuple(range(len(before) + 1)))
+
+
+def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the number of the stage of each operation of a forward pass.
+
+    A stage begins where the phase or the IPU changes. Consecutive blocks on one IPU are one stage.
+
+    Args:
+        places: The phase and the IPU of each operation, in the order of execution.
+    """
+    stages: list[int] = []
+    before = None
+    for place in places:
+        stages.append(stages[-1] + (place != before) if stages else 0)
+        before = place
+    return stages

@@ -15,7 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
-from popdist_py.ipu.liveness import (
+from popdist_py.ipu.memory_contents import Category, Contribution, IpuMemory, MemoryReport
+from popdist_py.ipu.settings import Location, Settings
+from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.tensor_liveness import (
     Moment,
     Peak,
     Stage,
@@ -25,9 +28,6 @@ from popdist_py.ipu.liveness import (
     peak,
     stage_of,
 )
-from popdist_py.ipu.memory_report import Category, Contribution, IpuMemory, MemoryReport
-from popdist_py.ipu.settings import Location, Settings
-from popdist_py.ipu.specification import IPU
 
 __all__ = [
     "ESTIMATES",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from popdist_py.ipu.liveness import live_at
 from popdist_py.ipu.memory import ipu_memory, walks
 from popdist_py.ipu.searches import Run
+from popdist_py.ipu.tensor_liveness import live_at
 
 __all__ = ["LiveBytes", "curve"]
 

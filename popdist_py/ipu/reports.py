@@ -15,16 +15,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from popdist_py.errors import counted
-from popdist_py.ipu.curves import LiveBytes, curve
-from popdist_py.ipu.cycles import CycleReport, StageCycles, cycles, operation_cycles
+from popdist_py.ipu.cycles import CycleReport, cycles
 from popdist_py.ipu.documents.document import Cell, Column, Course, Document, Section, Share
 from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.memory_report import Category, IpuMemory
+from popdist_py.ipu.memory_contents import Category, IpuMemory
+from popdist_py.ipu.memory_over_time import LiveBytes, curve
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.schedule_views import grid
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.stage_cycles import StageCycles, operation_cycles
 from popdist_py.ipu.tile_balance import tile_balance
 from popdist_py.ipu.transfers import copied_bytes, host_traffic, request_bytes
 from popdist_py.ipu.what_if import OutOfMemory, explain

@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import inf
 from typing import Final
 
-from popdist_py.ipu.cycles import CYCLE_MODEL, CycleModel, cycles, operation_cycles
+from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import (
     ESTIMATES,
@@ -23,9 +23,10 @@ from popdist_py.ipu.memory import (
     memory,
     stash_depth,
 )
-from popdist_py.ipu.memory_report import IpuMemory
+from popdist_py.ipu.memory_contents import IpuMemory
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.stage_cycles import CYCLE_MODEL, CycleModel, operation_cycles
 
 __all__ = [
     "Run",

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from popdist_py.ipu.cycles import CycleModel, operation_cycles
 from popdist_py.ipu.graph import Graph, Operation, Placement
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.stage_cycles import CycleModel, operation_cycles
 
 __all__ = ["tile_balance"]
 

@@ -9,9 +9,9 @@ import torch
 
 from examples import cnn_programs as cnns
 from popdist_py import poptorch
-from popdist_py.ipu.liveness import stage_of
-from popdist_py.poptorch.on_ipu.capture import capture
-from popdist_py.poptorch.on_ipu.run_of import run_of
+from popdist_py.ipu.tensor_liveness import stage_of
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
+from popdist_py.poptorch.on_ipu.run_from_options import run_from_options
 
 ON_HOST = SimpleNamespace(mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.3), normalised_on_host=True)
 
@@ -97,8 +97,8 @@ def test_the_second_value_of_each_stage_is_that_of_matrix_products(words):
         )
         module, options = placed(args), cnns.module("ipu_options").training_options(args)
         sizes = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
-        captured = capture(module, options, sizes, training=True)
-        run = run_of(captured, options, None, training=True)
+        model_graph = graph_of_model(module, options, sizes, training=True)
+        run = run_from_options(model_graph, options, None, training=True)
         found = {}
         for stage in range(run.placement.num_stages):
             here = stage_of(run.graph, run.placement, run.settings, run.ipu, stage)

@@ -136,10 +136,10 @@ NOTES = """
   microseconds, then lets others run and looks again for at most 5 milliseconds, then sleeps in the
   kernel. With fewer cores it lets others run at once, and sleeps after 0.3 milliseconds: instances
   that wait take no core from those that work.
-- **Replicas** of one instance run as one captured graph where that agrees with running them one
+- **Replicas** of one instance run as one recorded graph where that agrees with running them one
   after the other;
   [how that is decided](emulation.md#how-replicas-are-executed).
-- **Convolutions with kernels of one element** are oneDNN's in a captured graph. With one thread and
+- **Convolutions with kernels of one element** are oneDNN's in a recorded graph. With one thread and
   fewer than 16 images torch computes them itself, one image after the other.
 - **Deterministic mode** keeps one gradient per replica and adds them in one binary tree over the
   global replica index: equal bits however the replicas are split over instances and hosts.

@@ -10,38 +10,16 @@ from typing import Any, Final
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.memory_report import IpuMemory
+from popdist_py.ipu.memory_contents import IpuMemory
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.searches import Run
-from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options.options import Options
-from popdist_py.run_files import device_file
 
-__all__ = ["keep_device_document", "model_document"]
+__all__ = ["model_document"]
 
 # The largest numbers of steps and cells of a schedule in the description. A schedule repeats
 # itself, and a picture with more cells would not be readable.
 _MOST_STEPS: Final = 96
 _MOST_CELLS: Final = 1024
-
-
-def keep_device_document(run: Run | None, options: Options, name: str) -> None:
-    """Write the description of a compiled model to the run's folder.
-
-    Only instance 0 writes the description. An error while writing is logged and not raised.
-
-    Args:
-        run: The input of the device model. Without this input, the function does nothing.
-        options: The options of the PopTorch model.
-        name: The name of the user's module.
-    """
-    if run is None or options.Distributed.processId != 0 or not device_file.is_wanted():
-        return
-    try:
-        is_named = options.Emulator.device_named is not None
-        device_file.keep_model(model_document(run, name, is_named=is_named))
-    except Exception:  # The program can continue without the description.
-        logger.debug("The run's folder has nothing of the model on the device", exc_info=True)
 
 
 def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:

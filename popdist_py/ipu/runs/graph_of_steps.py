@@ -12,23 +12,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Tensor
-from popdist_py.poptorch.on_ipu.captured import Captured
-from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
-from popdist_py.poptorch.tracing.block_places import stages_of
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Tensor, stages_of
+from popdist_py.ipu.runs.forward_steps import Forward, Step, Value
+from popdist_py.ipu.runs.model_graph import ModelGraph
 
-__all__ = ["captured_of"]
+__all__ = ["graph_of_steps"]
 
 
-def captured_of(forward: Forward) -> Captured:
+def graph_of_steps(forward: Forward) -> ModelGraph:
     """Return the graph of a forward pass, and the placement of its operations."""
     steps = _merged(forward, _alive(forward.steps, forward.outputs))
     if not steps:
-        return captured_of(_with_identity(forward))
+        return graph_of_steps(_with_identity(forward))
     stages = stages_of(step.place for step in steps)
     steps = _with_own_memory(steps, stages)
     names = _names(steps)
-    return Captured(
+    return ModelGraph(
         graph=_graph(forward, steps, stages, names),
         placement=Placement(tuple(stages), _ipus(steps, stages)),
     )

@@ -1,7 +1,6 @@
-"""The class Captured, which is the forward pass of a model as a graph for the device model.
+"""The class ModelGraph, which is the forward pass of a model as a graph for the device model.
 
-The module ``capture`` makes objects of this class. The objects do not refer to tensors, so the
-library can store them with an executable.
+Objects of this class do not refer to tensors, so PopTorch can store them with an executable.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final
 
 from popdist_py.ipu.graph import Graph, Placement
 
-__all__ = ["LEAST_PROPORTION", "Captured"]
+__all__ = ["LEAST_PROPORTION", "ModelGraph"]
 
 # PopTorch accepts 0 as the available memory proportion. The device model needs a positive number,
 # because it splits an operation into more parts if the proportion is smaller.
@@ -19,7 +18,7 @@ LEAST_PROPORTION: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class ModelGraph:
     """The forward pass of one micro-batch.
 
     Attributes:

@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from popdist_py.ipu.graph import Graph, Placement, Type
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.schedule import least_accumulation
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Location, Optimizer, OutputMode, Recompute, Settings, Strategy
 from popdist_py.ipu.specification import IPUS
-from popdist_py.poptorch.on_ipu.captured import Captured
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "STRATEGIES", "Asked", "Sort", "asked_run"]
+__all__ = ["OPTIMIZERS", "PRECISIONS", "STRATEGIES", "CommandOptions", "Sort", "run_from_command"]
 
 Sort: TypeAlias = Literal["weights", "accumulators", "optimizer", "activations"]
 
@@ -62,7 +62,7 @@ _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class CommandOptions:
     """The values of the command line's options that describe a run.
 
     The command line sets the defaults. The value None means that the default depends on other
@@ -93,44 +93,44 @@ class Asked:
     ipus: int | None
 
 
-def asked_run(captured: Captured, asked: Asked) -> Run:
-    """Return the input of the device model for a captured graph and the command line's options.
+def run_from_command(model: ModelGraph, options: CommandOptions) -> Run:
+    """Return the input of the device model for a model's graph and the command's options.
 
     Raises:
         ValueError: A module does not occur in the graph, or settings contradict each other.
     """
-    graph = captured.graph
-    if asked.precision is not None:
-        data, weights = PRECISIONS[asked.precision]
+    graph = model.graph
+    if options.precision is not None:
+        data, weights = PRECISIONS[options.precision]
         graph = graph.cast(data=data, weights=weights)
-    graph = _with_checkpoints(graph, asked.checkpoint)
-    placement = _placement(graph, asked) if asked.split else captured.placement
+    graph = _with_checkpoints(graph, options.checkpoint)
+    placement = _placement(graph, options) if options.split else model.placement
     last = placement.operations_of(graph, placement.num_stages - 1)
-    accumulation, device_iterations = _micro_batches(asked, asked.ipus or placement.num_stages)
-    ipu = IPUS[asked.device]
+    accumulation, device_iterations = _micro_batches(options, options.ipus or placement.num_stages)
+    ipu = IPUS[options.device]
     settings = Settings(
-        is_training=not asked.inference,
-        strategy=STRATEGIES[asked.strategy],
+        is_training=not options.inference,
+        strategy=STRATEGIES[options.strategy],
         accumulation=accumulation,
         device_iterations=device_iterations,
-        replicas=asked.replicas,
-        optimizer=_optimizer(asked),
-        recompute=asked.recompute,
+        replicas=options.replicas,
+        optimizer=_optimizer(options),
+        recompute=options.recompute,
         recomputes_last=any(operation.is_checkpoint for operation in last),
-        weight_location=_location("weights", asked),
-        accumulator_location=_location("accumulators", asked),
-        optimizer_location=_location("optimizer", asked),
-        activation_location=_location("activations", asked),
-        partials=asked.partials,
-        memory_proportion=tuple(asked.available_memory_proportion),
-        io_tiles=asked.io_tiles,
-        output_mode=asked.output_mode,
-        synthetic_data=asked.synthetic_data,
+        weight_location=_location("weights", options),
+        accumulator_location=_location("accumulators", options),
+        optimizer_location=_location("optimizer", options),
+        activation_location=_location("activations", options),
+        partials=options.partials,
+        memory_proportion=tuple(options.available_memory_proportion),
+        io_tiles=options.io_tiles,
+        output_mode=options.output_mode,
+        synthetic_data=options.synthetic_data,
     )
     return Run(graph, placement, settings, ipu)
 
 
-def _micro_batches(asked: Asked, stages: int) -> tuple[int, int]:
+def _micro_batches(options: CommandOptions, stages: int) -> tuple[int, int]:
     """Return the number of accumulated micro-batches and the number of device iterations.
 
     Without an option for the number of micro-batches, a pipeline gets the smallest possible number.
@@ -139,37 +139,40 @@ def _micro_batches(asked: Asked, stages: int) -> tuple[int, int]:
         ValueError: An option sets fewer micro-batches than a pipeline needs, or an accumulation
             above 1 is set for inference.
     """
-    pipelined = STRATEGIES[asked.strategy] in ("grouped", "interleaved")
-    least = least_accumulation(stages, is_training=not asked.inference) if pipelined else 1
-    if asked.inference:
-        given, name = asked.device_iterations, "--device-iterations"
+    pipelined = STRATEGIES[options.strategy] in ("grouped", "interleaved")
+    least = least_accumulation(stages, is_training=not options.inference) if pipelined else 1
+    if options.inference:
+        given, name = options.device_iterations, "--device-iterations"
     else:
-        given, name = asked.accumulation, "--accumulation"
+        given, name = options.accumulation, "--accumulation"
     if given is not None and given < least:
         raise ValueError(f"{name} is {given}: a pipeline of {stages} stages needs {least} at least")
     filling = given or least
-    if asked.inference:
-        if (asked.accumulation or 1) > 1:
+    if options.inference:
+        if (options.accumulation or 1) > 1:
             raise ValueError("--accumulation is for training: --inference updates nothing")
         return 1, filling
-    return filling, asked.device_iterations or 1
+    return filling, options.device_iterations or 1
 
 
-def _optimizer(asked: Asked) -> Optimizer:
-    types = {1: asked.first_order_momentum_accum_type, 2: asked.second_order_momentum_accum_type}
-    state = tuple(types[order] for order in OPTIMIZERS[asked.optimizer])
-    return Optimizer(state=state, accumulator=asked.accum_type)
+def _optimizer(options: CommandOptions) -> Optimizer:
+    types = {
+        1: options.first_order_momentum_accum_type,
+        2: options.second_order_momentum_accum_type,
+    }
+    state = tuple(types[order] for order in OPTIMIZERS[options.optimizer])
+    return Optimizer(state=state, accumulator=options.accum_type)
 
 
-def _location(sort: Sort, asked: Asked) -> Location:
-    return Location(on_chip=sort not in asked.off_chip, is_sharded=sort in asked.sharded)
+def _location(sort: Sort, options: CommandOptions) -> Location:
+    return Location(on_chip=sort not in options.off_chip, is_sharded=sort in options.sharded)
 
 
-def _placement(graph: Graph, asked: Asked) -> Placement:
-    for module in asked.split:
+def _placement(graph: Graph, options: CommandOptions) -> Placement:
+    for module in options.split:
         _first_of(graph, module)
-    placement = Placement.cut(graph, asked.split)
-    ipu_of = _IPU_OF_PHASE.get(asked.strategy)
+    placement = Placement.cut(graph, options.split)
+    ipu_of = _IPU_OF_PHASE.get(options.strategy)
     if ipu_of is None:
         return placement
     return replace(placement, ipus=tuple(map(ipu_of, range(placement.num_stages))))

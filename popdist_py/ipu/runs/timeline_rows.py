@@ -1,7 +1,7 @@
-"""Rows of the timeline that show the activities of the emulated IPUs during a call.
+"""Spans that show the activities of the IPUs during a call as rows of the timeline.
 
-The host measures the start and the end of a call. The model of the device gives the share of this
-time that each activity takes.
+The beginning and the end of a span are shares of the call's duration, because the duration itself
+is measured by the host. This module does not write to the timeline.
 """
 
 from __future__ import annotations
@@ -13,22 +13,14 @@ from itertools import groupby
 from typing import Final
 
 from popdist_py.errors import plural
-from popdist_py.ipu.searches import Run
-from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.on_ipu.call_times import Piece, Window, window
-from popdist_py.poptorch.options.options import Options
-from popdist_py.timeline import spans
+from popdist_py.ipu.window import Piece, Window
 
-__all__ = ["MOST_PIECES", "IpuRows", "ShownPiece", "call_pieces"]
+__all__ = ["MOST_PIECES", "ShownPiece", "call_pieces"]
 
 # The largest number of spans of one call. If a schedule has more activities, one span shows all
 # micro-batches of an IPU between two updates. If those spans are still too many, one span is
 # drawn for each IPU.
 MOST_PIECES: Final = 200
-# The timeline shows the first calls, and later the calls whose training step is a multiple of 8.
-# When a timeline file is full, the spans of these steps are kept longer than other spans.
-_FIRST_CALLS: Final = 8
-_EVERY: Final = 8
 # The names of the activities that belong to a weight update.
 _OF_UPDATE: Final = ("reduce", "update")
 
@@ -52,57 +44,6 @@ class ShownPiece:
     arguments: str = ""
 
 
-class IpuRows:
-    """Writes the calls of one compiled model to the timeline.
-
-    Args:
-        run: The input of the device model, which computes the activities at the first call.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._calls = 0
-        self._pieces: tuple[ShownPiece, ...] | None = None
-
-    @classmethod
-    def of(cls, run: Run | None, options: Options) -> IpuRows | None:
-        """Return an object that writes a run's calls to the timeline.
-
-        The function returns None without a named device or a captured model.
-        """
-        return None if run is None or options.Emulator.device_named is None else cls(run)
-
-    def draw(self, begin: int, end: int, step: int | None) -> None:
-        """Write a call to the timeline, if a timeline is recorded.
-
-        Only the first calls are written, and later the calls whose training step is a multiple of
-        8.
-
-        Args:
-            begin: The start of the call, in nanoseconds of the monotonic clock.
-            end: The end of the call, in nanoseconds of the monotonic clock.
-            step: The number of training steps after this call, or None for inference.
-        """
-        if not spans.is_recording():
-            return
-        self._calls += 1
-        if self._calls > _FIRST_CALLS and (self._calls if step is None else step) % _EVERY:
-            return
-        if self._pieces is None:
-            self._pieces = self._laid_out()
-        length = end - begin
-        for piece in self._pieces:
-            first, last = begin + int(piece.begin * length), begin + int(piece.end * length)
-            spans.add(piece.row, piece.name, first, last, piece.arguments)
-
-    def _laid_out(self) -> tuple[ShownPiece, ...]:
-        try:
-            return call_pieces(window(self._run))
-        except Exception:  # The program can continue without these rows.
-            logger.debug("The timeline has no rows of the IPUs", exc_info=True)
-            return ()
-
-
 def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
     """Return the spans of a call.
 
@@ -112,7 +53,8 @@ def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
         of: The activities of the IPUs in one window. A call may repeat the window several times.
     """
     total = of.count * of.cycles
-    for pieces in (of.pieces, _by_stages(of.pieces)):
+    own = of.pieces()
+    for pieces in (own, _by_stages(own)):
         if len(pieces) * of.count <= MOST_PIECES:
             moved = (
                 replace(
@@ -125,7 +67,7 @@ def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
             )
             return tuple(_shown(piece, total) for piece in moved)
     rest = total - of.cycles
-    whole = _joined(of.pieces)
+    whole = _joined(own)
     return tuple(_shown(replace(piece, end=piece.end + rest), total) for piece in whole)
 
 

@@ -183,7 +183,7 @@ class Batching:
         sizes = (self.group_size, groups) if is_orthogonal else (groups, self.group_size)
         shared = parts.unsqueeze(0 if is_orthogonal else 1)
         expanded = shared.expand(*sizes, *parts.shape[1:])
-        # A captured graph of operations calls view() on its inputs, and view() requires contiguous
+        # A recorded graph of operations calls view() on its inputs, and view() requires contiguous
         # tensors.
         return expanded.reshape(self.replicas, *parts.shape[1:]).contiguous()
 

@@ -71,7 +71,7 @@ class _Point:
 
     Attributes:
         number: The number of the point. The values differ from those of every other point, and from
-            the values that were used to capture a graph.
+            the values that were used to record a graph.
         expected: The results of the loop over the replicas.
         noise: The size of the change that rounding causes in each tensor of the loop, for each kind
             of tensor; None if the noise has not been measured.

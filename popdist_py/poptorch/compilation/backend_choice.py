@@ -233,7 +233,7 @@ class _OtherThreads:
 def _collections_paused() -> Iterator[None]:
     """Disable Python's cyclic garbage collector in the ``with`` block.
 
-    Capturing a graph makes tens of thousands of objects that remain in use. While their number
+    Recording a graph makes tens of thousands of objects that remain in use. While their number
     grows, the collector would search all objects repeatedly. These searches took 6 per cent of the
     time to compile ResNet-101.
     """

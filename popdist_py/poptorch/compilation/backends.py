@@ -51,7 +51,7 @@ from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
 
 __all__ = ["BACKENDS", "Backend"]
 
-# Captured graphs do not use torch's fast kernel for LSTM layers.
+# Recorded graphs do not use torch's fast kernel for LSTM layers.
 _LSTM: Final = frozenset({"lstm"})
 _RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 # One pass over all replicas is faster than the LSTM kernel if there are at least _MANY_REPLICAS
@@ -88,9 +88,9 @@ def _always(_: DeviceModel) -> None:
     """Return None, because the loop can run every model."""
 
 
-def _why_not_captured(model: DeviceModel) -> str | None:
+def _why_not_recorded(model: DeviceModel) -> str | None:
     if any(_kind(mode) not in (MixedPrecision, GroupNorms) for mode in model.context.modes):
-        return "a captured graph knows nothing of the modes that the model runs in"
+        return "a recorded graph knows nothing of the modes that the model runs in"
     if model.training and not model.first_forward.loss_has_gradient:
         return "no parameter leads to the loss"
     return model.only_loop
@@ -101,10 +101,10 @@ def _kind(mode: Mode) -> Any:
     return mode.func if isinstance(mode, partial) else mode
 
 
-def _why_not_captured_alone(model: DeviceModel) -> str | None:
+def _why_not_recorded_alone(model: DeviceModel) -> str | None:
     if model.norm_groups is not None and model.batching.replicas > 1:
         return "batch norms of several local replicas wait for one another"
-    return _why_not_captured(model)
+    return _why_not_recorded(model)
 
 
 def _why_not_fused(model: DeviceModel) -> str | None:
@@ -113,10 +113,10 @@ def _why_not_fused(model: DeviceModel) -> str | None:
     return model.only_loop
 
 
-def _why_not_fused_and_captured(model: DeviceModel) -> str | None:
+def _why_not_fused_and_recorded(model: DeviceModel) -> str | None:
     if model.first_forward.is_random:
         return "random numbers of one pass over all replicas need Python: each has its own stream"
-    return _why_not_fused(model) or _why_not_captured(model)
+    return _why_not_fused(model) or _why_not_recorded(model)
 
 
 def _layers(model: DeviceModel) -> set[str]:
@@ -148,14 +148,14 @@ BACKENDS: Final[tuple[Backend, ...]] = (
     ),
     Backend(
         name="graph",
-        can_run=_why_not_captured_alone,
+        can_run=_why_not_recorded_alone,
         make=partial(GraphReplicas, vectorised=False),
         is_worthwhile=_has_no_lstm,
     ),
     Backend(
         name="fused graph",
         option="fused",
-        can_run=_why_not_fused_and_captured,
+        can_run=_why_not_fused_and_recorded,
         make=partial(GraphReplicas, vectorised=True),
         is_worthwhile=_has_no_lstm_or_many_replicas,
     ),

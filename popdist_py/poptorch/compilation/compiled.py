@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.poptorch.execution.device_loop import Program
 from popdist_py.poptorch.execution.random_streams import RandomStreams
-from popdist_py.poptorch.on_ipu.captured import Captured
-from popdist_py.poptorch.on_ipu.ipu_rows import IpuRows
+from popdist_py.poptorch.on_ipu.published_figures import IpuRows
 from popdist_py.poptorch.tracing.first_forward import FirstForward
 from popdist_py.poptorch.weights.device_state import DeviceState
 
@@ -35,8 +35,8 @@ class Executable:
         mixed_precision: Whether the forward pass multiplies float16 tensors with float16 or float32
             tensors.
         back_end: The name of the chosen back end; None before the choice.
-        captured: The forward pass as a graph for the device model; None if no graph was requested
-            or the forward pass cannot be captured.
+        model_graph: The forward pass as a graph for the device model; None if no graph was
+            requested or no graph can be made from the forward pass.
     """
 
     first_forward: FirstForward
@@ -44,7 +44,7 @@ class Executable:
     widen_integers: bool
     mixed_precision: bool
     back_end: str | None = None
-    captured: Captured | None = None
+    model_graph: ModelGraph | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,9 +30,9 @@ from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.modes import MixedPrecision
 from popdist_py.poptorch.group_norms.batch_norm import OneValueAllowed
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.on_ipu.capture import captured_or_none, watched_model
-from popdist_py.poptorch.on_ipu.device_document import keep_device_document
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_or_none, watched_model
 from popdist_py.poptorch.on_ipu.memory_check import check_memory
+from popdist_py.poptorch.on_ipu.published_figures import keep_device_document
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.profile_folder import profile_folder
 from popdist_py.poptorch.options.without_effect import say_idle_options
@@ -99,7 +99,7 @@ def _compile(
     executable = earlier or _trace(source, call, sizes, state)
     placement = executable.first_forward.placement
     placed(check_placement(placement, source.options, batching, training=source.training))
-    run = source.device_run(executable.captured)
+    run = source.device_run(executable.model_graph)
     check_memory(run, source.options, state, placement.num_ipus)
     _give_buffers(source, executable.first_forward, state, batching)
     steps = count()
@@ -170,7 +170,7 @@ def _trace_with(
         replica_execution=source.options.Emulator.replica_execution,
         widen_integers=widen_integers,
         mixed_precision=precision.met_half,
-        captured=None if observer is None else captured_or_none(observer),
+        model_graph=None if observer is None else graph_or_none(observer),
     )
 
 

@@ -13,7 +13,7 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.without_effect import say_idle_in_model
-from popdist_py.poptorch.tracing.block_places import Placement
+from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 
 __all__ = ["check_changed_buffers", "check_norm_groups", "check_placement"]
 
@@ -45,7 +45,7 @@ def check_norm_groups(options: Options, batching: Batching, communicator: Commun
 
 
 def check_placement(
-    placement: Placement, options: Options, batching: Batching, *, training: bool
+    placement: ForwardPlaces, options: Options, batching: Batching, *, training: bool
 ) -> int:
     """Check that a call fills the pipeline and that there are enough IPUs.
 

@@ -28,8 +28,7 @@ from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
 from popdist_py.poptorch.group_norms.exchange import GroupExchange
-from popdist_py.poptorch.on_ipu.call_times import modelled_times
-from popdist_py.poptorch.on_ipu.ipu_rows import IpuRows
+from popdist_py.poptorch.on_ipu.published_figures import IpuRows, modelled_times
 from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
 from popdist_py.poptorch.tracing.first_forward import FirstForward
 from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
@@ -57,7 +56,7 @@ def build_program(
         tell: A function that is called with a few words about the current step.
     """
     batching = source.batching
-    run = source.device_run(executable.captured)
+    run = source.device_run(executable.model_graph)
     streams = RandomStreams(_seed(source))
     first = executable.first_forward
     training = _training(source, first, state, streams)

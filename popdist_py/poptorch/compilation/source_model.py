@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.on_ipu.captured import Captured
-from popdist_py.poptorch.on_ipu.run_of import run_of
+from popdist_py.poptorch.on_ipu.run_from_options import run_from_options
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["SourceModel"]
@@ -61,12 +61,12 @@ class SourceModel:
         """The global index of this instance's first replica."""
         return self.communicator.instance_index * int(self.options.replication_factor)
 
-    def device_run(self, captured: Captured | None) -> Run | None:
+    def device_run(self, graph: ModelGraph | None) -> Run | None:
         """Return the input of the device model, or None if the device model is not used."""
-        if captured is None:
+        if graph is None:
             return None
         try:
-            return run_of(captured, self.options, self.optimizer, training=self.training)
+            return run_from_options(graph, self.options, self.optimizer, training=self.training)
         except ValueError as error:  # The emulation can run without the device model.
             logger.debug("The model of the device cannot be asked: %s", error)
             return None

@@ -44,7 +44,7 @@ _LIBRARY: Final = torch.library.Library("popdist", "DEF")
 _LIBRARY.define("replicas_first(Tensor fresh, int[] shape) -> Tensor")
 _LIBRARY.impl("replicas_first", _unseen_view, "CPU")
 REPLICAS_FIRST: Final = torch.ops.popdist.replicas_first.default
-# The functions that a captured graph calls directly, without torch's dispatcher, by operator.
+# The functions that a recorded graph calls directly, without torch's dispatcher, by operator.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {REPLICAS_FIRST: _view}
 
 

@@ -134,7 +134,7 @@ class DeviceModel:
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
         """Run the forward of each replica to raise its error, and undo all changes of the state.
 
-        The method is called after a captured graph has failed. The error of the forward shows the
+        The method is called after a recorded graph has failed. The error of the forward shows the
         lines of the user's program, and the error of the graph does not.
         """
         state, random = self.state, torch.get_rng_state()

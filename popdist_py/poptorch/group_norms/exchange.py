@@ -141,7 +141,7 @@ class GroupExchange:
         return torch.from_numpy(gathered).view(-1, rows.shape[1])
 
 
-# A torch operator accepts only tensors, numbers and strings. Therefore a captured graph of
+# A torch operator accepts only tensors, numbers and strings. Therefore a recorded graph of
 # operations stores an exchange's handle instead of the GroupExchange object. The model keeps the
 # GroupExchange object alive.
 _exchanges: Final[weakref.WeakValueDictionary[int, GroupExchange]] = weakref.WeakValueDictionary()
@@ -161,5 +161,5 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("of_group", _rows_of_groups, "CPU")
 OF_GROUP: Final = torch.ops.popdist.of_group.default
-# For each operator, the function that a captured graph calls directly, without torch's dispatcher.
+# For each operator, the function that a recorded graph calls directly, without torch's dispatcher.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {OF_GROUP: _rows_of_groups}

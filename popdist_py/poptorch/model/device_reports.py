@@ -10,16 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model import inspection
 from popdist_py.poptorch.model.model_on_device import ModelOnDevice
 from popdist_py.poptorch.model.user_frames import frames_folded
-from popdist_py.poptorch.on_ipu.capture import capture
-from popdist_py.poptorch.on_ipu.captured import Captured
-from popdist_py.poptorch.on_ipu.run_of import run_of
-from popdist_py.poptorch.on_ipu.spelled_advice import spelled
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
+from popdist_py.poptorch.on_ipu.poptorch_advice import in_poptorch_terms
+from popdist_py.poptorch.on_ipu.run_from_options import run_from_options
 
 __all__ = ["DeviceReports"]
 
@@ -66,7 +66,9 @@ class DeviceReports(ModelOnDevice):
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
         page = memory_page(run)
-        return page if page.problem is None else replace(page, problem=spelled(page.problem))
+        if page.problem is None:
+            return page
+        return replace(page, problem=in_poptorch_terms(page.problem))
 
     def executionReport(self, *args: Any, **kwargs: Any) -> ExecutionPage:
         """Return the time of a call on the device, and the time of each part of the call.
@@ -85,24 +87,24 @@ class DeviceReports(ModelOnDevice):
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         """Return a Run: the model's graph and the settings, from which reports are computed."""
         optimizer = None if self._link is None else self._link.optimizer
-        captured = self._captured(args, kwargs)
-        return run_of(captured, self._options, optimizer, training=self._training)
+        graph = self._model_graph(args, kwargs)
+        return run_from_options(graph, self._options, optimizer, training=self._training)
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def _model_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelGraph:
         if args or kwargs:
-            return capture(self._model, self._options, args, kwargs, training=self._training)
+            return graph_of_model(self._model, self._options, args, kwargs, training=self._training)
         if self._compiled is None:
             raise Error(
                 "The model is not compiled, so its sizes are not known: give arguments like those "
                 "of a call, as in model.memoryReport(x), or compile it first"
             )
-        if self._compiled.executable.captured is None:
+        if self._compiled.executable.model_graph is None:
             raise Error(
                 "This model was compiled without a graph of its forward: give arguments like those "
                 'of a call, as in model.memoryReport(x); Options.Emulator.memory("off") leaves the '
-                "graph out, and so does a forward that cannot be captured"
+                "graph out, and a graph cannot be made of every forward"
             )
-        return self._compiled.executable.captured
+        return self._compiled.executable.model_graph
 
     # -- counters of the last call ------------------------------------------------------------
 

@@ -13,20 +13,19 @@ from typing import Any, Final, Literal
 import click
 from rich.console import Console
 
-from popdist_py.ipu.questions import Answer, find_batch, find_recomputation, find_splits
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
-from popdist_py.ipu.searches import Run
-from popdist_py.ipu.specification import IPUS, MK2
-from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.asked_run import (
+from popdist_py.ipu.runs.model_graph import ModelGraph
+from popdist_py.ipu.runs.run_from_command import (
     OPTIMIZERS,
     PRECISIONS,
     STRATEGIES,
-    Asked,
-    asked_run,
+    CommandOptions,
+    run_from_command,
 )
-from popdist_py.poptorch.on_ipu.capture import capture
-from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.ipu.search_answers import Answer, find_batch, find_recomputation, find_splits
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.specification import IPUS, MK2
+from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.on_ipu.factories import (
     LOSSES,
     OWN_LOSS,
@@ -36,6 +35,7 @@ from popdist_py.poptorch.on_ipu.factories import (
     made_example,
     with_loss,
 )
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["COMMAND", "main"]
@@ -228,10 +228,10 @@ def _command(
         raise click.UsageError("--find splits and --ipus N are given together")
     if options["inference"] and loss is not None:
         raise click.UsageError("--loss is for training: --inference has none")
-    asked = Asked(**options, ipus=ipus)
+    asked = CommandOptions(**options, ipus=ipus)
     try:
         example = made_example(model, dict(words), inputs, batch)
-        run = asked_run(_captured(example, loss, training=not asked.inference), asked)
+        run = run_from_command(_model_graph(example, loss, training=not asked.inference), asked)
     except (FactoryError, ValueError) as error:
         raise _CannotTell(str(error)) from error
     if find is not None:
@@ -241,11 +241,13 @@ def _command(
     click.get_current_context().exit(code)
 
 
-def _captured(example: Example, loss: str | None, *, training: bool) -> Captured:
+def _model_graph(example: Example, loss: str | None, *, training: bool) -> ModelGraph:
     default = OWN_LOSS if example.has_inputs or not training else "cross-entropy"
     with with_loss(example, loss or default) as called:
         try:
-            return capture(called.module, Options(), called.args, called.kwargs, training=training)
+            return graph_of_model(
+                called.module, Options(), called.args, called.kwargs, training=training
+            )
         except Error as error:
             raise FactoryError(error.message) from error
         # PopTorch raises AssertionError for wrong arguments and for blocks that cannot be placed.

@@ -1,4 +1,4 @@
-"""Functions that capture a model's forward pass as a graph of operations.
+"""Functions that return a model's forward pass as a graph of operations.
 
 These functions observe either the forward pass that compiles the model or a forward pass on tensors
 without values, which need no memory. The module ``dataflow`` interprets the observed operations,
@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from popdist_py.errors import counted
+from popdist_py.ipu.runs.graph_of_steps import graph_of_steps
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.poptorch.calls.call_signature import CallSignature
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
@@ -24,21 +26,19 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.modes import MixedPrecision
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.on_ipu.captured import Captured
-from popdist_py.poptorch.on_ipu.dataflow import forward_of
-from popdist_py.poptorch.on_ipu.tidying import captured_of
+from popdist_py.poptorch.on_ipu.operations_to_steps import forward_of
 from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.tracing.first_forward import WatchedModel
 from popdist_py.poptorch.tracing.observations import Observed, Observer
 from popdist_py.poptorch.weights.device_state import DeviceState
 
-__all__ = ["capture", "captured_of_observed", "captured_or_none", "watched_model"]
+__all__ = ["graph_of_forward", "graph_of_model", "graph_or_none", "watched_model"]
 
 
-def captured_of_observed(observed: Observed) -> Captured:
+def graph_of_forward(observed: Observed) -> ModelGraph:
     """Return the graph of an observed forward pass, and the placement of its operations."""
-    return captured_of(forward_of(observed))
+    return graph_of_steps(forward_of(observed))
 
 
 def watched_model(
@@ -55,29 +55,29 @@ def watched_model(
     )
 
 
-def captured_or_none(observer: Observer) -> Captured | None:
+def graph_or_none(observer: Observer) -> ModelGraph | None:
     """Return the graph of the forward pass that compiles a model, or None after an error."""
     try:
-        captured = captured_of_observed(observer.observed())
+        model_graph = graph_of_forward(observer.observed())
     except Exception:
-        logger.debug("The forward is not captured", exc_info=True)
+        logger.debug("The graph of the forward is not known", exc_info=True)
         return None
     logger.debug(
-        "The forward is captured: %s in %s",
-        counted(len(captured.graph.operations), "operation"),
-        counted(captured.placement.num_stages, "stage"),
+        "The graph of the forward: %s in %s",
+        counted(len(model_graph.graph.operations), "operation"),
+        counted(model_graph.placement.num_stages, "stage"),
     )
-    return captured
+    return model_graph
 
 
-def capture(
+def graph_of_model(
     model: nn.Module,
     options: Options,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     training: bool,
-) -> Captured:
+) -> ModelGraph:
     """Return the graph of a model without compiling it and without memory for its tensors.
 
     Args:
@@ -86,7 +86,7 @@ def capture(
         args: The positional arguments of a call, with tensors for all its micro-batches. Only the
             shapes and types of the tensors are used.
         kwargs: The keyword arguments of the call.
-        training: Whether to capture a training model. The forward pass of a training model must
+        training: Whether the model is a training model. The forward pass of a training model must
             compute a loss.
 
     Raises:
@@ -116,7 +116,7 @@ def capture(
                 lambda host, dtype: mode.unknown(host.shape, dtype),
             )
             run = _FakeRun(model, options, call, state, training=training)
-            return run.captured(_micro_batch(call, sizes, transfer, mode))
+            return run.model_graph(_micro_batch(call, sizes, transfer, mode))
         finally:
             torch.set_rng_state(random)
 
@@ -166,7 +166,7 @@ class _FakeRun:
         self._state = state
         self._training = training
 
-    def captured(self, inputs: Callable[[bool], list[torch.Tensor]]) -> Captured:
+    def model_graph(self, inputs: Callable[[bool], list[torch.Tensor]]) -> ModelGraph:
         """Return the graph of the forward pass.
 
         The forward pass first runs with the integer types of the inputs. After an error, the
@@ -190,10 +190,10 @@ class _FakeRun:
                 "runs it with them, and ask again without arguments"
             ) from error
 
-    def _run(self, inputs: list[torch.Tensor]) -> Captured:
+    def _run(self, inputs: list[torch.Tensor]) -> ModelGraph:
         model = watched_model(self._model, self._call, self._options, training=self._training)
         context = DeviceContext(state=self._state, training=self._training, is_random=False)
         with MixedPrecision(), self._state.contents_kept():
             seen = model.run(inputs, partial(context.enter, tracing=True), observes=True)
             assert seen.watch.observer is not None
-            return captured_of_observed(seen.watch.observer.observed())
+            return graph_of_forward(seen.watch.observer.observed())

@@ -10,12 +10,12 @@ from typing import Final
 
 from popdist_py.environment import IPU_MEMORY
 from popdist_py.errors import counted
-from popdist_py.ipu.memory_report import IpuMemory
+from popdist_py.ipu.memory_contents import IpuMemory
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.what_if import OutOfMemory, explain
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.on_ipu.spelled_advice import spelled
+from popdist_py.poptorch.on_ipu.poptorch_advice import in_poptorch_terms
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.execution_strategies import ShardedExecution
 from popdist_py.poptorch.weights.device_state import DeviceState
@@ -25,8 +25,8 @@ __all__ = ["check_memory"]
 # PopTorch's name for the error that Poplar raises if a model needs too much memory.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
 _UNKNOWN: Final = (
-    "Whether an %s has room for this model cannot be told: its forward does what cannot be "
-    "captured (POPTORCH_LOG_LEVEL=DEBUG says what). The emulation runs all the same"
+    "Whether an %s has room for this model cannot be told: no graph can be made of its forward "
+    "(POPTORCH_LOG_LEVEL=DEBUG says why). The emulation runs all the same"
 )
 # The first sentences of the warnings of this process. A model that is compiled again does not
 # repeat its warning.
@@ -41,7 +41,7 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
     the memory of a run, only the weights and buffers are counted.
 
     Args:
-        run: The input of the device model, or None if the model was not captured.
+        run: The input of the device model, or None if the model's graph is not known.
         options: The options of the PopTorch model.
         state: The weights and buffers of the replicas.
         num_ipus: The number of IPUs of a replica.
@@ -89,7 +89,7 @@ def _explained(run: Run | None) -> OutOfMemory | None:
     except Exception:
         logger.debug("The model of the device has no advice", exc_info=True)
         return None
-    return None if lack is None else spelled(lack)
+    return None if lack is None else in_poptorch_terms(lack)
 
 
 def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) -> str:

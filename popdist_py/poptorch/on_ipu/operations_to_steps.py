@@ -17,7 +17,8 @@ from typing import Any, Final
 import torch
 
 from popdist_py.ipu.graph import Kind, Product, Type, Weight
-from popdist_py.poptorch.on_ipu.captured import LEAST_PROPORTION
+from popdist_py.ipu.runs.forward_steps import Forward, Step, Value
+from popdist_py.ipu.runs.model_graph import LEAST_PROPORTION
 from popdist_py.poptorch.on_ipu.operation_rules import (
     ATTENTIONS,
     COPIES,
@@ -30,7 +31,6 @@ from popdist_py.poptorch.on_ipu.operation_rules import (
     per_sample,
     rule_of,
 )
-from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
 from popdist_py.poptorch.tracing.observations import (
     CHECKPOINT,
     PROPORTION,

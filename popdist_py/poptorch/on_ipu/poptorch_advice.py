@@ -12,7 +12,7 @@ from typing import Final
 
 from popdist_py.ipu.what_if import Kind, OutOfMemory
 
-__all__ = ["spelled"]
+__all__ = ["in_poptorch_terms"]
 
 _OFF_CHIP: Final = "poptorch.TensorLocationSettings().useOnChipStorage(False)"
 _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
@@ -45,7 +45,7 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
 )
 
 
-def spelled(lack: OutOfMemory) -> OutOfMemory:
+def in_poptorch_terms(lack: OutOfMemory) -> OutOfMemory:
     """Return an out-of-memory explanation whose advice also names the PopTorch calls or options."""
     advice = tuple(replace(one, how=_SPELLINGS[one.kind]) for one in lack.advice)
     return replace(lack, advice=advice)

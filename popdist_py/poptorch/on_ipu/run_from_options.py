@@ -10,12 +10,12 @@ from typing import Any, Final
 import torch
 
 from popdist_py.ipu.graph import Placement, Type
+from popdist_py.ipu.runs.model_graph import LEAST_PROPORTION, ModelGraph
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Location, Optimizer, OutputMode, Recompute, Settings, Strategy
 from popdist_py.popart import RecomputationType
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.captured import LEAST_PROPORTION, Captured
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.profile_folder import profile_folder
 from popdist_py.poptorch.placement.execution_strategies import (
@@ -26,7 +26,7 @@ from popdist_py.poptorch.placement.execution_strategies import (
 )
 from popdist_py.poptorch.update.device_optimizer import kind_of
 
-__all__ = ["optimizer_of", "run_of", "settings_of"]
+__all__ = ["optimizer_of", "run_from_options", "settings_of"]
 
 # This table does not contain PipelinedExecution, because the schedule of a pipeline is the name of
 # its strategy.
@@ -72,18 +72,18 @@ _NEEDED_WITH: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def run_of(
-    captured: Captured,
+def run_from_options(
+    model: ModelGraph,
     options: Options,
     optimizer: torch.optim.Optimizer | None,
     *,
     training: bool,
     replicas: int | None = None,
 ) -> Run:
-    """Return the input of the device model for a captured model and its options.
+    """Return the input of the device model for a model's graph and the options.
 
     Args:
-        captured: The forward pass of the model.
+        model: The graph of the model's forward pass.
         options: The options of the PopTorch model, which also name the IPU.
         optimizer: The user's optimiser, or None for inference.
         training: Whether the model trains.
@@ -95,12 +95,12 @@ def run_of(
     """
     if replicas is None:
         replicas = options.replication_factor * options.Distributed.numProcesses
-    settings = settings_of(captured, options, optimizer, training=training, replicas=replicas)
-    return Run(captured.graph, captured.placement, settings, options.Emulator.ipu)
+    settings = settings_of(model, options, optimizer, training=training, replicas=replicas)
+    return Run(model.graph, model.placement, settings, options.Emulator.ipu)
 
 
 def settings_of(
-    captured: Captured,
+    model: ModelGraph,
     options: Options,
     optimizer: torch.optim.Optimizer | None,
     *,
@@ -124,15 +124,15 @@ def settings_of(
         replicas=replicas,
         optimizer=Optimizer() if optimizer is None else optimizer_of(optimizer),
         recompute=_recompute(options),
-        recomputes_last=_has_checkpoint(captured, captured.placement.num_stages - 1),
+        recomputes_last=_has_checkpoint(model, model.placement.num_stages - 1),
         weight_location=_location(options, "location_weight"),
         accumulator_location=_location(options, "location_accumulator"),
         optimizer_location=_location(options, "location_optimizer"),
         activation_location=_location(options, "location_activation"),
         partials=_partials(options, is_convolution=True),
         matmul_partials=_partials(options, is_convolution=False),
-        memory_proportion=_proportions(options, captured.placement, is_convolution=True),
-        matmul_proportion=_proportions(options, captured.placement, is_convolution=False),
+        memory_proportion=_proportions(options, model.placement, is_convolution=True),
+        matmul_proportion=_proportions(options, model.placement, is_convolution=False),
         io_tiles=io_tiles,
         overlaps_io=options.overlap_conditions(training).allowed,
         output_mode=_OUTPUT_MODES[batching.output_mode],
@@ -188,8 +188,8 @@ def _recompute(options: Options) -> Recompute:
     return _RECOMPUTATION[options._Popart.session_member("autoRecomputation", RecomputationType)]
 
 
-def _has_checkpoint(captured: Captured, stage: int) -> bool:
-    operations = captured.placement.operations_of(captured.graph, stage)
+def _has_checkpoint(model: ModelGraph, stage: int) -> bool:
+    operations = model.placement.operations_of(model.graph, stage)
     return any(operation.is_checkpoint for operation in operations)
 
 

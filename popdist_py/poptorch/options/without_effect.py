@@ -17,7 +17,7 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.idle_variables import idle_variables
 from popdist_py.poptorch.options.option_effects import LOCATIONS, STORED, STRATEGY, Effect, Option
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.tracing.block_places import Placement
+from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 
 __all__ = ["idle_options", "say_idle_in_model", "say_idle_options"]
 
@@ -50,7 +50,7 @@ def _changed_rows(options: Options) -> Iterator[Option]:
     yield from options._Popart.changed_rows()
 
 
-def say_idle_in_model(options: Options, placement: Placement) -> None:
+def say_idle_in_model(options: Options, placement: ForwardPlaces) -> None:
     """Log the settings that do nothing in a traced model, on instance 0 only.
 
     Memory proportions do nothing for IPUs that the model does not use. Some settings of operators

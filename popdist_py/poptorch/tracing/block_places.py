@@ -1,16 +1,16 @@
 """Data classes for the places of blocks, and the interface of execution strategies.
 
 An execution strategy chooses the place of each block. A ``BlockRecorder`` collects the places of
-one forward in a ``Placement``. This module does not import strategies or recorders.
+one forward in a ``ForwardPlaces``. This module does not import strategies or recorders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["BlockPlace", "PlaceBlock", "Placement", "Strategy", "stages_of"]
+__all__ = ["BlockPlace", "ForwardPlaces", "PlaceBlock", "Strategy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,6 @@ class BlockPlace:
     phase: int = 0
 
 
-def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the number of the stage of each operation of a forward.
-
-    A stage begins where the phase or the IPU changes. Consecutive blocks on one IPU are one stage.
-
-    Args:
-        places: The phase and the IPU of each operation, in the order of execution.
-    """
-    stages: list[int] = []
-    before = None
-    for place in places:
-        stages.append(stages[-1] + (place != before) if stages else 0)
-        before = place
-    return stages
-
-
 # A function that returns the place of a block. The arguments are the id of the block, and the IPU
 # id that the program gives. If the program does not give an IPU id, the argument is None.
 PlaceBlock = Callable[[Any, int | None], BlockPlace]
@@ -63,7 +47,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
+class ForwardPlaces:
     """The places of the blocks, operations and parameters of a forward.
 
     Attributes:

@@ -1,8 +1,8 @@
 """The class BlockRecorder, which records the blocks and the operations of one forward.
 
 The annotations in a program call the recorder where blocks begin and end. The execution strategy
-chooses the place of each block. The recorder returns a Placement. The recorder does not change the
-results of the forward.
+chooses the place of each block. The method ``placement`` of the recorder returns these places. The
+recorder does not change the results of the forward.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, Final
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from popdist_py.ipu.graph import stages_of
 from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.tracing.block_places import BlockPlace, Placement, Strategy, stages_of
+from popdist_py.poptorch.tracing.block_places import BlockPlace, ForwardPlaces, Strategy
 from popdist_py.poptorch.tracing.current_forward import current_watch, require_python
 from popdist_py.poptorch.tracing.operation_names import OperationNames
 from popdist_py.poptorch.tracing.operator_limits import (
@@ -219,7 +220,7 @@ class BlockRecorder:
         for tensor in tensors:
             self._on_device[tensor] = depends or self._only_device_knows(tensor)
 
-    def placement(self, *, training: bool) -> Placement:
+    def placement(self, *, training: bool) -> ForwardPlaces:
         """Return the places of all blocks, operations and parameters.
 
         Args:
@@ -233,7 +234,7 @@ class BlockRecorder:
                 ipu_of_parameter.setdefault(name, 0)
         stages = stages_of((place.phase, place.ipu) for _, place in self._operations)
         forward_stages = stages[-1] + 1 if stages else 1
-        return Placement(
+        return ForwardPlaces(
             blocks=tuple(self.blocks),
             num_ipus=max(ipus, default=0) + 1,
             num_stages=2 * forward_stages - 1 if training else forward_stages,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from popdist_py.poptorch.calls.nested_values import Call, Tree, check_outputs, flatten
-from popdist_py.poptorch.tracing.block_places import Placement, Strategy
+from popdist_py.poptorch.tracing.block_places import ForwardPlaces, Strategy
 from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
 from popdist_py.poptorch.tracing.forward_watch import ForwardWatch, WatchPart
 from popdist_py.poptorch.tracing.losses import Losses
@@ -51,7 +51,7 @@ class FirstForward:
         needs_python: Whether Python code of the forward has to run with every micro-batch.
     """
 
-    placement: Placement
+    placement: ForwardPlaces
     outputs: Tree
     shared: tuple[bool, ...]
     loss_output: int | None
@@ -78,7 +78,7 @@ class WatchedForward:
     result: Any
     loss: torch.Tensor | None
     watch: ForwardWatch
-    placement: Placement
+    placement: ForwardPlaces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

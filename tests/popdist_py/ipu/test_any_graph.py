@@ -18,7 +18,7 @@ from popdist_py.ipu.specification import MK1, MK2
 from popdist_py.ipu.what_if import explain
 
 KINDS = ("product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss")
-# Of what captures hold there are operations that read nothing, or weights alone.
+# In graphs of real models there are operations that read nothing, or weights alone.
 NEED_AN_INPUT = ("view", "pool")
 SIZES = st.integers(0, 10**8)
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popdist_py.ipu import searches
-from popdist_py.ipu.cycles import stage_cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.searches import (
@@ -24,6 +23,7 @@ from popdist_py.ipu.searches import (
 )
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Settings
 from popdist_py.ipu.specification import MK2
+from popdist_py.ipu.stage_cycles import stage_cycles
 from tools.device.ipu_graphs import Builder, mlp, resnet, transformer
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)

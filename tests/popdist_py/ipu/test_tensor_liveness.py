@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.ipu.graph import Placement, Product
-from popdist_py.ipu.liveness import (
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.specification import MK2
+from popdist_py.ipu.tensor_liveness import (
     Moment,
     backward_moments,
     forward_moments,
@@ -19,8 +21,6 @@ from popdist_py.ipu.liveness import (
     stage_of,
     working_set,
 )
-from popdist_py.ipu.settings import Settings
-from popdist_py.ipu.specification import MK2
 from tools.device.ipu_graphs import Builder, cnn, mlp, resnet, transformer, with_checkpoints
 
 blocks = st.sampled_from("abcdef")

@@ -196,7 +196,7 @@ def test_what_cannot_run_fused_says_why(caplog):
 
 
 def test_python_state_outside_torch_is_not_baked_into_a_graph():
-    """NumPy in a forward cannot be captured: what depends on the data must stay so."""
+    """NumPy in a forward cannot be recorded: what depends on the data must stay so."""
 
     class Numeric(Mlp):
         def forward(self, x, y):
@@ -221,7 +221,7 @@ def test_python_state_outside_torch_is_not_baked_into_a_graph():
 
 
 class Layouts(nn.Module):
-    """Weights, and gradients in a captured graph, that lie in memory in another order."""
+    """Weights, and gradients in a recorded graph, that lie in memory in another order."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Captured forwards, made by hand, in place of what compiling captures."""
+"""Graphs of models, made by hand, in place of those that compiling makes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.poptorch.compilation import compiler
-from popdist_py.poptorch.on_ipu.captured import Captured
 
 
-def captured(graph: Graph, before: Sequence[str] = ()) -> Captured:
+def model_graph(graph: Graph, before: Sequence[str] = ()) -> ModelGraph:
     """Return a graph with a stage on the next IPU before each of the modules."""
-    return Captured(graph, Placement.cut(graph, before))
+    return ModelGraph(graph, Placement.cut(graph, before))
 
 
-def capture_as(monkeypatch, forward: Captured | None) -> None:
-    """Have every model that is compiled from now on captured as ``forward``."""
+def compile_as(monkeypatch, forward: ModelGraph | None) -> None:
+    """Give every model that is compiled from now on the graph ``forward``."""
     trace = compiler._trace_with
 
     def traced(*args, **kwargs):
-        return replace(trace(*args, **kwargs), captured=forward)
+        return replace(trace(*args, **kwargs), model_graph=forward)
 
     monkeypatch.setattr(compiler, "_trace_with", traced)

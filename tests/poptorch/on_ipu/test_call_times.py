@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 
 import pytest
-from poptorch.on_ipu.captures import capture_as, captured
+from poptorch.on_ipu.model_graphs import compile_as, model_graph
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
 from popdist_py.ipu.cycles import cycles
-from popdist_py.poptorch.on_ipu.run_of import run_of
+from popdist_py.poptorch.on_ipu.run_from_options import run_from_options
 from tools.device.ipu_graphs import mlp
 
-FORWARD = captured(mlp([6, 8, 4], 2))
+FORWARD = model_graph(mlp([6, 8, 4], 2))
 EVENTS = ["input", "input_complete", "output", "output_complete"]
 
 
 def ran(monkeypatch, name, change=lambda _: None):
-    capture_as(monkeypatch, FORWARD)
+    compile_as(monkeypatch, FORWARD)
     options = quiet_options().logCycleCount(True).deviceIterations(2)
     options.Training.gradientAccumulation(3)
     if name is not None:
@@ -39,7 +39,7 @@ def test_cycles_are_the_models(monkeypatch, name, caplog):
     with caplog.at_level(logging.DEBUG, "poptorch::python"):
         training(*classified(12))
         training(*classified(12))
-    run = run_of(FORWARD, training.options, optimizer, training=True)
+    run = run_from_options(FORWARD, training.options, optimizer, training=True)
     assert training.cycleCount() == run.cycles
     assert f"Total number of IPU cycles: {run.cycles}" in caplog.text
     assert caplog.text.count(f"are those of the model of an {name.capitalize()}") == 1
@@ -59,7 +59,7 @@ def test_latencies_are_the_models(monkeypatch):
     counters = training.getPerfCounters()
     assert [len(counters["input"]), len(counters["input"][0])] == [2, 6]
     assert len(counters["output"][0]) == 1
-    run = run_of(FORWARD, training.options, optimizer, training=True)
+    run = run_from_options(FORWARD, training.options, optimizer, training=True)
     seconds = cycles(run.graph, run.placement, run.settings, run.ipu).seconds
     assert 0 == counters["input"][0][0] < counters["output_complete"][0][0] < seconds
     parts = (training.getHostIpuLatency, training.getComputeLatency, training.getIpuHostLatency)
@@ -99,15 +99,15 @@ def test_the_hosts_time_where_no_device_is_named(monkeypatch, caplog):
 
 
 def test_a_model_that_was_not_captured_says_so(monkeypatch, caplog):
-    capture_as(monkeypatch, None)
+    compile_as(monkeypatch, None)
     options = quiet_options().useIpuModel(True)
     with caplog.at_level(logging.INFO, "poptorch::python"):
         poptorch.inferenceModel(Mlp(), options)(classified(2)[0])
-    assert "this machine's: the model was not captured" in caplog.text
+    assert "this machine's: the model's graph is not known" in caplog.text
 
 
 def test_other_instances_say_nothing(monkeypatch, caplog):
-    capture_as(monkeypatch, FORWARD)
+    compile_as(monkeypatch, FORWARD)
     options = quiet_options().logCycleCount(True).useIpuModel(True)
     options.Distributed.configureProcessId(1, 2)
     inference = poptorch.inferenceModel(Mlp(), options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from poptorch.on_ipu.captures import capture_as, captured
+from poptorch.on_ipu.model_graphs import compile_as, model_graph
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
@@ -12,8 +12,8 @@ from popdist_py.ipu.schedule import Schedule
 from popdist_py.poptorch.model import device_reports
 from tools.device.ipu_graphs import mlp, resnet
 
-FORWARD = captured(mlp([6, 8, 4], 2))
-LARGER = captured(resnet([3, 4, 6, 3], 64, 4), ["layer3.0"])
+FORWARD = model_graph(mlp([6, 8, 4], 2))
+LARGER = model_graph(resnet([3, 4, 6, 3], 64, 4), ["layer3.0"])
 
 
 def training(options=None):
@@ -26,7 +26,7 @@ def training(options=None):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    capture_as(monkeypatch, FORWARD)
+    compile_as(monkeypatch, FORWARD)
     model = training()
     model.compile(*classified(8))
     return model
@@ -56,11 +56,11 @@ def test_a_schedule_is_text_and_a_picture(compiled):
 def test_arguments_ask_about_another_call(compiled, monkeypatch):
     asked = []
 
-    def capture(model, options, args, kwargs, *, training):
+    def graph_of_model(model, options, args, kwargs, *, training):
         asked.append((type(model), options, [len(t) for t in (*args, *kwargs.values())], training))
         return LARGER
 
-    monkeypatch.setattr(device_reports, "capture", capture)
+    monkeypatch.setattr(device_reports, "graph_of_model", graph_of_model)
     assert compiled.schedule(*classified(16)).rows != compiled.schedule().rows
     assert asked == [(Mlp, compiled.options, [16, 16], True)]
     model = training()
@@ -71,7 +71,7 @@ def test_arguments_ask_about_another_call(compiled, monkeypatch):
 
 
 def test_inference_has_no_backward(monkeypatch):
-    capture_as(monkeypatch, FORWARD)
+    compile_as(monkeypatch, FORWARD)
     inference = poptorch.inferenceModel(Mlp(), quiet_options().deviceIterations(2))
     inference.compile(classified(4)[0])
     assert str(inference.schedule()).endswith("IPU0 F1 F2")
@@ -84,7 +84,7 @@ def test_nothing_is_known_before():
 
 
 def test_no_graph(monkeypatch):
-    capture_as(monkeypatch, None)
+    compile_as(monkeypatch, None)
     model = training()
     model.compile(*classified(8))
     with pytest.raises(poptorch.Error, match="without a graph"):
@@ -92,7 +92,7 @@ def test_no_graph(monkeypatch):
 
 
 def test_the_device_is_the_one_named(monkeypatch):
-    capture_as(monkeypatch, FORWARD)
+    compile_as(monkeypatch, FORWARD)
     options = quiet_options()
     options.Emulator.device("mk1")
     small = training(options)
@@ -103,7 +103,7 @@ def test_the_device_is_the_one_named(monkeypatch):
 
 
 def test_a_report_of_what_does_not_fit_says_how_to_help(monkeypatch):
-    capture_as(monkeypatch, captured(resnet([3, 4, 23, 3], 64, 64)))
+    compile_as(monkeypatch, model_graph(resnet([3, 4, 23, 3], 64, 64)))
     options = quiet_options()
     options.setExecutionStrategy(poptorch.ShardedExecution())
     model = training(options)

@@ -1,4 +1,4 @@
-"""Captured models: equal to those made by hand, whatever they are made of, and nothing is left."""
+"""Graphs of models: equal to those made by hand, whatever they are made of, and nothing is left."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.poptorch.on_ipu.capture import capture
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 from popdist_py.poptorch.tracing.observations import Observer
 from tools.device import ipu_graphs
 
 
-def captured(model, args, options=None, *, training=True):
-    return capture(model, options or quiet_options(), args, training=training)
+def made(model, args, options=None, *, training=True):
+    return graph_of_model(model, options or quiet_options(), args, training=training)
 
 
 def compiled(model, args, options=None, *, training=True):
@@ -37,7 +37,7 @@ def compiled(model, args, options=None, *, training=True):
     else:
         wrapper = poptorch.inferenceModel(model, options)
     wrapper.compile(*args)
-    result = wrapper._executable.captured
+    result = wrapper._executable.model_graph
     wrapper.destroy()
     return result
 
@@ -101,7 +101,7 @@ BY_HAND = {
 )
 def test_equals_the_graph_made_by_hand(name):
     make, args, expected = BY_HAND[name]
-    graph = captured(make(), args).graph
+    graph = made(make(), args).graph
     found, wanted = sizes(graph), sizes(expected)
     found["inputs"].sort()
     wanted["inputs"].sort()
@@ -121,7 +121,7 @@ BOTH = [
 def test_without_data_and_compiling_capture_the_same(name, training):
     model, args = MODELS[name]()
     model.train(training)
-    before = captured(model, args, training=training)
+    before = made(model, args, training=training)
     assert compiled(model, args, training=training) == before
     assert any(operation.product for operation in before.graph.operations)
 
@@ -155,7 +155,7 @@ def test_capturing_without_data_leaves_nothing_behind():
     before = [(id(tensor), tensor.clone()) for tensor in tensors_in(model)]
     args = (torch.rand(8, 4),)
     random = torch.get_rng_state()
-    captured(model, args, training=False)
+    made(model, args, training=False)
     after = list(tensors_in(model))
     assert [id(tensor) for tensor in after] == [place for place, _ in before]
     assert all(torch.equal(a, b) for a, (_, b) in zip(after, before, strict=True))
@@ -169,7 +169,7 @@ def test_a_model_that_is_compiled_can_be_captured_and_goes_on():
         model, quiet_options(), poptorch.optim.SGD(model.parameters(), lr=0.1)
     )
     _, first = wrapper(*args)
-    assert captured(model, args) == wrapper._executable.captured
+    assert made(model, args) == wrapper._executable.model_graph
     _, second = wrapper(*args)
     assert second != first
     wrapper.destroy()
@@ -183,7 +183,7 @@ def test_a_stored_executable_brings_its_graph_along(tmp_path):
     wrapper.save(str(file))
     loaded = poptorch.load(str(file))
     loaded.compile(*args)
-    assert loaded._executable.captured == wrapper._executable.captured is not None
+    assert loaded._executable.model_graph == wrapper._executable.model_graph is not None
 
 
 class Reading(nn.Module):
@@ -199,7 +199,7 @@ class Reading(nn.Module):
 def test_a_forward_that_reads_values_has_to_be_compiled():
     args = (torch.rand(8, 4),)
     with pytest.raises(poptorch.Error, match=r"without values .* call compile\(\) first"):
-        captured(Reading(), args, training=False)
+        made(Reading(), args, training=False)
     assert compiled(Reading(), args, training=False).graph.operations[0].kind == "product"
 
 
@@ -208,7 +208,7 @@ def test_arguments_that_do_not_fit_are_said_once(caplog, monkeypatch):
     log = logging.getLogger("torch._subclasses.fake_tensor")
     monkeypatch.setattr(log, "handlers", [caplog.handler])
     with pytest.raises(poptorch.Error, match=r"shapes and without values .*must have same"):
-        captured(nn.Linear(3, 2), (wrong,), training=False)
+        made(nn.Linear(3, 2), (wrong,), training=False)
     # torch's log has a traceback of its own for it.
     assert caplog.records == []
     assert not log.disabled
@@ -225,7 +225,7 @@ def test_observing_changes_no_number(monkeypatch):
             model, options, poptorch.optim.SGD(model.parameters(), lr=0.1)
         )
         outputs = [wrapper(*args)[1] for _ in range(3)]
-        results.append((outputs, torch.rand(1), wrapper._executable.captured is not None))
+        results.append((outputs, torch.rand(1), wrapper._executable.model_graph is not None))
         wrapper.destroy()
     assert results[0][:2] == results[1][:2]
     assert [captures for *_, captures in results] == [True, False]
@@ -262,7 +262,7 @@ def test_large_models_take_no_memory(make, args):
     gc.collect()
     process = psutil.Process()
     before = process.memory_info().rss
-    graph = captured(model, args).graph
+    graph = made(model, args).graph
     assert process.memory_info().rss - before < 50 * 2**20
     weights = sum(weight.bytes for weight in graph.weights)
     assert weights > 80 * 2**20
@@ -272,7 +272,7 @@ def test_large_models_take_no_memory(make, args):
 @settings(max_examples=4)
 def test_sizes_of_a_sample_do_not_depend_on_the_batch(batch, factor):
     model, _ = MODELS["cnn"]()
-    one, many = (captured(model, images(16, batch=size)).graph for size in (batch, factor * batch))
+    one, many = (made(model, images(16, batch=size)).graph for size in (batch, factor * batch))
     assert one.with_batch(factor * batch) == many
 
 
@@ -281,6 +281,6 @@ def test_the_call_is_cut_into_micro_batches():
     options.Training.gradientAccumulation(2)
     model, _ = MODELS["mlp"]()
     args = (torch.rand(60, 20), torch.zeros(60, dtype=torch.int64))
-    graph = captured(model, args, options).graph
+    graph = made(model, args, options).graph
     assert graph.batch == 5
-    assert graph == captured(model, (args[0][:5], args[1][:5])).graph
+    assert graph == made(model, (args[0][:5], args[1][:5])).graph

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from poptorch.on_ipu.captures import capture_as, captured
+from poptorch.on_ipu.model_graphs import compile_as, model_graph
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
@@ -16,8 +16,8 @@ from popdist_py.ipu.what_if import Advice
 from popdist_py.poptorch.on_ipu import memory_check
 from tools.device.ipu_graphs import mlp, resnet
 
-LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
-SMALL = captured(mlp([6, 8, 4], 2))
+LARGE = model_graph(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
+SMALL = model_graph(mlp([6, 8, 4], 2))
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def log(caplog):
 
 
 def compiled(monkeypatch, forward, change=lambda _: None):
-    capture_as(monkeypatch, forward)
+    compile_as(monkeypatch, forward)
     options = quiet_options()
     change(options)
     model = Mlp()
@@ -156,7 +156,7 @@ def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
 
 
 def test_only_instance_0_speaks(monkeypatch, log):
-    capture_as(monkeypatch, captured(resnet([3, 4, 6, 3], 224, 256)))
+    compile_as(monkeypatch, model_graph(resnet([3, 4, 6, 3], 224, 256)))
     options = quiet_options()
     options.Distributed.configureProcessId(1, 2)
     poptorch.inferenceModel(Mlp(), options).compile(classified(2)[0])
@@ -164,7 +164,7 @@ def test_only_instance_0_speaks(monkeypatch, log):
 
 
 def test_all_instances_refuse(monkeypatch):
-    capture_as(monkeypatch, captured(resnet([3, 4, 6, 3], 224, 256)))
+    compile_as(monkeypatch, model_graph(resnet([3, 4, 6, 3], 224, 256)))
     options = quiet_options()
     options.Distributed.configureProcessId(1, 2)
     options.Emulator.device("mk2")

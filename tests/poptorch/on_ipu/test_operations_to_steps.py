@@ -8,7 +8,7 @@ from support.models import quiet_options
 from torch import nn
 
 from popdist_py import poptorch
-from popdist_py.poptorch.on_ipu.capture import capture
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 
 
 class Function(nn.Module):
@@ -24,7 +24,7 @@ class Function(nn.Module):
 
 def graph(function, x=None):
     x = torch.rand(4, 6) if x is None else x
-    return capture(Function(function), quiet_options(), (x,), training=False).graph
+    return graph_of_model(Function(function), quiet_options(), (x,), training=False).graph
 
 
 def steps(function, x=None):
@@ -113,7 +113,9 @@ def test_inputs_are_named_as_the_arguments_of_forward():
             return pair["a"] * pair["b"] * scale
 
     x = torch.rand(4, 6)
-    found = capture(Nested(), poptorch.Options(), ({"a": x, "b": x},), {"scale": x}, training=False)
+    found = graph_of_model(
+        Nested(), poptorch.Options(), ({"a": x, "b": x},), {"scale": x}, training=False
+    )
     assert [tensor.name for tensor in found.graph.inputs] == ["pair.0", "pair.1", "scale"]
 
 

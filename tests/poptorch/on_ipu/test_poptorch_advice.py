@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from poptorch.on_ipu.captures import captured
+from poptorch.on_ipu.model_graphs import model_graph
 from support.models import quiet_options
 
 from popdist_py import popart, poptorch
@@ -17,19 +17,19 @@ from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Advice, Kind, explain
-from popdist_py.poptorch.on_ipu.run_of import run_of
-from popdist_py.poptorch.on_ipu.spelled_advice import spelled
+from popdist_py.poptorch.on_ipu.poptorch_advice import in_poptorch_terms
+from popdist_py.poptorch.on_ipu.run_from_options import run_from_options
 from tools.device.ipu_graphs import mlp, resnet
 
 KINDS = get_args(Kind)
-LARGE = captured(resnet([3, 4, 23, 3], 64, 64), ["layer3.8"])
+LARGE = model_graph(resnet([3, 4, 23, 3], 64, 64), ["layer3.8"])
 
 
 def how(kind: Kind) -> str:
     graph = mlp([40_000, 40_000], 1)
     lack = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
     one = Advice("a change", 1, fits=True, kind=kind)
-    (advice,) = spelled(replace(lack, advice=(one,))).advice
+    (advice,) = in_poptorch_terms(replace(lack, advice=(one,))).advice
     return advice.how
 
 
@@ -46,7 +46,7 @@ def keeping_everything():
 
 def asked(options):
     optimizer = poptorch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
-    return run_of(LARGE, options, optimizer, training=True)
+    return run_from_options(LARGE, options, optimizer, training=True)
 
 
 @cache

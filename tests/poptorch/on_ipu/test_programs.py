@@ -1,4 +1,4 @@
-"""Whole programs of users: every model that they compile is captured."""
+"""Whole programs of users: the graph of every model that they compile is known."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_every_model_is_captured(program, models, tmp_path, monkeypatch, caplog)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(PROGRAMS / program), run_name="__main__")
-    assert caplog.text.count("The forward is captured") == models
-    assert "not captured" not in caplog.text
+    assert caplog.text.count("The graph of the forward: ") == models
+    assert "graph of the forward is not known" not in caplog.text

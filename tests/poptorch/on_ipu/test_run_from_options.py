@@ -10,19 +10,19 @@ import torch
 import popdist_py.poptorch as poptorch
 from popdist_py import popart
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.liveness import forward_moments, stage_of
 from popdist_py.ipu.memory import memory
+from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.schedule import schedule
 from popdist_py.ipu.settings import Optimizer, Settings
 from popdist_py.ipu.specification import BOW, MK2
+from popdist_py.ipu.tensor_liveness import forward_moments, stage_of
 from popdist_py.ipu.what_if import explain
-from popdist_py.poptorch.on_ipu.captured import Captured
-from popdist_py.poptorch.on_ipu.run_of import optimizer_of, run_of
+from popdist_py.poptorch.on_ipu.run_from_options import optimizer_of, run_from_options
 from tools.device.ipu_graphs import resnet, with_checkpoints
 
 GRAPH = resnet([3, 4, 6, 3], 64, 32)
-TWO = Captured(GRAPH, Placement.cut(GRAPH, ["layer3.2"]))
-ONE = Captured(GRAPH, Placement.cut(GRAPH))
+TWO = ModelGraph(GRAPH, Placement.cut(GRAPH, ["layer3.2"]))
+ONE = ModelGraph(GRAPH, Placement.cut(GRAPH))
 WEIGHTS = [torch.nn.Parameter(torch.zeros(2))]
 
 
@@ -36,10 +36,10 @@ def training_options():
     return options
 
 
-def run(change=lambda _: None, captured=TWO, optimizer=None, training=True):
+def run(change=lambda _: None, graph=TWO, optimizer=None, training=True):
     options = training_options()
     change(options)
-    return run_of(captured, options, optimizer or adam(), training=training)
+    return run_from_options(graph, options, optimizer or adam(), training=training)
 
 
 def always(run, category):
@@ -120,8 +120,8 @@ def test_recomputation():
     # A pipeline over several IPUs does so by itself, a model on one IPU does not.
     assert all_.fullest == run().fullest == run(recomputing(kinds.Standard)).fullest
     assert all_.cycles == run().cycles
-    assert run(captured=ONE).fullest == run(recomputing(kinds.NoRecompute), captured=ONE).fullest
-    assert run(recomputing(kinds.RecomputeAll), captured=ONE).cycles > run(captured=ONE).cycles
+    assert run(graph=ONE).fullest == run(recomputing(kinds.NoRecompute), graph=ONE).fullest
+    assert run(recomputing(kinds.RecomputeAll), graph=ONE).cycles > run(graph=ONE).cycles
 
 
 @pytest.mark.parametrize("given", [7, "Pipeline", None, [1]])
@@ -135,11 +135,11 @@ def test_recomputation_that_popart_does_not_know(given):
 
 def test_a_checkpoint_in_the_last_stage_has_it_recompute():
     marked = with_checkpoints(GRAPH, "layer4.0.relu3")
-    again = run(captured=Captured(marked, TWO.placement))
+    again = run(graph=ModelGraph(marked, TWO.placement))
     assert again.settings.recomputes_last
     assert again.cycles > run().cycles
     earlier = with_checkpoints(GRAPH, "layer1.0.relu3")
-    assert not run(captured=Captured(earlier, TWO.placement)).settings.recomputes_last
+    assert not run(graph=ModelGraph(earlier, TWO.placement)).settings.recomputes_last
 
 
 def test_counts():

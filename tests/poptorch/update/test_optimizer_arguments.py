@@ -12,7 +12,7 @@ from support.models import Mlp, classified, quiet_options
 
 from popdist_py import poptorch
 from popdist_py.poptorch import optim
-from popdist_py.poptorch.on_ipu.run_of import optimizer_of
+from popdist_py.poptorch.on_ipu.run_from_options import optimizer_of
 
 KINDS = {
     kind.__name__: kind

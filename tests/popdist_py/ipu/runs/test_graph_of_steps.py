@@ -9,9 +9,9 @@ from support.models import quiet_options
 from torch import nn
 
 from popdist_py import poptorch
-from popdist_py.poptorch.on_ipu.capture import capture
-from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
-from popdist_py.poptorch.on_ipu.tidying import captured_of
+from popdist_py.ipu.runs.forward_steps import Forward, Step, Value
+from popdist_py.ipu.runs.graph_of_steps import graph_of_steps
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 
 ARGS = (torch.rand(48, 20), torch.zeros(48, dtype=torch.int64))
 WIDTHS = (20, 30, 30, 30, 30, 10)
@@ -43,7 +43,7 @@ def test_a_stage_begins_where_the_ipu_changes(before, ipus):
     model = WithLoss(Mlp(WIDTHS))
     for layer, ipu in before.items():
         poptorch.BeginBlock(model.model.layers[layer], ipu_id=ipu)
-    found = capture(model, pipelined(), ARGS, training=True)
+    found = graph_of_model(model, pipelined(), ARGS, training=True)
     assert found.placement.ipus == ipus
     first = {}
     for operation, stage in zip(found.graph.operations, found.placement.stages, strict=True):
@@ -57,10 +57,10 @@ def test_phases_that_share_ipus_are_stages():
     for layer in (0, 4, 8):
         poptorch.BeginBlock(model.model.layers[layer], f"b{layer}")
     strategy = poptorch.SerialPhasedExecution("b0", "b4", "b8")
-    found = capture(model, pipelined(strategy), ARGS, training=True)
+    found = graph_of_model(model, pipelined(strategy), ARGS, training=True)
     assert found.placement.ipus == (0, 0, 0)
     strategy = poptorch.ParallelPhasedExecution("b0", "b4", "b8")
-    found = capture(model, pipelined(strategy), ARGS, training=True)
+    found = graph_of_model(model, pipelined(strategy), ARGS, training=True)
     assert found.placement.ipus == (0, 1, 0)
 
 
@@ -82,7 +82,7 @@ class Cut(nn.Module):
 
 
 def test_nothing_works_in_the_memory_of_another_stage():
-    found = capture(Cut(), pipelined(), ARGS, training=True)
+    found = graph_of_model(Cut(), pipelined(), ARGS, training=True)
     stage_of = {
         operation.output.name: stage
         for operation, stage in zip(found.graph.operations, found.placement.stages, strict=True)
@@ -107,7 +107,7 @@ def test_a_view_of_another_stages_tensor_is_a_copy():
             poptorch.Block.start(ipu_id=1)
             return nn.functional.cross_entropy(self.second(x[:, :10]), labels)
 
-    found = capture(Viewing(), pipelined(), ARGS, training=True)
+    found = graph_of_model(Viewing(), pipelined(), ARGS, training=True)
     assert operations(found)["slice"].kind == "elementwise"
     assert found.graph.root_of["slice:out"] == "slice:out"
 
@@ -129,7 +129,7 @@ class Marked(nn.Module):
 
 
 def test_marks_reach_their_operations():
-    graph = capture(Marked(), quiet_options(), ARGS, training=True).graph
+    graph = graph_of_model(Marked(), quiet_options(), ARGS, training=True).graph
     by_name = {operation.name: operation for operation in graph.operations}
     assert [name for name, one in by_name.items() if one.is_checkpoint] == ["first"]
     # What is kept is not worked on.
@@ -144,7 +144,7 @@ def test_marks_reach_their_operations():
 def test_frozen_weights_are_not_trained_and_need_no_activations():
     model = WithLoss(Mlp())
     model.model.layers[0].requires_grad_(False)
-    graph = capture(model, quiet_options(), ARGS, training=True).graph
+    graph = graph_of_model(model, quiet_options(), ARGS, training=True).graph
     first, relu, second, *_ = graph.operations
     assert (first.saved, relu.saved) == ((), ())
     assert second.saved == (relu.output.name,)
@@ -152,13 +152,13 @@ def test_frozen_weights_are_not_trained_and_need_no_activations():
     # Only the gradient of the input stands between: weights are there anyway.
     model.model.layers[0].requires_grad_(True)
     model.model.layers[2].requires_grad_(False)
-    graph = capture(model, quiet_options(), ARGS, training=True).graph
+    graph = graph_of_model(model, quiet_options(), ARGS, training=True).graph
     assert graph.operations[2].saved == ()
 
 
 def test_tied_weights_are_one():
     ids = torch.zeros(2, 8, dtype=torch.int64)
-    graph = capture(Bert(layers=1), quiet_options(), (ids, ids), training=True).graph
+    graph = graph_of_model(Bert(layers=1), quiet_options(), (ids, ids), training=True).graph
     readers = [o.kind for o in graph.operations if "embedding.weight" in o.weights]
     assert readers == ["lookup", "product"]
     assert sum(weight.name == "embedding.weight" for weight in graph.weights) == 1
@@ -167,14 +167,14 @@ def test_tied_weights_are_one():
 @pytest.mark.parametrize("layers", [1, 2])
 def test_halves_that_are_computed_in_float_here_are_halves_there(layers):
     model = WithLoss(Mlp((20, *[30] * layers, 10))).half()
-    graph = capture(model, quiet_options(), (ARGS[0].half(), ARGS[1]), training=True).graph
+    graph = graph_of_model(model, quiet_options(), (ARGS[0].half(), ARGS[1]), training=True).graph
     single = WithLoss(Mlp((20, *[30] * layers, 10)))
-    expected = capture(single, quiet_options(), ARGS, training=True).graph
+    expected = graph_of_model(single, quiet_options(), ARGS, training=True).graph
     assert graph == expected.cast(data="float16", weights="float16")
 
 
 def test_a_model_that_computes_nothing_still_stands_somewhere():
-    found = capture(nn.Identity(), quiet_options(), (torch.rand(4, 2),), training=False)
+    found = graph_of_model(nn.Identity(), quiet_options(), (torch.rand(4, 2),), training=False)
     assert found.placement.num_ipus == 1
     assert [operation.kind for operation in found.graph.operations] == ["view"]
 
@@ -192,12 +192,12 @@ class Summing(nn.Module):
 
 
 def test_a_bias_belongs_to_its_product():
-    product, *_ = capture(Summing(), quiet_options(), ARGS, training=True).graph.operations
+    product, *_ = graph_of_model(Summing(), quiet_options(), ARGS, training=True).graph.operations
     assert (product.kind, product.weights) == ("product", ("weight", "bias"))
 
 
 def test_what_a_backward_reads_is_not_overwritten():
-    graph = capture(Summing(), quiet_options(), ARGS, training=True).graph
+    graph = graph_of_model(Summing(), quiet_options(), ARGS, training=True).graph
     by_name = {operation.name: operation for operation in graph.operations}
     assert by_name["relu"].is_in_place
     assert not by_name["exp"].is_in_place
@@ -206,7 +206,7 @@ def test_what_a_backward_reads_is_not_overwritten():
 def test_the_gradient_of_a_bias_reads_nothing():
     model = Summing()
     model.weight.requires_grad_(False)
-    product, *_ = capture(model, quiet_options(), ARGS, training=True).graph.operations
+    product, *_ = graph_of_model(model, quiet_options(), ARGS, training=True).graph.operations
     assert product.saved == ()
 
 
@@ -225,6 +225,6 @@ def test_steps_of_one_name_are_numbered():
         outputs=(length,),
         batch=2,
     )
-    found = captured_of(forward)
+    found = graph_of_steps(forward)
     names = [operation.name for operation in found.graph.operations]
     assert names == ["tanh", *(f"tanh.{number}" for number in range(1, length))]

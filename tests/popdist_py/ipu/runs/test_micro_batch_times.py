@@ -8,15 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.cycles import cycles, cycles_and_window
 from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.runs.micro_batch_times import timeline
+from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Location, Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.ipu.what_if import Run
-from popdist_py.poptorch.on_ipu.call_times import timeline, window
 from tools.device.ipu_graphs import mlp, resnet
 
 GRAPH = mlp([512] * 5, 64)
+
+
+def pieces_of(run):
+    _, window = cycles_and_window(run.graph, run.placement, run.settings, run.ipu)
+    return window.pieces()
 
 
 @given(
@@ -88,7 +93,7 @@ def test_weights_in_streaming_memory_are_loaded_before_the_output(is_training):
     (passage,) = timeline(run).passages
     computing = (passage.output - passage.input_complete) * MK2.clock
     assert computing == pytest.approx(stage.offload + stage.forward)
-    names = [piece.name for piece in window(run).pieces]
+    names = [piece.name for piece in pieces_of(run)]
     assert names[:3] == ["transfer", "load", "forward"]
 
 
@@ -103,4 +108,4 @@ def test_overlapped_inputs_arrive_while_the_micro_batch_before_is_computed():
     for before, after in pairwise(passages):
         assert before.input <= after.input < after.input_complete <= before.output
     assert passages[-1].output < timeline(apart).passages[-1].output
-    assert {piece.name for piece in window(beside).pieces} == {"forward"}
+    assert {piece.name for piece in pieces_of(beside)} == {"forward"}

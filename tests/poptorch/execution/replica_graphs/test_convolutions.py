@@ -1,4 +1,4 @@
-"""Convolutions of captured graphs: oneDNN computes those with kernels of one element, too."""
+"""Convolutions of recorded graphs: oneDNN computes those with kernels of one element, too."""
 
 from __future__ import annotations
 

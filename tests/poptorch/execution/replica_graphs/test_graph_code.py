@@ -1,4 +1,4 @@
-"""Rewriting of captured graphs: fewer operations, the same values."""
+"""Rewriting of recorded graphs: fewer operations, the same values."""
 
 from __future__ import annotations
 

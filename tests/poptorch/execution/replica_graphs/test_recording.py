@@ -221,7 +221,7 @@ LARGE = {
 def test_large_products_have_the_shapes_and_strides_of_real_ones(
     name, memory_format, dtype, monkeypatch
 ):
-    """Without oneDNN, as graphs are captured."""
+    """Without oneDNN, as graphs are recorded."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     operation, of_input, of_weight = LARGE[name]
     if len(of_input) != 4:

@@ -1,0 +1,250 @@
+"""The cycles that a stage's operations, transfers and weight update take.
+
+The time of an operation is the sum of arithmetic, exchange and a fixed time. Matrix products reach
+a share of their peak rate. The arithmetic of other operations is limited by the speed of the tiles'
+memory. In the exchange, the tiles receive the data of the operation from other tiles. This module
+does not measure times and does not depend on a schedule. The docstring of ``CycleModel`` gives the
+sources of its constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.tensor_liveness import Stage, kept, segments, shapes, stage_of, working_set
+from popdist_py.ipu.transfers import (
+    all_reduce_bytes,
+    copied_bytes,
+    fetched_bytes,
+    received_bytes,
+    streamed_bytes,
+)
+
+__all__ = ["CYCLE_MODEL", "CycleModel", "StageCycles", "operation_cycles", "stage_cycles"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CycleModel:
+    """The constants of the model of time, which are fitted or assumed because sources are missing.
+
+    The same constants apply to all devices and runs.
+
+    Attributes:
+        product_share: The share of their peak rate that matrix products reach. ``product_share`` is
+            assumed.
+        memory_share: The share of the tile memory's bandwidth that other operations reach.
+            ``memory_share`` is assumed.
+        operation_cycles: The cycles that each program of an operation needs for its launch, for
+            synchronisation and for rearranging data. ``operation_cycles`` is fitted to the steady
+            state of ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
+        part_cycles: The fixed cycles for each part after the first, if a product is computed in
+            several parts, one after the other. ``part_cycles`` is assumed to be half of
+            ``operation_cycles``.
+        host_bandwidth: The bytes per second from the host. ``host_bandwidth`` is fitted to the
+            cycles that 8-bit input saves in the runs of ResNet-101 (4.63 million for 24 MiB).
+        call_seconds: The time that each call by the host needs in addition to its micro-batches.
+            ``call_seconds`` is fitted to the runs of ResNet-101 (33 million cycles).
+        sync_cycles: The cycles for synchronising all IPUs of a replica at the end of each pipeline
+            cycle. ``sync_cycles`` is uncertain.
+    """
+
+    product_share: float = 0.7
+    memory_share: float = 0.25
+    operation_cycles: int = 4_050
+    part_cycles: int = 2_025
+    host_bandwidth: float = 7.2e9
+    call_seconds: float = 25e-3
+    sync_cycles: int = 2_000
+
+
+CYCLE_MODEL: Final = CycleModel()
+
+
+@dataclass(frozen=True, slots=True)
+class StageCycles:
+    """The cycles of one stage, for one micro-batch or for one weight update.
+
+    Attributes:
+        forward: The cycles of the stage's operations in the forward pass.
+        recompute: The cycles of the operations that are recomputed for the backward pass.
+        backward: The cycles for computing the gradients of activations and weights, and for
+            accumulating the gradients of weights.
+        receive: The cycles for receiving the stage's inputs from the host.
+        copy: The cycles for sending the stage's activations to other IPUs. The cycles for gradients
+            that come back are not included.
+        load: The cycles for loading weights and inputs of the stage from Streaming Memory. ``load``
+            is used only in phased execution.
+        offload: The cycles for moving weights, accumulators and kept activations from and to
+            Streaming Memory; 0 in phased execution.
+        update: The cycles of one update of the stage's weights, including transfers from and to
+            Streaming Memory.
+        all_reduce: The cycles of the all-reduce of the stage's gradients over the replicas.
+    """
+
+    forward: float
+    recompute: float
+    backward: float
+    receive: float
+    copy: float
+    load: float
+    offload: float
+    update: float
+    all_reduce: float
+
+    @property
+    def work(self) -> float:
+        """The cycles of one micro-batch in forward pass, recomputation and backward pass."""
+        return self.forward + self.recompute + self.backward
+
+
+def stage_cycles(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    index: int,
+    model: CycleModel = CYCLE_MODEL,
+) -> StageCycles:
+    """Return the cycles of one stage."""
+    stage = stage_of(graph, placement, settings, ipu, index)
+    device = _Device(stage, ipu, model)
+    again: list[Operation] = []
+    if index in settings.recomputing(placement):
+        keeps = kept(stage, settings.recompute_for(placement))
+        again = [o for segment in segments(stage, keeps) for o in segment.again]
+    weights = placement.weights_of(graph, index)
+    copied = copied_bytes(graph, placement, index)
+    link = ipu.link_bandwidth / 2 / ipu.clock
+    streaming = (ipu.streaming_bandwidth or ipu.host_bandwidth) / ipu.clock
+    received = 0 if settings.synthetic_data else received_bytes(graph, placement, index)
+    arriving = sum(graph.root_bytes[root] for root in stage.incoming)
+    return StageCycles(
+        forward=sum(map(device.forward, stage.operations)),
+        recompute=sum(map(device.forward, again)),
+        backward=sum(map(device.backward, stage.operations)) if settings.is_training else 0.0,
+        receive=received * ipu.clock / model.host_bandwidth,
+        copy=copied / link,
+        load=(arriving + sum(weight.bytes for weight in weights)) / streaming,
+        offload=_offloaded_bytes(stage, placement, index, weights) / streaming,
+        update=device.update(weights) + streamed_bytes(weights, settings) / streaming,
+        all_reduce=all_reduce_bytes(weights, settings) / link,
+    )
+
+
+def _offloaded_bytes(
+    stage: Stage, placement: Placement, index: int, weights: tuple[Weight, ...]
+) -> int:
+    """Return the bytes from and to Streaming Memory per micro-batch; 0 in phased execution."""
+    settings = stage.settings
+    if settings.is_phased:
+        return 0
+    size = fetched_bytes(weights, settings)
+    if settings.is_training and not settings.activation_location.on_chip:
+        recomputes = index in settings.recomputing(placement)
+        keeps = kept(stage, settings.recompute_for(placement) if recomputes else "none")
+        size += 2 * sum(stage.graph.root_bytes[root] for root in keeps)
+    return size
+
+
+def operation_cycles(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    model: CycleModel = CYCLE_MODEL,
+) -> tuple[list[float], list[float]]:
+    """Return the cycles of each operation's forward pass, and of each operation's backward pass.
+
+    The cycles are those of one micro-batch. For inference, all cycles of the backward pass are 0.
+    """
+    forward: list[float] = []
+    backward: list[float] = []
+    for index in range(placement.num_stages):
+        stage = stage_of(graph, placement, settings, ipu, index)
+        device = _Device(stage, ipu, model)
+        forward += map(device.forward, stage.operations)
+        backward += map(device.backward, stage.operations)
+    return forward, backward if settings.is_training else [0.0] * len(backward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """Computes the cycles of operations and weight updates of one stage on an IPU."""
+
+    stage: Stage
+    ipu: IPU
+    model: CycleModel
+
+    def forward(self, operation: Operation) -> float:
+        return self._pass(operation, backward=False)
+
+    def backward(self, operation: Operation) -> float:
+        """Return the cycles of an operation's backward pass, with accumulation of gradients."""
+        added = 0
+        if self.stage.settings.accumulation > 1:
+            width = 2 * BYTES[self.stage.settings.optimizer.accumulator]
+            added = width * sum(w.elements for w in self._trained(operation))
+        return self._pass(operation, backward=True) + self._moved(added)
+
+    def update(self, weights: tuple[Weight, ...]) -> float:
+        """Return the cycles of a weight update.
+
+        A weight update reads weights, gradients and optimiser state, and writes weights and state.
+        """
+        optimizer = self.stage.settings.optimizer
+        trained = [weight for weight in weights if weight.is_trained]
+        state = sum(BYTES[type_] for type_ in optimizer.state)
+        size = sum(
+            w.elements * (2 * BYTES[w.type] + 2 * state + BYTES[optimizer.accumulator])
+            for w in trained
+        )
+        return self._moved(size) + self.model.operation_cycles * len(trained)
+
+    def _trained(self, operation: Operation) -> list[Weight]:
+        weights = (self.stage.graph.weight_of[name] for name in operation.weights)
+        return [weight for weight in weights if weight.is_trained]
+
+    def _moved(self, size: float) -> float:
+        """Return the cycles for reading or writing ``size`` bytes in the tiles' memory."""
+        return size / (self.stage.tiles * self.ipu.memory_rate * self.model.memory_share)
+
+    def _pass(self, operation: Operation, *, backward: bool) -> float:
+        if operation.kind == "view":
+            return 0.0
+        if operation.product is not None:
+            return self._products(operation, backward=backward)
+        graph = self.stage.graph
+        size = sum(graph.bytes_of(n) for n in operation.inputs) + graph.bytes_of(
+            operation.output.name
+        )
+        # Norms, for example, read their values several times to compute statistics.
+        passes = _PASSES.get(operation.kind, 1) * (2 if backward else 1)
+        exchanged = size / (self.stage.tiles * self.ipu.exchange_rate)
+        return self._moved(passes * size) + exchanged + self.model.operation_cycles
+
+    def _products(self, operation: Operation, *, backward: bool) -> float:
+        stage, total = self.stage, 0.0
+        operands, partials = operation.output.type, stage.partials(operation)
+        tiles = stage.tiles / self.ipu.tiles
+        rate = self.ipu.product_rate(operands, partials) * tiles * self.model.product_share
+        limit = stage.limit(operation)
+        needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
+        for number, shape in enumerate(shapes(operation, stage.graph, backward=backward)):
+            if backward and number == 0 and not needed:
+                continue  # The gradient of the first operand is not needed.
+            held = working_set(shape, operands, partials, stage.tiles)
+            parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
+            total += shape.flops / rate
+            total += shape.repeats * held / (stage.tiles * self.ipu.exchange_rate)
+            launched = self.model.operation_cycles + (parts - 1) * self.model.part_cycles
+            total += shape.repeats * launched
+        return total
+
+
+# The number of times that a kind of operation reads or writes its values. Other kinds do it once.
+_PASSES: Final[Mapping[str, int]] = {"norm": 3, "softmax": 3, "loss": 2}
