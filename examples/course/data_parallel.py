@@ -25,8 +25,8 @@ from fashion_mnist import IS_FIRST, FashionCNN, load
 from torch import nn
 
 from popdist_py import poptorch
+from popdist_py.ipu.cycles import CYCLE_MODEL
 from popdist_py.ipu.specification import MK2
-from popdist_py.ipu.stage_cycles import CYCLE_MODEL
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, figure_file, positive

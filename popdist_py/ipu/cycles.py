@@ -15,7 +15,14 @@ from popdist_py.ipu.stage_cycles import CYCLE_MODEL, CycleModel, StageCycles, st
 from popdist_py.ipu.transfers import host_traffic
 from popdist_py.ipu.window import Window, lay_out
 
-__all__ = ["CycleReport", "cycles", "cycles_and_window"]
+__all__ = [
+    "CYCLE_MODEL",
+    "CycleModel",
+    "CycleReport",
+    "StageCycles",
+    "cycles",
+    "cycles_and_window",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,8 @@ class Product:
             previous result (the steps of an LSTM). ``rows`` counts the rows of one time. The
             program contains the code once.
         reads: The number of times that each element of the first operand is read, which is above 1
-            in convolutions. The module ``liveness`` sets ``reads`` from the sizes of tensors.
+            in convolutions. The module ``tensor_liveness`` computes ``reads`` from the sizes of
+            tensors.
         is_convolution: Whether the settings for convolutions apply. For other matrix products,
             ``is_convolution`` is False.
     """

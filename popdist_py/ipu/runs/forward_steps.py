@@ -1,7 +1,8 @@
 """The intermediate representation between torch's operations and the graph for the device.
 
 A forward pass is a list of steps. Each step computes one new value and does not change other
-values. The module ``dataflow`` makes the steps, and the module ``tidying`` turns them into a graph.
+values. The package ``poptorch.on_ipu`` makes the steps from torch's operations. The module
+``graph_of_steps`` converts the steps to a graph.
 """
 
 from __future__ import annotations

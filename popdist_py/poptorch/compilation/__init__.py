@@ -4,5 +4,5 @@ The package contains the compiler, the choice of the replica back end, the setup
 the cache of executables. No module of this package runs a training step.
 May call: on_ipu, execution, replica_graphs, update, compressed, weights, options, placement,
 tracing, calls, group_norms, enums, logger, errors, and the library's collectives, atomic_file,
-environment, ipu, own_files and timeline.
+environment, ipu, ipu.runs, own_files and timeline.
 """

@@ -1,8 +1,8 @@
 """Functions that return a model's forward pass as a graph of operations.
 
 These functions observe either the forward pass that compiles the model or a forward pass on tensors
-without values, which need no memory. The module ``dataflow`` interprets the observed operations,
-and the module ``tidying`` makes the graph.
+without values, which need no memory. The module ``operations_to_steps`` interprets the observed
+operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs`` makes the graph.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ RANDOM: Final = frozenset(
         *("exponential_", "log_normal_", "cauchy_", "geometric_", "poisson", "native_dropout"),
     }
 )
-# Functions of torch that run a recurrent layer. The module ``dataflow`` reads all operations of one
-# call of these functions together.
+# Functions of torch that run a recurrent layer. The module ``operations_to_steps`` reads all
+# operations of one call of these functions together.
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 ATTENTIONS: Final = frozenset(
     {

@@ -1,8 +1,8 @@
 """The conversion of torch's observed operations to steps that each compute one new value.
 
 An operation that changes memory in place becomes a step that computes a new value. Copies,
-constants and views of whole tensors do not become steps. The module ``tidying`` removes unused
-steps, names the steps, and decides which values share memory.
+constants and views of whole tensors do not become steps. The module ``graph_of_steps`` removes
+unused steps, names the steps, and decides which values share memory.
 """
 
 from __future__ import annotations
