@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch.autograd.graph import increment_version
 
 from popdist_py.poptorch.calls.batching import joined
 from popdist_py.poptorch.calls.nested_values import Call
@@ -245,6 +246,8 @@ class Agreement:
             for parameter in self._parameters:
                 if parameter.is_floating_point():
                     parameter.data = change(parameter.detach() * scale)
+            # Torch does not count changes of ``data``.
+            increment_version(self._parameters)
             for buffer, value in zip(self._buffers, buffers, strict=True):
                 if buffer.is_floating_point():
                     buffer.copy_(value * scale)
@@ -257,6 +260,7 @@ class Agreement:
                     parameter.data = kept[id(parameter)]
                 else:
                     parameter.data.copy_(hosts[id(parameter)])
+            increment_version(self._parameters)
             for buffer, value in zip(self._buffers, buffers, strict=True):
                 buffer.copy_(value)
 

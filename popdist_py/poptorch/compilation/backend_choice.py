@@ -173,15 +173,18 @@ class BackendChoice:
         return None
 
     def _say_why(self, wanted: str) -> None:
-        """Log why the replicas run one after the other, if there are several replicas.
+        """Log why the loop runs the replicas, if there are several replicas.
 
         Raises:
             Error: The program asks for a kind of back end by its option.
         """
-        if self._model.batching.replicas == 1:
+        reasons = list(dict.fromkeys(self._reasons))
+        is_option = wanted in {row.option for row in backends.BACKENDS[1:]}
+        is_alone = self._model.batching.replicas == 1
+        if is_alone and (not is_option or reasons == [backends.ONE_REPLICA]):
             return
-        reason = "; ".join(dict.fromkeys(self._reasons))
-        if wanted in {row.option for row in backends.BACKENDS[1:]}:
+        reason = "; ".join(reasons)
+        if is_option:
             raise Error(
                 f"The replicas cannot run {wanted}, use 'auto' or 'loop': "
                 f"{reason or 'another instance cannot'}"

@@ -1,9 +1,9 @@
 """The list of replica back ends, with rules for when a back end can run and is worthwhile.
 
-To add a back end, write a class that runs replicas, and add a row to ``BACKENDS``. A new value of
-the option ``replicaExecution`` must also be added to the setter in ``options/groups.py``. The first
-row, the loop, defines the correct results. When a model is compiled for the first time, the results
-of other rows are compared with the results of the loop.
+To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
+instance of a job must register the same rows. The first row, the loop, defines the correct results.
+When a model is compiled for the first time, the results of other rows are compared with the results
+of the loop.
 
 With the option "auto", the library tries the rows from the last to the first. It uses the first
 back end that is worthwhile and that agrees with the loop. The choice does not depend on measured
@@ -48,8 +48,12 @@ from popdist_py.poptorch.execution.replicas import (
     Replicas,
 )
 from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
+from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["BACKENDS", "ONE_REPLICA", "Backend", "register", "why_not_copied"]
+
+# The reason why a single replica is not fused. The loop then runs the replica, without an error.
+ONE_REPLICA: Final = "there is one replica only"
 
 # Recorded graphs do not use torch's fast kernel for LSTM layers.
 _LSTM: Final = frozenset({"lstm"})
@@ -101,6 +105,13 @@ def _kind(mode: Mode) -> Any:
     return mode.func if isinstance(mode, partial) else mode
 
 
+def why_not_copied(model: DeviceModel) -> str | None:
+    """Return the reason why ``CopyingReplicas`` cannot run a model; None without a reason."""
+    if any(_kind(mode) is not MixedPrecision for mode in model.context.modes):
+        return "the forward runs in modes that read values in the memory of the CPU"
+    return model.only_loop
+
+
 def _why_not_recorded_alone(model: DeviceModel) -> str | None:
     if model.norm_groups is not None and model.batching.replicas > 1:
         return "batch norms of several local replicas wait for one another"
@@ -109,7 +120,7 @@ def _why_not_recorded_alone(model: DeviceModel) -> str | None:
 
 def _why_not_fused(model: DeviceModel) -> str | None:
     if model.batching.replicas == 1:
-        return "there is one replica only"
+        return ONE_REPLICA
     return model.only_loop
 
 
@@ -139,7 +150,7 @@ def _is_random_and_recurrent(model: DeviceModel, _: int) -> bool:
     return has_many and model.first_forward.is_random and bool(_layers(model) & _RECURRENT)
 
 
-BACKENDS: Final[tuple[Backend, ...]] = (
+BACKENDS: Final[list[Backend]] = [
     Backend(
         name="loop",
         option="loop",
@@ -166,4 +177,19 @@ BACKENDS: Final[tuple[Backend, ...]] = (
         make=lambda model, *_: FusedReplicas(model),
         is_worthwhile=_is_random_and_recurrent,
     ),
-)
+]
+
+
+def register(row: Backend) -> None:
+    """Add a row to ``BACKENDS``, and its option to the values of ``replicaExecution``.
+
+    The option "auto" tries the new row before all other rows.
+
+    Raises:
+        ValueError: Another row has the same name.
+    """
+    if row.name in {other.name for other in BACKENDS}:
+        raise ValueError(f"the replica back end {row.name!r} is registered already")
+    BACKENDS.append(row)
+    if row.option is not None and row.option not in EXECUTIONS:
+        EXECUTIONS.append(row.option)

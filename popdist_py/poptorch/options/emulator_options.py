@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from popdist_py.ipu.specification import IPU
 from popdist_py.poptorch.options.device_choice import (
@@ -16,9 +16,10 @@ from popdist_py.poptorch.options.device_choice import (
 )
 from popdist_py.poptorch.options.store import OptionStore
 
-__all__ = ["_EmulatorOptions"]
+__all__ = ["EXECUTIONS", "_EmulatorOptions"]
 
-Execution = Literal["auto", "loop", "fused"]
+# The values of ``replicaExecution``. ``backends.register()`` adds the options of other back ends.
+EXECUTIONS: Final = ["auto", "loop", "fused"]
 
 
 class _EmulatorOptions(OptionStore):
@@ -39,20 +40,21 @@ class _EmulatorOptions(OptionStore):
         )
         self._declare(_environment=DeviceEnvironment.of(os.environ, sys.modules))
 
-    def replicaExecution(self, how: Execution) -> _EmulatorOptions:
+    def replicaExecution(self, how: str) -> _EmulatorOptions:
         """Choose how the replicas of this process run.
 
         Args:
             how: ``loop`` runs the replicas in sequence, and its results are the reference.
-                ``fused`` runs all replicas in one vectorised pass. ``auto`` measures in the first
-                steps which of the two is faster. If ``randomSeed`` is set, ``auto`` chooses by a
-                fixed rule instead of measured times.
+                ``fused`` runs all replicas in one vectorised pass. ``auto`` chooses by a fixed
+                rule, which depends on the model. The option of a registered back end, such as a
+                back end for a GPU, selects this back end.
 
         Raises:
             ValueError: ``how`` has another value.
         """
-        if how not in ("auto", "loop", "fused"):
-            raise ValueError(f"replicaExecution({how!r}): expected 'auto', 'loop' or 'fused'")
+        if how not in EXECUTIONS:
+            *others, last = map(repr, EXECUTIONS)
+            raise ValueError(f"replicaExecution({how!r}): expected {', '.join(others)} or {last}")
         self.set(replica_execution=how)
         return self
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch.autograd.graph import increment_version
+
 from popdist_py import activities
 from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
@@ -89,6 +91,8 @@ class Training:
             # updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
+        # Torch's fused updates do not count their changes in the version counters of parameters.
+        increment_version(self.optimizer.parameters)
         if self.scaler is not None:
             self.scaler.adapt(too_large, loss_scale)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.weights.gradient_hooks import GradientHooks
@@ -412,6 +413,7 @@ class DeviceState:
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
                     )
+                    increment_version(device)  # Torch does not count changes of ``data``.
                 else:
                     device.copy_(host)
             for name, stack in self._stacks.items():
