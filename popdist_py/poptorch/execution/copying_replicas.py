@@ -142,7 +142,7 @@ class _RandomOnCpu(TorchDispatchMode):
     """
 
     def __init__(self, to_device: Copy, from_device: Copy) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._to_device = to_device
         self._from_device = from_device
 

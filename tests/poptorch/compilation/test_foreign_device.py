@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from unittest import mock
 
@@ -17,6 +18,7 @@ from poptorch.compilation.foreign_device import (
     to_device,
 )
 from support.models import Mlp, classified, quiet_options
+from support.repository import ROOT
 from torch import nn
 
 import popdist_py
@@ -273,6 +275,16 @@ def test_a_row_is_registered_once_and_names_its_option():
         register(ROW)
     with pytest.raises(ValueError, match="expected 'auto', 'loop', 'fused' or 'foreign'"):
         poptorch.Options().Emulator.replicaExecution("cuda")
+
+
+def test_the_file_of_the_architecture_page_registers_a_gpu():
+    page = (ROOT / "docs/architecture.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]
+    exec(compile(code, "cuda.py", "exec"), {})
+    poptorch.Options().Emulator.replicaExecution("cuda")
+    if not torch.cuda.is_available():
+        with pytest.raises(poptorch.Error, match=r"cannot run cuda.*torch finds no GPU"):
+            trained(Mlp, "cuda", replicas=1)
 
 
 def test_the_foreign_device_is_closed():
