@@ -52,7 +52,9 @@ def recorder(log, **values):
 def test_a_step_reduces_once_and_then_updates():
     log = []
     gradients = recorder(log, all_reduce=[None])
-    optimizer = recorder(log, step=[None], loss_scaling=4.0, updates_each_alone=False)
+    optimizer = recorder(
+        log, step=[None], loss_scaling=4.0, updates_each_alone=False, parameters=()
+    )
     scaler = recorder(log, overflows=[True], adapt=[None], factor=0.5)
     training = Training(
         optimizer=optimizer,
@@ -73,7 +75,9 @@ def test_a_step_reduces_once_and_then_updates():
 def test_without_a_scaler_the_scale_is_the_optimizers_own():
     log = []
     training = Training(
-        optimizer=recorder(log, step=[None], loss_scaling=4.0, updates_each_alone=True),
+        optimizer=recorder(
+            log, step=[None], loss_scaling=4.0, updates_each_alone=True, parameters=()
+        ),
         gradients=recorder(log, all_reduce=[None], in_parts=[None]),
         gradient_scale=0.25,
     )
