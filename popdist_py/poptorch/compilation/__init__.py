@@ -1,4 +1,4 @@
-"""The compilation of a module, with its options and example arguments, to a program.
+"""The compilation of a model, with its options and example arguments, to a program.
 
 The package contains the compiler, the choice of the replica back end, the setup of training, and
 the cache of executables. No module of this package runs a training step.

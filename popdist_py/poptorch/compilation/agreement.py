@@ -1,11 +1,12 @@
-"""The class Agreement, which compares the results of a replica back end with those of the loop.
+"""The class Agreement, which compares a replica back end's results with the loop's results.
 
-The loop runs one replica after the other, and its results are correct by definition. A back end may
-differ from the loop by rounding errors, because the same sum in another order is rounded
-differently. Deep models amplify rounding errors. For example, a gradient of ResNet-50 changes by
-2 per cent if the last bits of the weights change. The comparison measures the effect of rounding on
-every tensor of the loop. This module does not depend on how a back end works, and does not compare
-the speed of back ends.
+A replica back end is code that runs the forward and backward passes of all replicas. The simplest
+back end, the loop, runs one replica after the other, and its results are correct by definition.
+Another back end may differ from the loop by rounding errors, because the same sum in another order
+is rounded differently. Deep models amplify rounding errors. For example, a gradient of ResNet-50
+changes by 2 per cent if the last bits of the weights change. Therefore the comparison measures the
+effect of rounding on every tensor of the loop's results. This module does not depend on how a back
+end works, and does not compare the speed of back ends.
 """
 
 from __future__ import annotations
@@ -36,25 +37,28 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 
 __all__ = ["Agreement"]
 
-# The noise of a tensor is the norm of its change when all weights and inputs are rounded again, at
-# random. The tensors of a back end and of the loop agree if the norm of their difference is at most
-# _NOISE times the noise, plus the tolerance that the function roundings() returns. In measurements
-# of ResNet, MobileNet, BERT and small models, the differences of correct back ends are below 1.5
-# times the noise. A leak of 1e-4 between replicas causes a difference of 150 times the noise.
+# The noise of a tensor is the norm of the tensor's change if random rounding errors are added to
+# all weights and inputs. A tensor of a back end agrees with the loop's tensor if the norm of their
+# difference is at most _NOISE times the noise, plus the tolerance that the function roundings()
+# returns. In measurements of ResNet, MobileNet, BERT and small models, the differences of correct
+# back ends were below 1.5 times the noise. A leak of 1e-4 between replicas caused a difference of
+# 150 times the noise.
 _NOISE: Final = 12.0
-# Rounding may change the sign of a ReLU's input that is nearly zero. Then gradients jump, but the
-# ReLU's output hardly changes. So each gradient must agree at one of _MAX_POINTS points. Outputs
-# and buffers must agree at every point that is tried.
+# Back ends are compared at several points, which are sets of values for weights, inputs and
+# buffers. If the input of a ReLU is nearly zero, rounding may change its sign. Such a change causes
+# a large change of gradients, but only a small change of the ReLU's output. Therefore each gradient
+# must agree with the loop's gradient at only one of _MAX_POINTS points. Outputs and buffers must
+# agree at every point that is tried.
 _MAX_POINTS: Final = 4
-# The number of a point whose values are close to the program's own values. Far from its own values,
-# a model may compute only NaN, which cannot be compared. If all numbers of a tensor are NaN or
-# infinite at point 0, the comparison also tries the point _NEAR.
+# The number of the point whose values are close to the values in the program. With very different
+# values, a model may compute only NaN, and NaN cannot be compared. If all numbers of a tensor are
+# NaN or infinite at point 0, the comparison also tries the point _NEAR.
 _NEAR: Final = _MAX_POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The tensors that exist after a run of one micro-batch, separated by kind."""
+    """The tensors that a run of one micro-batch computes or changes, separated by kind."""
 
     outputs: Tensors
     gradients: Tensors
@@ -68,14 +72,14 @@ class _Results:
 
 @dataclass(slots=True)
 class _Point:
-    """One set of values of the inputs, weights and buffers, used to compare back ends.
+    """One set of values for the inputs, weights and buffers, at which back ends are compared.
 
     Attributes:
-        number: The number of the point. The values differ from those of every other point, and from
-            the values that were used to record a graph.
-        expected: The results of the loop over the replicas.
-        noise: The size of the change that rounding causes in each tensor of the loop, for each kind
-            of tensor; None if the noise has not been measured.
+        number: The number of the point. The values of each point differ from the values of every
+            other point, and from the values with which a graph was recorded.
+        expected: The results of the loop over the replicas with these values.
+        noise: For each kind of tensor, the size of the change that rounding causes in each tensor
+            of the loop's results; None if the noise has not been measured.
     """
 
     number: int
@@ -84,16 +88,16 @@ class _Point:
 
 
 def _scale(number: int) -> float:
-    """Return the factor that multiplies weights, buffers and inputs at a point."""
+    """Return the factor on the program's weights, buffers and inputs at a point."""
     return 0.984375 if number == _NEAR else 0.75 - 0.0625 * number
 
 
 class Agreement:
-    """Compares back ends with the loop, and restores the device's tensors after each run.
+    """Compares replica back ends with the loop, and restores the device's tensors after each run.
 
     Args:
-        model: The model that runs.
-        call: The arguments of a call.
+        model: The compiled model on the device.
+        call: The arguments of a call of the model.
         inputs: A combined micro-batch of each input.
     """
 
@@ -110,19 +114,19 @@ class Agreement:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the loop over the replicas has run at least once."""
+        """Whether the loop over the replicas has run, so that other back ends may run."""
         return bool(self._points)
 
     def prepare(self) -> None:
         """Run the loop over the replicas, which must run before any other back end.
 
-        In a run of a back end, the forward pass may store that back end's tensors in Python
-        variables. A later first run of the loop could read these tensors.
+        If another back end ran first, its forward pass could store tensors in Python variables, and
+        the first run of the loop could read these tensors.
         """
         self._point(0)
 
     def difference(self, replicas: Replicas) -> str | None:
-        """Return a text that says which results differ from the loop; None if the results agree."""
+        """Return a text that says which results differ from the loop's; None if all agree."""
         first = self._point(0).expected
         empty = says_nothing(first.outputs)
         differing = set(range(len(self._model.trained)))
@@ -149,7 +153,7 @@ class Agreement:
         return self._points[number]
 
     def _wrong(self, point: _Point, results: _Results) -> Iterator[tuple[str, set[int]]]:
-        """Yield each kind of tensor, with the indices of tensors that differ beyond rounding."""
+        """Yield each kind of tensor, with the indices of tensors that differ more than rounding."""
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
             if len(expected) != len(got):
                 yield kind, set(range(len(expected) + 1))
@@ -163,15 +167,15 @@ class Agreement:
             yield kind, wrong
 
     def _noise(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of the change that rounding causes in each tensor of the loop.
+        """Return the size of the change that rounding causes in each tensor of the loop's results.
 
-        To measure this change, the method runs the loop with weights and inputs that are rounded
-        again at random. The method also repeats the loop with unchanged values. If a tensor changes
-        in a repetition, the change has a cause other than rounding, for example a Python variable
-        that the forward pass changes. For this tensor, the method returns 0.
+        To measure this change, the method runs the loop with random rounding errors in all weights
+        and inputs. The method also repeats the loop with unchanged values. If a resulting tensor
+        changes in a repetition, the change has a cause other than rounding, for example a Python
+        variable that the forward pass changes. For such a tensor, the method returns 0.
         """
         if point.noise is None:
-            # The loop is repeated before and after the run with rounded values. At a single
+            # The loop is repeated twice, before and after the run with rounding errors. In a single
             # repetition, a Python variable could by chance have the same value as in the first run.
             changes = [self._repeated(point)]
             moved = self._run(self._loop, point.number, partial(_rounded_anew, torch.Generator()))
@@ -191,7 +195,7 @@ class Agreement:
         return point.noise
 
     def _repeated(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of the change of each tensor if the loop is repeated unchanged."""
+        """Return the size of each resulting tensor's change if the loop runs again unchanged."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
     # -- running ------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class Agreement:
         number: int,
         change: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ) -> _Results:
-        """Run one micro-batch at a point, with weights and inputs changed by ``change``."""
+        """Run one micro-batch with the values of a point, after changing them by ``change``."""
         model, scale = self._model, _scale(number)
         inputs = [_other(tensor, number, scale) for tensor in self._inputs]
         if isinstance(self._loop, _LoopOverTwo):
@@ -220,7 +224,7 @@ class Agreement:
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
     def _host_weights(self) -> dict[int, torch.Tensor]:
-        """Return the host tensors that equal device parameters, by the ``id`` of the parameter."""
+        """Return host parameters with the same values as the device's, by the latter's ``id``."""
         if self._hosts is None:
             self._hosts = self._model.state.host_copies()
         return self._hosts
@@ -230,11 +234,10 @@ class Agreement:
         self, scale: float, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[None]:
         """Change the weights and buffers in the ``with`` block, and restore them at its end."""
-        # Weights get new memory and are not changed in place, because other instances may read the
-        # old memory. If a back end wrongly reads the old memory, its results differ from those of
-        # the loop. To save memory, the old memory of a weight is freed if the host has an equal
-        # copy of the weight and no other tensor uses the memory. Then the weight is restored from
-        # the host's copy.
+        # The changed weights get new memory, because other instances may read the old memory. If a
+        # back end wrongly reads the old memory, its results differ from the loop's results. To save
+        # memory, a weight's old memory is freed if the host has an equal copy of the weight and no
+        # other tensor uses the memory. Such a weight is restored from the host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data
@@ -266,11 +269,11 @@ class Agreement:
 
 
 class _LoopOverTwo:
-    """A loop over the first two replicas, which returns the second one's results for all others.
+    """A loop that runs only the first two replicas, and copies the second one's results.
 
-    All replicas except the first get equal inputs and buffers, so two runs are sufficient. If a
-    back end mixes up replicas, the values of the first replica mix with values of other replicas,
-    and the comparison detects a difference.
+    All replicas except the first get equal inputs and buffers, so running two replicas is
+    sufficient. If a back end mixes up replicas, values of the first replica get into the results of
+    other replicas, and the comparison detects the difference.
     """
 
     needs_context = True
@@ -282,14 +285,14 @@ class _LoopOverTwo:
 
     @staticmethod
     def suffices(model: DeviceModel) -> bool:
-        """Tell whether replicas with equal inputs and state have equal results and new state."""
+        """Tell whether replicas of the model with equal inputs and buffers have equal results."""
         first, batching = model.first_forward, model.batching
         differ = first.is_random or first.changed_inputs or batching.group_size > 1
         return batching.replicas > 2 and not differ and model.norm_groups is None
 
     @staticmethod
     def make_alike(stacks: Sequence[torch.Tensor]) -> None:
-        """Copy the second replica's values to all later replicas.
+        """Copy the values of the second replica to the replicas after it.
 
         Args:
             stacks: Tensors of the shape [replicas, ...].
@@ -298,14 +301,14 @@ class _LoopOverTwo:
             stack[2:] = stack[1].clone()
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run two replicas, and count the second replica's gradients for all later replicas too."""
+        """Run two replicas, and add the second replica's gradients once for each later replica."""
         others = self._model.batching.replicas - 1
         one, two, *_ = self._model.batching.inputs_of_replicas(inputs)
         first = self._loop.run_one(0, call, one, number, scale)
         gradients = _taken_gradients(self._model)
         second = self._loop.run_one(1, call, two, number, scale)
-        # The gradients are multiplied, and not the loss of the second replica. A factor on the loss
-        # would change the rounding errors of the backward pass.
+        # The second replica's gradients are multiplied, and not its loss, because a factor on the
+        # loss would change the rounding errors of the backward pass.
         trained = self._model.trained
         pairs = zip(gradients, gradients_of(trained), strict=True)
         set_gradients(trained, [_sum(one, other, others) for one, other in pairs])
@@ -314,7 +317,7 @@ class _LoopOverTwo:
 
 
 def _taken_gradients(model: DeviceModel) -> Tensors:
-    """Return the gradients of the trained parameters, and remove them from the parameters."""
+    """Return the trained parameters' gradients, and remove the gradients from the parameters."""
     gradients = [g if g is None else g.detach() for g in gradients_of(model.trained)]
     if model.gradients is not None and model.gradients.reuses_memory:
         gradients = [g if g is None else g.clone() for g in gradients]
@@ -330,9 +333,9 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
         first = torch.zeros_like(other)
     if other.dtype.itemsize > 2:
         return first.add(other, alpha=times)
-    # A 16-bit float has so few bits that the rounding error of one addition is as large as an error
-    # that the comparison must detect. So ``other`` is added one by one, as the loop over replicas
-    # does.
+    # In a 16-bit format, the rounding error of one addition is as large as an error that the
+    # comparison must detect. Therefore ``other`` is added repeatedly, as in the loop over all
+    # replicas.
     for _ in range(times):
         first = first + other
     return first
@@ -346,16 +349,16 @@ _USES_OF_ONE: Final = _uses(torch.empty(1))
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
-    """Tell whether no other tensor or array uses the memory of this tensor."""
+    """Tell whether a tensor is the only user of its memory."""
     return _uses(tensor) == _USES_OF_ONE
 
 
 def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
-    """Return different valid values for an input.
+    """Return other valid values for an input tensor.
 
     The samples get another order, and floating-point numbers are multiplied by ``scale``. Integers
-    are not multiplied. Instead, a copy of the last sample replaces the first sample of an integer
-    tensor, because the sum over the samples must also change.
+    cannot be multiplied, but the sum over the samples must also change. Therefore a copy of the
+    last sample replaces the first sample of an integer tensor.
     """
     moved = tensor.flip(0).roll(number, 0)
     if tensor.is_floating_point():
@@ -365,7 +368,7 @@ def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
 
 
 def _rounded_anew(generator: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor, with a random error of up to one rounding in each number."""
+    """Return a copy of a tensor, with a random rounding error added to each number."""
     if not tensor.is_floating_point():
         return tensor.clone()
     errors = torch.empty_like(tensor, dtype=torch.float32).uniform_(-1, 1, generator=generator)

@@ -1,8 +1,9 @@
-"""The class BackendChoice, which chooses the back end that runs the replicas of a model.
+"""The class BackendChoice, which chooses the back end (the code) that runs a model's replicas.
 
-A back end must agree with the loop, which runs one replica after the other. The choice depends only
-on the model and not on measured times, so that a program computes the same bits in every run. The
-module ``backends.py`` lists the back ends and the rules for when each back end is worthwhile.
+The results of a back end must agree with those of the loop, which runs one replica after the other.
+The choice depends only on the model and not on measured times, so that a program computes the same
+bits in every run. The module ``backends.py`` contains the list of back ends, and the rules about
+when each is worthwhile.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ __all__ = ["BackendChoice", "Chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A chosen back end.
+    """The result of the choice of a back end.
 
     Attributes:
-        name: The name of the back end.
-        replicas: The object that runs the replicas.
+        name: The name of the chosen back end.
+        replicas: The object of the chosen back end that runs the replicas.
     """
 
     name: str
@@ -45,15 +46,15 @@ class Chosen:
 
 
 class BackendChoice:
-    """Chooses the back end that runs the replicas of a model.
+    """Chooses the replica back end of a model.
 
     Args:
-        model: The model that runs.
-        call: The arguments of a call.
+        model: The compiled model on the device.
+        call: The arguments of a call of the model.
         inputs: A combined micro-batch of each input.
-        communicator: The communicator for calls between the instances, which all choose the same
+        communicator: The communicator that connects the instances. All instances choose the same
             back end.
-        tell: A function that is called with a few words about the current step.
+        tell: A function that gets a few words about the current step, for a progress bar.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class BackendChoice:
         self._agreement = Agreement(model, call, inputs)
 
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
-        """Return the first back end that agrees with the loop on all instances, or the loop.
+        """Return the first back end that agrees with the loop on all instances, or else the loop.
 
         Args:
-            wanted: The requested back end, by its name or its option, or "auto" for the preferred
-                back end.
+            wanted: The requested back end: the back end's name, a value of the option
+                ``replicaExecution``, or "auto".
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
                 same model. This back end is not compared with the loop again.
 
         Raises:
-            Error: The program asks for a kind of back end by its option, and no back end of this
+            Error: The program requests a kind of back end by its option, and no back end of this
                 kind can run the replicas.
         """
-        # During the comparison, the instances may run different numbers of micro-batches. So batch
-        # norms must not wait for other instances.
+        # During the comparison, the instances may run different numbers of micro-batches. Therefore
+        # batch norms must not wait for other instances.
         alone = self._model.norm_groups.alone() if self._model.norm_groups else nullcontext()
         with alone, self._model.state.contents_kept():
             chosen = self._trusted(chosen_before) or self._first_agreeing(wanted)
@@ -95,12 +96,13 @@ class BackendChoice:
             loop = backends.BACKENDS[0]
             chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
         logger.debug("Replicas run as %s", chosen.name)
-        # The comparison leaves fragmented free memory, which training steps cannot reuse.
+        # The comparison leaves fragmented free memory that training steps could not reuse, so it is
+        # given back to the operating system.
         give_back_kept_memory()
         return chosen
 
     def _trusted(self, name: str | None) -> Chosen | None:
-        """Return the back end of an earlier choice, or None if the instances' choices differ."""
+        """Return the earlier choice ``name``, or None if the instances made different choices."""
         row = next((row for row in backends.BACKENDS if row.name == name), None)
         position = -1 if row is None else backends.BACKENDS.index(row)
         if self._smallest(position) != position or -self._smallest(-position) != position:
@@ -115,7 +117,7 @@ class BackendChoice:
         return None
 
     def _candidates(self, wanted: str) -> list[Backend]:
-        """Return the back ends to try, in the order of preference and without the loop."""
+        """Return the back ends to try, in the order of preference. The loop is not among them."""
         others = backends.BACKENDS[1:]
         if wanted != "auto":
             return [row for row in others if wanted in (row.name, row.option)]
@@ -124,7 +126,7 @@ class BackendChoice:
         return [row for row in reversed(others) if row.is_worthwhile(self._model, samples)]
 
     def _common(self, row: Backend, *, compares: bool) -> Chosen | None:
-        """Return a back end, or None if this back end cannot run the replicas of all instances."""
+        """Return one back end, or None if it cannot run the replicas on every instance."""
         reason = row.can_run(self._model)
         if reason is not None:
             self._reasons.append(reason)
@@ -135,14 +137,14 @@ class BackendChoice:
         return Chosen(row.name, replicas)
 
     def _smallest(self, number: int) -> int:
-        """Return the minimum of a number over all instances."""
+        """Return the smallest of the numbers that the instances pass."""
         together = np.array([number], np.float64)
         if self._communicator.num_instances > 1:
             self._communicator.all_reduce(together, "min", "replica back ends")
         return int(together[0])
 
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
-        """Return the object that runs the replicas; None if its results are not those of the loop.
+        """Return the object of a back end; None if its results differ from those of the loop.
 
         The method also returns None if the back end raises an error.
         """
@@ -153,10 +155,10 @@ class BackendChoice:
                     self._agreement.prepare()
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
-                # run cannot use such tensors. So this block undoes the changes that the back end
-                # makes to lists. Changes by the loop over replicas are kept during the choice.
-                # Without these changes, the comparison would not detect that a forward pass counts
-                # calls in a list.
+                # run cannot use such tensors. Therefore ``contents_kept`` undoes the changes that
+                # the back end makes to lists. The changes by the loop are undone only at the end of
+                # the choice. If they were undone earlier, the comparison would not detect that a
+                # forward pass counts its calls in a list.
                 with self._model.state.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
@@ -173,10 +175,10 @@ class BackendChoice:
         return None
 
     def _say_why(self, wanted: str) -> None:
-        """Log why the loop runs the replicas, if there are several replicas.
+        """If there are several replicas, log why the loop runs them.
 
         Raises:
-            Error: The program asks for a kind of back end by its option.
+            Error: The program requests a kind of back end by its option.
         """
         reasons = list(dict.fromkeys(self._reasons))
         is_option = wanted in {row.option for row in backends.BACKENDS[1:]}
@@ -197,8 +199,8 @@ class BackendChoice:
 def _silent() -> Iterator[None]:
     """Discard the text that this thread prints in the ``with`` block.
 
-    The choice of a back end runs the forward pass several times. On a real IPU, PopTorch traces the
-    forward pass only once, so the forward pass prints its text only once.
+    The choice of a back end runs the forward pass several times, but the program expects its text
+    once. On a real IPU, PopTorch traces the forward pass only once.
     """
     stdout = sys.stdout
     sys.stdout = _OtherThreads(stdout)
@@ -214,10 +216,10 @@ _is_silent: Final[ContextVar[bool]] = ContextVar("is_silent", default=False)
 
 
 class _OtherThreads:
-    """A text stream that discards all text while the context variable ``_is_silent`` is set.
+    """A text stream that discards the text of threads with the context variable ``_is_silent``.
 
-    Each thread has its own value of this variable. The text of threads without the value True is
-    written to the original stream.
+    Each thread has its own value of the context variable. Text from all other threads is written to
+    the original stream.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -236,9 +238,9 @@ class _OtherThreads:
 def _collections_paused() -> Iterator[None]:
     """Disable Python's cyclic garbage collector in the ``with`` block.
 
-    Recording a graph makes tens of thousands of objects that remain in use. While their number
-    grows, the collector would search all objects repeatedly. These searches took 6 per cent of the
-    time to compile ResNet-101.
+    Recording a graph makes tens of thousands of objects that remain in use. As their number grows,
+    the garbage collector would search all objects again and again. These searches took 6 per cent
+    of the time to compile ResNet-101.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,15 +1,15 @@
-"""The list of replica back ends, with rules for when a back end can run and is worthwhile.
+"""The list of replica back ends, with rules about when a back end can run and is worthwhile.
 
 To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
-instance of a job must register the same rows. The first row, the loop, defines the correct results.
-When a model is compiled for the first time, the results of other rows are compared with the results
-of the loop.
+instance of a job must register the same rows. The first row of ``BACKENDS``, the loop, defines the
+correct results. When a model is compiled for the first time, the results of other back ends are
+compared with the results of the loop.
 
-With the option "auto", the library tries the rows from the last to the first. It uses the first
-back end that is worthwhile and that agrees with the loop. The choice does not depend on measured
-times, so a program uses the same back end in every run. The rules were derived from the step times
-in this table. Each entry is a step time divided by the step time of the loop, measured with one
-thread on a machine of two cores:
+With the option "auto", the library tries the back ends from the last row to the first row. The
+library uses the first back end that is worthwhile and that agrees with the loop. The choice does
+not depend on measured times, so a program uses the same back end in every run. The rules about
+worthwhile back ends were derived from the step times in this table. Each entry is a step time
+divided by the step time of the loop, measured with one thread on a machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
@@ -52,32 +52,34 @@ from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 
 __all__ = ["BACKENDS", "ONE_REPLICA", "Backend", "register", "why_not_copied"]
 
-# The reason why a single replica is not fused. The loop then runs the replica, without an error.
+# The reason why back ends that compute several replicas at once do not run a single replica. The
+# loop then runs the replica, without an error.
 ONE_REPLICA: Final = "there is one replica only"
 
-# Recorded graphs do not use torch's fast kernel for LSTM layers.
+# The torch functions that are slower in a recorded graph, because recorded graphs do not use
+# torch's fast kernel for LSTM layers.
 _LSTM: Final = frozenset({"lstm"})
 _RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-# One pass over all replicas is faster than the LSTM kernel if there are at least _MANY_REPLICAS
-# replicas, and at most _FEW_SAMPLES samples per micro-batch.
+# For LSTM layers, one vectorised pass over all replicas is faster than torch's LSTM kernel if there
+# are at least _MANY_REPLICAS replicas, and at most _FEW_SAMPLES samples per micro-batch.
 _MANY_REPLICAS, _FEW_SAMPLES = 4, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """A back end, as one row of the list ``BACKENDS``.
+    """A replica back end, as one row of the list ``BACKENDS``.
 
     Attributes:
         name: The name of the back end, which is stored in executables.
-        option: The value of ``replicaExecution`` that selects the back end; None if only "auto" can
-            select the back end. If several rows have the same value, the first row that agrees with
-            the loop is used.
+        option: The value of the option ``replicaExecution`` that selects the back end; None if only
+            "auto" can select it. If several back ends have the same value, the first back end that
+            agrees with the loop is used.
         can_run: A function that returns None if the back end can run a model, and otherwise the
             reason why not.
-        make: A function that returns the object that runs a model's replicas. Its arguments are the
+        make: A function that returns an object that runs a model's replicas. The function gets the
             model, the arguments of a call, and a combined micro-batch of each input. If the
             function raises an error, the back end is not used.
-        is_worthwhile: A function that tells whether "auto" tries the back end. Its arguments are
+        is_worthwhile: A function that tells whether "auto" tries the back end. The function gets
             the model and the number of samples in a micro-batch.
     """
 
@@ -89,7 +91,7 @@ class Backend:
 
 
 def _always(_: DeviceModel) -> None:
-    """Return None, because the loop can run every model."""
+    """Return None for "no reason against the back end", because the loop can run every model."""
 
 
 def _why_not_recorded(model: DeviceModel) -> str | None:
@@ -101,7 +103,7 @@ def _why_not_recorded(model: DeviceModel) -> str | None:
 
 
 def _kind(mode: Mode) -> Any:
-    """Return the class of a mode, without the arguments that a ``partial`` adds."""
+    """Return the class of a torch mode that is given as a class or as a ``partial`` of a class."""
     return mode.func if isinstance(mode, partial) else mode
 
 

@@ -1,10 +1,10 @@
-"""The function code_text, which describes a model's settings and code for a key of the cache.
+"""The function code_text, which describes a model's settings and code for the executable cache.
 
-The text contains the code that the forward pass can reach, with some exceptions. For parameters and
-buffers, the text contains only the shape and the dtype. For code of Python's standard library,
-torch and this package, the text contains only names, because the key contains their versions. Code
-of other libraries is included only if the model calls this code directly. A search through its
-further calls would take seconds.
+The description is a part of the key of a model in the cache. It contains the code that the forward
+pass can call, with some exceptions. It contains only the shape and the dtype of parameters and
+buffers. Of code from Python's standard library, torch and this package, it contains only names,
+because the key contains the versions of these packages. Code of other libraries is included only if
+the model calls this code directly, because a search through all further calls would take seconds.
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ _MAPPINGS: Final = (dict, MappingProxyType)
 _NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# The attributes that every module has. Their values are either described elsewhere in the key, or
-# do not affect the computation.
+# The names of the attributes that every module has. The key describes the values of these
+# attributes elsewhere, or the values do not affect the computation.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
-# The attributes of every module that are included for a module inside another object of the model.
+# The names of such attributes that are nevertheless included for a module that is stored inside
+# another object, and not as a submodule.
 _OWN: Final = ("training", "_parameters", "_buffers", "_modules")
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _Code = FunctionType | type
 
 
 def code_text(model: nn.Module) -> list[str]:
-    """Return the settings of each module of a model, and all code that the modules can call.
+    """Return descriptions of the settings of a model's modules, and of the code that they can call.
 
-    Settings are the attributes and the hooks of a module. Their values are plain values, constant
-    tensors, functions, and collections and objects of such values. If pickle cannot handle an
-    object, for example a lock, the text contains only the object's class.
+    The settings of a module are its attributes and its hooks. An attribute may be a plain value, a
+    constant tensor, a function, or a collection or object that contains such values. If pickle
+    cannot handle an object, for example a lock, the description contains only the object's class.
     """
     reached = _Reached(set(map(id, model.buffers())))
     settings = [
@@ -76,35 +77,36 @@ def code_text(model: nn.Module) -> list[str]:
 
 
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return a module's own attributes and its hooks, by name."""
+    """Return the names and values of a module's hooks, and of attributes that only it has."""
     attributes = vars(module)
     hooks = [(name, list(attributes[name].values())) for name in _HOOKS if attributes.get(name)]
     return [*((k, v) for k, v in attributes.items() if k not in _OF_ALL_MODULES), *hooks]
 
 
 class _Reached:
-    """The functions, classes and objects that the search has found so far."""
+    """The functions, classes and objects that were found in a model so far."""
 
     def __init__(self, buffers: set[int]) -> None:
-        # The ``id`` of each buffer. The text must not contain the values of buffers, because the
-        # values are state of the model.
+        # The ``id`` of each buffer. The description must not contain the values of buffers, because
+        # these values are state of the model.
         self._buffers = buffers
         self._met: list[Any] = []
-        # The number of each object, by the ``id`` of the object. Some objects do not have a hash.
+        # The number of each found object, by the ``id`` of the object. The ``id`` is the key,
+        # because some objects do not have a hash.
         self._numbers: dict[int, int] = {}
         self._parents: list[int] = []
         self._is_in_library = False
 
     def made_of(self) -> Iterator[str]:
-        """Yield the code or content of all functions, classes and objects found, recursively."""
-        for value in self._met:  # This list grows during the loop.
+        """Yield descriptions of the contents of all functions, classes and objects found."""
+        for value in self._met:  # ``text`` appends to this list.
             self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
             yield from map(self.text, _made_of(value))
 
     def text(self, value: Any) -> str:
-        """Return a text that describes a value, and store the code that the value can call.
+        """Return a description of a value, and store the functions and objects in the value.
 
-        The text of a value is the same in every process.
+        The description of a value is the same in every process.
         """
         if isinstance(value, _PLAIN):
             return repr(value)
@@ -132,10 +134,11 @@ class _Reached:
             is_weight = isinstance(tensor, nn.Parameter) or id(tensor) in self._buffers
             if is_weight or tensor.layout != torch.strided or tensor.device.type != "cpu":
                 return text
-            # Python code of a forward pass may read the values of a constant tensor.
+            # The values of a constant tensor are included, because Python code of a forward pass
+            # may read the values.
             values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
             return f"{text} {_digest(values.view(torch.uint8).numpy())}"
-        except RuntimeError:  # A tensor of a subclass may not show its shape or its values.
+        except RuntimeError:  # Some subclasses refuse reading.
             return _name(type(tensor))
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
@@ -149,8 +152,8 @@ class _Reached:
         self._parents.append(id(value))
         try:
             if isinstance(value, set | frozenset):
-                # The search numbers objects in the order of their discovery. The order of a set
-                # differs between processes, so the items of the set are sorted.
+                # Found objects are numbered in the order of their discovery. The order of a set
+                # differs between processes, so the items of a set are sorted.
                 parts = sorted(value, key=lambda item: (_name(type(item)), _sort_text(item)))
             else:
                 parts = list(value.items()) if isinstance(value, _MAPPINGS) else list(value)
@@ -167,7 +170,7 @@ class _Reached:
         return f"{self.text(kind)} object {self._number(value)}"
 
     def _code(self, value: _Code) -> str:
-        """Return the name of a function or class, and a number if the text describes its code."""
+        """Return the name of a function or class, with its number if its code is described too."""
         if _is_versioned(value) and not getattr(value, "__closure__", None):
             return _name(value)
         return f"{_name(value)} {self._number(value)}"
@@ -204,21 +207,21 @@ def _sort_text(value: Any) -> str:
 
 
 def _of_object(value: Any) -> list[Any]:
-    """Return the values that an object consists of."""
+    """Return the values that determine how an object behaves, such as its attributes."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, nn.Module):
         return [*_settings(value), *((name, vars(value)[name]) for name in _OWN)]
     if "__wrapped__" in (inner := _dictionary(value)):
-        return [inner["__wrapped__"]]  # For example, a function with functools.cache.
+        return [inner["__wrapped__"]]  # Such as functools.cache makes.
     if isinstance(value, _NAMESPACES) or not _is_versioned(type(value)):
         attributes = _attributes(value)
         if attributes:
             return attributes
-    if isinstance(value, RemovableHandle):  # A handle contains a number that differs in every run.
+    if isinstance(value, RemovableHandle):  # Its number differs in every run.
         return []
-    # Other objects, for example dates or functions written in C, are described by the values that
-    # pickle would store.
+    # All other objects, for example dates or functions written in C, are described by the values
+    # that pickle would store.
     kind: Any = type(value)
     try:
         reduce = copyreg.dispatch_table.get(kind)
@@ -226,13 +229,13 @@ def _of_object(value: Any) -> list[Any]:
         if isinstance(reduced, str):
             return [reduced]
         return [list(part) if isinstance(part, Iterator) else part for part in reduced]
-    except Exception:  # If an object cannot be pickled, the error may be of any type.
+    except Exception:  # Pickling may raise any exception.
         return []
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
-    # A class may define a __getattr__ that returns a value of any type.
+    # If a class defines __getattr__, ``found`` may have any type.
     return found if isinstance(found, dict) else {}
 
 
@@ -242,7 +245,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
-                with suppress(AttributeError):  # The slot may not have a value.
+                with suppress(AttributeError):  # A slot may have no value.
                     found.append((name, slot.__get__(value, kind)))
     return found
 
@@ -254,7 +257,7 @@ def _of_class(kind: type) -> Iterator[Any]:
             yield name, value.fget, value.fset
         elif isinstance(value, staticmethod | classmethod):
             yield name, value.__func__
-        # Pickle adds __slotnames__ to a class.
+        # The pickle module adds the attribute __slotnames__ to a class.
         elif name not in ("__doc__", "__dict__", "__weakref__", "__slotnames__"):
             yield name, value
 
@@ -262,7 +265,7 @@ def _of_class(kind: type) -> Iterator[Any]:
 def _of_function(function: FunctionType) -> Iterator[Any]:
     yield function.__defaults__, function.__kwdefaults__
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # The variable may not have a value yet.
+        with suppress(ValueError):  # The cell may be empty.
             yield cell.cell_contents
     if _is_versioned(function):
         return
@@ -271,7 +274,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
 
 
 def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """Yield the instructions and constants of some code, and the values of the names it uses."""
+    """Yield the instructions and constants of a code object, and the values of its global names."""
     yield code.co_code
     yield code.co_names
     for constant in code.co_consts:

@@ -1,8 +1,8 @@
-"""The class ExecutableCache, which stores executables so that a model is compiled only once.
+"""The class ExecutableCache, which stores compiled models so that each is compiled only once.
 
-Processes share the folder of the cache. Every instance of a job has its own file, because the
-options of an instance contain its index. This module finds, locks, reads and writes the file of one
-model. It does not compile models.
+Processes share the folder of the cache. Every instance of a job has a different file, because the
+options of an instance contain the instance's index. This module finds, locks, reads and writes the
+file of one model. The module does not compile models.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["ExecutableCache"]
 
 
 class ExecutableCache:
-    """The file of one model in a folder of executables.
+    """The cache file of one model in a folder of executables (compiled models).
 
     Args:
-        path: The file of this model with these options; None to neither load nor store executables.
+        path: The file for the model with its options; None to neither load nor store executables.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -47,7 +47,7 @@ class ExecutableCache:
         optimizer: torch.optim.Optimizer | None,
         call: Call,
     ) -> ExecutableCache:
-        """Return the cache of a model, in the folder that the options choose."""
+        """Return the cache file of a model, in the folder that the options name."""
         folder = options.executable_cache
         if folder is None:
             return cls(None)
@@ -55,13 +55,13 @@ class ExecutableCache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let only one process at a time execute the ``with`` block for this model.
+        """Let only one process at a time execute the ``with`` block for the same model.
 
-        The first process compiles the model, and the other processes load the result. The file of
-        the executable is also the lock, so the folder has one file for each model. The file is
-        empty until the first process has compiled the model. If the folder cannot be written or
-        locked, processes load executables but do not store executables. If other users can change
-        the folder, the folder is not used.
+        The first process compiles the model, and the other processes load the result. The
+        executable's file is also the lock file, so the folder has only one file for each model. The
+        file is empty until the first process has compiled the model. If a process cannot write or
+        lock files in the folder, the process loads executables but does not store executables. If
+        other users can change the folder, the cache is not used.
         """
         with ExitStack() as stack:
             try:
@@ -78,7 +78,7 @@ class ExecutableCache:
             yield
 
     def _do_without(self, error: OSError) -> None:
-        """Warn and stop using the cache, unless the file already contains an executable."""
+        """Warn, and stop using the cache, unless the file already contains an executable."""
         if self._is_filled():
             return
         assert self._path is not None
@@ -93,7 +93,7 @@ class ExecutableCache:
     def load(self) -> Executable | None:
         """Return the stored executable, or None if the file does not contain a usable executable.
 
-        The method :meth:`store` replaces a file that cannot be used.
+        A file with unusable content is replaced by the next call of :meth:`store`.
         """
         if self._path is None or not self._is_filled():
             return None
@@ -101,7 +101,7 @@ class ExecutableCache:
             executable = _read(self._path)
         except NotOwnFileError as error:
             logger.warning("Compiling again: %s", error)
-        except Exception as error:  # For unknown bytes, unpickling may raise an error of any type.
+        except Exception as error:  # Unpickling may raise any exception.
             logger.warning("Compiling again: %s cannot be read: %s", self._path, error)
         else:
             logger.info("Executable loaded from the cache: %s", self._path)
@@ -131,12 +131,12 @@ class ExecutableCache:
 
 
 def _read(path: Path) -> Executable:
-    """Return the executable in a file.
+    """Read an executable from a cache file.
 
     Raises:
         NotOwnFileError: Another user may have written the file.
         ValueError: The file is damaged, or does not contain an executable.
-        Exception: The content cannot be unpickled.
+        Exception: The content of the file cannot be unpickled.
     """
     with os.fdopen(open_own(path), "rb") as file:
         if not is_sealed(file):

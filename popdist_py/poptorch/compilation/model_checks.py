@@ -23,11 +23,11 @@ _MOST_NAMES: Final = 3
 
 
 def check_norm_groups(options: Options, batching: Batching, communicator: Communicator) -> None:
-    """Check that the replicas can be divided into groups with common batch norm statistics.
+    """Check that the replicas can be divided into groups that share batch norm statistics.
 
     Raises:
-        CollectiveMismatchError: The instances have different group sizes.
-        Error: The replicas cannot be divided into groups of this size.
+        CollectiveMismatchError: The options of different instances contain different group sizes.
+        Error: The group size does not divide the number of replicas.
     """
     size, setter = (
         options.Training.norm_group_size,
@@ -47,14 +47,14 @@ def check_norm_groups(options: Options, batching: Batching, communicator: Commun
 def check_placement(
     placement: ForwardPlaces, options: Options, batching: Batching, *, training: bool
 ) -> int:
-    """Check that a call fills the pipeline and that there are enough IPUs.
+    """Check the number of micro-batches for the pipeline, and the number of IPUs.
 
     Returns:
         The number of IPUs that all replicas of this process need.
 
     Raises:
-        Error: The pipeline has more stages than a call has micro-batches. Or the number of IPUs is
-            too large, or is not a power of two.
+        Error: The pipeline has more stages than a call has micro-batches, or the number of IPUs is
+            too large or not a power of two.
     """
     if options._execution_strategy.is_pipelined:
         _check_pipeline_depth(placement.num_stages, batching, training=training)
@@ -81,7 +81,7 @@ def check_placement(
 def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) -> None:
     """Check that a call has at least as many micro-batches as the pipeline has stages.
 
-    PopTorch also requires at least one micro-batch per stage.
+    Graphcore's PopTorch has the same rule.
 
     Raises:
         Error: The call has fewer micro-batches than the pipeline has stages.
@@ -102,15 +102,17 @@ def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) ->
 
 
 def check_changed_buffers(names: Collection[str], options: Options, batching: Batching) -> None:
-    """Check that replicas may have their own copies of the buffers that the forward pass changes.
+    """Check that the options let each replica have a separate copy of the changed buffers.
 
     Args:
-        names: The names of the changed buffers, without the statistics of norm layers.
+        names: The names of the buffers that the forward pass changes, without the statistics of
+            norm layers.
         options: The options of the model.
-        batching: The division of a call's samples into micro-batches.
+        batching: The numbers by which a call's samples are divided into micro-batches.
 
     Raises:
-        Error: The options require the same buffers on all replicas.
+        Error: The options require equal buffers on all replicas, but the forward pass changes a
+            buffer.
     """
     if names and options.broadcast_buffers:
         raise Error(
@@ -121,6 +123,6 @@ def check_changed_buffers(names: Collection[str], options: Options, batching: Ba
 
 
 def _some(names: list[str]) -> str:
-    """Return a text with the first names and the number of the remaining names."""
+    """Return a text with the first of these names and the number of the other names."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

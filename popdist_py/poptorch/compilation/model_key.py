@@ -17,8 +17,8 @@ from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["model_key"]
 
-# The version of the format of stored executables. It must be increased when this release cannot
-# read the executables of an earlier release.
+# The version of the file format of executables. Increase the version when this release cannot read
+# the executables of an earlier release.
 _FORMAT = 4
 
 
@@ -27,17 +27,19 @@ def model_key(
 ) -> str:
     """Return a hash of the values that determine the result of compiling a model.
 
-    These values are the model's code and settings, the options, the format of the arguments, the
-    optimiser's class, and the versions of Python, torch and this package. The optimiser's settings
-    affect only the update, which is not compiled, so the key does not depend on them. The key also
-    does not depend on files that the forward pass reads.
+    These values are the model's code and settings, the options, the structure, shapes and dtypes of
+    the arguments, the optimiser's class, and the versions of Python, torch and this package. The
+    hash does not depend on the optimiser's settings, because they affect only the weight update,
+    and the update is not compiled. The hash also does not depend on files that the forward pass
+    reads.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     ]
     modes = [
-        # The method extra_repr() describes settings, for example the probability of a dropout.
+        # The method extra_repr() of a module describes the module's settings, for example the
+        # probability of a dropout layer.
         (name, plain_class(module), module.training, module.extra_repr(), _blocks(module))
         for name, module in model.named_modules()
     ]
@@ -58,5 +60,5 @@ def model_key(
 
 
 def _blocks(module: nn.Module) -> list[str]:
-    """Return a description of the module's block, if the module begins a block."""
+    """Return descriptions of the BeginBlock annotations of a module."""
     return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]

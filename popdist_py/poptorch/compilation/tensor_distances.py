@@ -1,6 +1,6 @@
-"""Functions that compute distances between tensors, and the distances that rounding may cause.
+"""Functions that compute distances between tensors, and the tolerances for rounding errors.
 
-The module ``agreement.py`` uses these distances to compare back ends.
+The module ``agreement.py`` uses the functions to compare the results of replica back ends.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["Tensors", "distance", "distances", "roundings", "says_nothing"]
 
 Tensors = list[torch.Tensor | None]
 
-# The distance that rounding may cause in a tensor is the machine epsilon times the sum of two
-# terms. The first term is _ROUNDINGS times the norm of the tensor. The second term is
-# _ROUNDINGS_OF_LARGEST times the largest norm of all compared tensors of the same kind.
+# The tolerance for a tensor is the machine epsilon times the sum of two terms. The first term is
+# _ROUNDINGS times the norm of the tensor. The second term is _ROUNDINGS_OF_LARGEST times the
+# largest norm of all compared tensors of the same kind.
 _ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
 # Large tensors are processed in pieces of about _PIECE numbers, to save memory. A search for a
-# finite number examines the first _FEW numbers first.
+# finite number in a tensor begins with the first _FEW numbers.
 _PIECE: Final = 1 << 20
 _FEW: Final = 16
 
@@ -35,22 +35,22 @@ def says_nothing(tensors: Tensors) -> set[int]:
 
 
 def _has_finite(tensor: torch.Tensor) -> bool:
-    # One finite number is sufficient, and there is nearly always one among the first numbers.
+    # One finite number is sufficient, and nearly always one of the first numbers is finite.
     numbers = tensor.flatten() if tensor.is_contiguous() else tensor
     few = numbers[:_FEW] if numbers.dim() else numbers
     return any(bool(piece.isfinite().any()) for part in (few, tensor) for (piece,) in _pieces(part))
 
 
 def distances(expected: Tensors, got: Tensors) -> list[float]:
-    """Return the distance between each tensor and the expected tensor."""
+    """Return the distance between each tensor in ``got`` and the expected tensor."""
     return [distance(a, b) for a, b in zip(expected, got, strict=True)]
 
 
 def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
     """Return the norm of the difference of two tensors.
 
-    The distance is infinite if the shapes or dtypes differ, if only one tensor is None, or if
-    integers differ.
+    The distance is infinite if the shapes or dtypes of the tensors differ, if only one of them is
+    None, or if tensors of integers differ.
     """
     if expected is None or got is None:
         return 0.0 if expected is got else float("inf")
@@ -68,7 +68,7 @@ def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
 
 
 def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return the difference, with 0 where both numbers are NaN or the same infinity."""
+    """Return the difference of two tensors, with 0 where both are NaN or the same infinity."""
     same = (expected == got) | (expected.isnan() & got.isnan())
     return torch.where(same, torch.zeros_like(expected), expected - got)
 
@@ -76,8 +76,8 @@ def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield corresponding pieces of tensors of the same shape.
 
-    A piece consists of some rows of each tensor. Results for whole tensors would need as much
-    memory as the tensors.
+    A piece consists of some rows of each tensor. The pieces save memory, because a computed
+    difference of whole tensors would need as much memory as a tensor.
     """
     numbers, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].dim() else 1
     if numbers <= _PIECE:
@@ -93,9 +93,9 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _norm_of_piece(tensor: torch.Tensor) -> float:
-    """Return the norm, which is computed in float64 if float32 could overflow or underflow.
+    """Return the norm of a tensor, computed in float64 if float32 could overflow or underflow.
 
-    The computation in float32 is several times faster.
+    Otherwise float32 is used, because computing in float32 is several times faster.
     """
     norm = float(torch.linalg.vector_norm(tensor.float()))
     if 1e-15 < norm < 1e15:
@@ -112,7 +112,7 @@ def _size(tensor: torch.Tensor | None) -> float:
 
 
 def roundings(tensors: Tensors) -> list[float]:
-    """Return the tolerance for rounding errors of each tensor, as a distance."""
+    """Return the largest distance that rounding errors may cause, for each tensor."""
     sizes = [_size(tensor) for tensor in tensors]
     largest = max(sizes, default=0.0)
     return [

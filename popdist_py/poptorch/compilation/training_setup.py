@@ -1,6 +1,6 @@
-"""The class TrainingSetup, which chooses a training model's gradient reduction and weight update.
+"""The class TrainingSetup, which chooses how a model's gradients are reduced and weights updated.
 
-The compiler calls this class. The choice depends on the options, the optimiser and the other
+The compiler uses this class. The choice depends on the options, the optimiser and the other
 instances.
 """
 
@@ -35,12 +35,12 @@ __all__ = ["TrainingSetup"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSetup:
-    """Chooses the reduction of the gradients and the update of the weights.
+    """Chooses the code that reduces gradients and updates the weights of a training model.
 
     Attributes:
         options: The options of the PopTorch model.
         optimizer: The user's optimiser.
-        communicator: The communicator for calls between the instances.
+        communicator: The communicator that connects the instances.
     """
 
     options: Options
@@ -53,10 +53,10 @@ class TrainingSetup:
         """Return the object that reduces the gradients and updates the weights of a model.
 
         Args:
-            first_forward: The facts that the first forward pass showed.
-            state: The device's tensors.
-            seed_update: A function that seeds the random numbers of an update. Its argument is the
-                number of the micro-batch before the update.
+            first_forward: The properties of the model that were found in its first forward pass.
+            state: The parameters and buffers on the device.
+            seed_update: A function that seeds the random generator for a weight update. The
+                function gets the number of the micro-batch before the update.
         """
         compression = self._compression()
         used = _same_group(first_forward.used_parameters, state)
@@ -67,7 +67,7 @@ class TrainingSetup:
                 "Nothing is trained: the optimizer has none of the parameters that lead to the "
                 "loss. Make it of the parameters of the module that is wrapped, not of a copy"
             )
-        # Gradients are computed only for parameters that are updated.
+        # Gradients are computed only for parameters that the optimiser updates.
         trained = {id(parameter) for parameter in parameters}
         for parameter in used.values():
             parameter.requires_grad_(id(parameter) in trained)
@@ -112,11 +112,11 @@ class TrainingSetup:
         )
 
     def _compression(self) -> CompressedGradients | None:
-        """Return the compression of gradients between hosts; None for no compression.
+        """Return the compression of gradients between hosts; None if they are not compressed.
 
         Raises:
             CollectiveMismatchError: The instances have different compression settings.
-            Error: The options ask for both compression and a deterministic reduction.
+            Error: The options enable both compression and deterministic reduction of gradients.
         """
         wanted = self.options.Training.gradient_compression_settings
         if self.communicator.num_instances > 1:
@@ -149,15 +149,16 @@ class TrainingSetup:
     def _updates_slices(
         self, first_forward: FirstForward, state: DeviceState, parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Tell whether the instances share the weights, and each instance updates one slice."""
+        """Tell whether the instances share the weights, so that each updates only one slice."""
         return (
             self._settings.shared_weights
             and can_share(self.optimizer, parameters, self.communicator)
             and not self._overlap
-            # The bits of an update may depend on where its slice begins.
+            # The bits of a weight update may depend on where the updated slice begins.
             and not self.options.Emulator.deterministic_reduction
             and not state.has_groups
-            # Each instance's forward pass would change the weights of every instance.
+            # If forward passes change shared weights, each instance's pass would change the weights
+            # of all instances.
             and not first_forward.modified_parameters
         )
 
@@ -174,7 +175,7 @@ class TrainingSetup:
 
     @property
     def rounds_at_random(self) -> bool:
-        """Whether updates of float16 parameters are rounded at random."""
+        """Whether updates of float16 parameters use stochastic rounding."""
         return self.options.Precision.stochastic_rounding
 
     @property
@@ -189,13 +190,15 @@ class TrainingSetup:
 
     @property
     def _overlap(self) -> bool | None:
-        """Whether gradients are reduced during the backward pass; None to use the faster choice."""
+        """Whether gradients are reduced during the backward pass; None for the faster choice."""
         if self._has_half_accumulators or self._scales_automatically:
-            # Half accumulators and automatic loss scaling use an instance's own gradients, which
-            # are complete when all local replicas have added their gradients.
+            # Float16 accumulators and automatic loss scaling use an instance's gradients before the
+            # reduction between instances. These gradients are complete only after the backward
+            # passes of all local replicas.
             return False
         if self.options.Training.norm_group_size > 1:
-            # The exchanges of batch norms during the backward pass must not wait for gradients.
+            # During the backward pass, batch norms of a replica group exchange statistics between
+            # instances. These exchanges must not wait for gradients.
             return False
         return self._settings.gradient_overlap
 
@@ -205,15 +208,16 @@ class TrainingSetup:
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings in the form of Python arguments, for example ``'powersgd', rank=2``."""
+    """Write settings like arguments in Python code, for example ``'powersgd', rank=2``."""
     method, *others = settings.items()
     return ", ".join([repr(method[1]), *(f"{name}={value!r}" for name, value in others)])
 
 
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
-    """Return the used parameters, by name, with all groups' copies of replica-grouped parameters.
+    """Return the used parameters, with every replica group's copy of a parameter, by name.
 
-    The first forward pass uses the copy of one group of replicas. Other groups use other copies.
+    The first forward pass uses only one replica group's copy of a replica-grouped parameter. Other
+    groups use other copies.
     """
     stems = {name.partition("[")[0] for name in used if name.endswith("]")}
     return {

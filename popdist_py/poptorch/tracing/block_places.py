@@ -1,7 +1,8 @@
-"""Data classes for the places of blocks, and the interface of execution strategies.
+"""Data classes for the IPUs and stages of blocks, and the interface of execution strategies.
 
-An execution strategy chooses the place of each block. A ``BlockRecorder`` collects the places of
-one forward in a ``ForwardPlaces``. This module does not import strategies or recorders.
+An execution strategy chooses the IPU and the stage of each block of operations. A ``BlockRecorder``
+collects the choices for one forward pass in a ``ForwardPlaces``. This module does not import
+strategies or recorders.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ __all__ = ["BlockPlace", "ForwardPlaces", "PlaceBlock", "Strategy"]
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """The place of a block.
+    """The IPU, stage and phase of a block of operations.
 
     Attributes:
-        user_id: The id of the block; None for the operations before the first block.
+        user_id: The id of the block; None for operations before the model's first block.
         ipu: The index of the IPU within a replica.
-        stage: The number of the stage in the strategy, or in the phase if the strategy has phases.
+        stage: The number of the stage within the execution strategy, or within the phase if the
+            strategy has phases.
         phase: The number of the phase; 0 for strategies without phases.
     """
 
@@ -30,35 +32,36 @@ class BlockPlace:
     phase: int = 0
 
 
-# A function that returns the place of a block. The arguments are the id of the block, and the IPU
-# id that the program gives. If the program does not give an IPU id, the argument is None.
+# A function that returns the IPU, stage and phase of a block. Its arguments are the id of the
+# block, and the IPU id that the program gave for the block, or None.
 PlaceBlock = Callable[[Any, int | None], BlockPlace]
 
 
 class Strategy(Protocol):
-    """The methods of an execution strategy that concern the places of blocks."""
+    """The interface of execution strategies for code that traces a forward pass."""
 
     @property
     def is_pipelined(self) -> bool:
         """Whether stages run at the same time, each on a different micro-batch."""
 
     def _placer(self) -> PlaceBlock:
-        """Return a function that chooses the places of the blocks of one forward."""
+        """Return a function that chooses the IPU and stage of each block of one forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardPlaces:
-    """The places of the blocks, operations and parameters of a forward.
+    """The IPUs and stages of the blocks, operations and parameters of a model.
 
     Attributes:
-        blocks: The blocks in the order of execution, including repetitions.
+        blocks: The blocks in the order of execution. A block that runs again occurs again.
         num_ipus: The number of IPUs that one replica needs.
         num_stages: The number of pipeline stages. In a training model, every stage except the last
             counts twice: once for the forward pass and once for the backward pass.
         ipu_of_parameter: The index of the IPU that first uses each parameter.
         operations: The name of each operation's result, and the index of the operation's IPU.
-        reads_buffers: Whether Python code of the forward reads the value of a buffer.
-        idle_settings: The names of operators' settings that do not have an effect on emulated IPUs.
+        reads_buffers: Whether Python code of the forward method reads the value of a buffer.
+        idle_settings: The names of the operator settings in the model that do not have an effect on
+            emulated IPUs.
     """
 
     blocks: tuple[BlockPlace, ...]

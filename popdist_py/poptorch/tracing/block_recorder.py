@@ -1,8 +1,9 @@
-"""The class BlockRecorder, which records the blocks and the operations of one forward.
+"""The class BlockRecorder, which records the blocks and operations of one forward pass.
 
-The annotations in a program call the recorder where blocks begin and end. The execution strategy
-chooses the place of each block. The method ``placement`` of the recorder returns these places. The
-recorder does not change the results of the forward.
+A block is a group of operations on one IPU. Annotations in the program call the recorder where
+blocks begin and end. The execution strategy chooses the IPU and the stage of each block. The method
+``placement`` of the recorder returns these choices. The recorder does not change the results of the
+forward pass.
 """
 
 from __future__ import annotations
@@ -35,21 +36,23 @@ _BEFORE_BLOCKS: Final = BlockPlace(None, ipu=0, stage=0)
 
 
 class BlockRecorder:
-    """The recorder of the blocks and operations of one forward.
+    """The recorder of the blocks and operations of one forward pass.
 
     Args:
-        strategy: The execution strategy.
+        strategy: The execution strategy, which chooses the IPU and the stage of each block.
         module: The user's module, or any callable.
-        inputs: The tensors in the forward's arguments, including tensors inside custom types.
+        inputs: The tensors in the arguments of the forward method, including tensors inside custom
+            types.
         tell_result: A function that is called with the name and the value of each operation's
             result.
-        module_scopes: Whether the names of operations begin with the names of their modules.
+        module_scopes: Whether the names of operations begin with the name of the module that calls
+            them.
 
     Attributes:
         names: The object that gives names to the operations.
         function: The name of the torch function that is running.
         calls: The number of calls of torch functions so far, including the running function.
-        blocks: The blocks, in the order of execution.
+        blocks: The recorded blocks, in the order of execution.
     """
 
     def __init__(
@@ -71,57 +74,59 @@ class BlockRecorder:
         self.blocks: list[BlockPlace] = []
         self._operations: list[tuple[str, BlockPlace]] = []
         self._ipu_of_parameter: dict[str, int] = {}
-        # The keys of this dictionary are the tensors on the device. The value of a tensor is True
-        # if the tensor depends on an input or a parameter. The value is False if the tensor depends
-        # on buffers only. If ``module`` is not a torch module, all tensors are on the device.
+        # The keys of this dictionary are the tensors that are on the device. The value is True for
+        # a tensor that depends on an input or a parameter. The value is False for a tensor that
+        # depends on buffers only. If ``module`` is not a torch module, all tensors count as tensors
+        # on the device.
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
         self._reads_buffers = False
-        # The keys of this dictionary are an ordered set of settings.
+        # The names of operators' settings without an effect. The dictionary is used as an ordered
+        # set.
         self._idle_settings: dict[str, None] = {}
-        # The number of ``on_host`` contexts that are open.
+        # The number of ``on_host`` contexts that are open now.
         self._on_host = 0
         self._names_of_parameters: dict[int, str] = {}
 
     @property
     def place(self) -> BlockPlace | None:
-        """The place of the operations that run now; None after the end of a block."""
+        """The block of the operations that run now; None after the end of a block."""
         return self._active
 
     # Methods that annotations and operators call:
 
     def begin_block(self, user_id: Any, ipu_id: int | None) -> None:
-        """Begin a block, which contains the following operations."""
+        """Begin a block, and let the execution strategy choose its IPU and stage."""
         if user_id is None:
             user_id = str(self._next_auto_id)
             self._next_auto_id += 1
         self.begin_placed(self._place(user_id, ipu_id))
 
     def begin_placed(self, block: BlockPlace) -> None:
-        """Begin a block at the given place, without a call of the execution strategy."""
+        """Begin a block with the given IPU and stage, without a call of the execution strategy."""
         self._active = block
         self.blocks.append(block)
 
     def end_block(self) -> None:
         """End the current block.
 
-        Afterwards no block is active, even if the current block began inside another block.
+        After this call, no block is active, even if the ended block began inside another block.
         """
         self._active = None
 
     def restart_auto_ids(self) -> None:
-        """Number the following blocks without an id from 0 again."""
+        """Restart the ids for blocks without an id at 0."""
         self._next_auto_id = 0
 
     def use_idle_settings(self, names: Iterable[str]) -> None:
-        """Record the names of an operator's settings that do not have an effect."""
+        """Record the names of operator settings that do not have an effect in the emulation."""
         self._idle_settings.update(dict.fromkeys(names))
 
-    # Methods that follow the forward:
+    # Methods that a ForwardWatch calls during the forward pass:
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Follow the submodules of the enclosed forward, and record its parameters and buffers."""
+        """Record the modules, parameters and buffers of the pass in the ``with`` block."""
         with self.names.following_modules():
             if self._module is None:
                 yield
@@ -133,9 +138,10 @@ class BlockRecorder:
                 hook.remove()
 
     def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
-        """Record the parameters and buffers on the device.
+        """Record the module's parameters and buffers as tensors on the device.
 
-        If ``torch.func.functional_call`` replaces parameters, the new tensors are recorded.
+        At this time, ``torch.func.functional_call`` has already replaced parameters, so the
+        replacements are recorded.
         """
         for name, parameter in module.named_parameters():
             self._names_of_parameters[id(parameter)] = name
@@ -144,7 +150,7 @@ class BlockRecorder:
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Run the enclosed code on the host, where the limits of the device do not apply."""
+        """Run the ``with`` block on the host, where the limits of the device do not apply."""
         self._on_host += 1
         try:
             yield
@@ -155,8 +161,8 @@ class BlockRecorder:
         """Count a call of a torch function, and check that the device supports the call.
 
         Raises:
-            Error: The device does not support the operation, or the call reads a value in Python
-                that only the device can compute.
+            Error: The device does not support the operation, or Python code reads a value that only
+                the device can compute.
         """
         name = _operation_name(func)
         if name is None:
@@ -168,10 +174,10 @@ class BlockRecorder:
         self.function, self.calls = name, self.calls + 1
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record an operation on the device.
+        """Record an operation and its results, if the operation runs on the device.
 
         Raises:
-            Error: The operation comes after the end of a block and before the next block.
+            Error: The operation is between the end of a block and the beginning of the next block.
         """
         if _operation_name(func) is None:
             return
@@ -181,10 +187,10 @@ class BlockRecorder:
             self._mark(results, depends=any(map(self._only_device_knows, inputs)))
 
     def _look_at_values(self, name: str, args: Any) -> None:
-        """Check the values that a call reads in Python, and record whether they are buffers.
+        """Check the tensors that a call reads in Python, and record whether it reads buffers.
 
         Raises:
-            Error: The call reads a value that only the device can compute.
+            Error: The call reads a value in Python that only the device can compute.
         """
         read = values_needed(name, args)
         if any(map(self._only_device_knows, read)):
@@ -221,10 +227,10 @@ class BlockRecorder:
             self._on_device[tensor] = depends or self._only_device_knows(tensor)
 
     def placement(self, *, training: bool) -> ForwardPlaces:
-        """Return the places of all blocks, operations and parameters.
+        """Return the IPUs of all blocks, operations and parameters.
 
         Args:
-            training: Whether a backward pass follows the forward.
+            training: Whether a backward pass follows the forward pass.
         """
         ipus = [place.ipu for _, place in self._operations]
         ipus += [block.ipu for block in self.blocks]
@@ -245,7 +251,7 @@ class BlockRecorder:
         )
 
 
-# The device does not compute anything for these functions.
+# The names of torch functions for which the device does not compute anything.
 _NO_OPERATIONS: Final = frozenset(
     {
         "__format__", "__get__", "__set__", "as_subclass", "register_hook", "requires_grad_",
@@ -261,14 +267,14 @@ def _operation_name(func: Any) -> str | None:
 
 
 def current_blocks() -> BlockRecorder | None:
-    """Return the recorder of the forward that this thread runs; None without a recorder."""
+    """Return the recorder of this thread's forward pass; None if blocks are not recorded."""
     watch = current_watch()
     return None if watch is None else watch.blocks
 
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Mark the enclosed code as Python code that has to run on the host in every forward."""
+    """Mark the ``with`` block as code that must run on the host in every forward pass."""
     require_python()
     blocks = current_blocks()
     with blocks.on_host() if blocks else nullcontext():

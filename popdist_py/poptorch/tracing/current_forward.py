@@ -1,7 +1,7 @@
-"""The forward of a wrapped model that the current thread runs, in a context variable.
+"""A context variable with the state of the forward pass that the current thread runs.
 
-The model wrappers and ``ForwardWatch`` set the context variable. Operators and annotations read the
-context variable.
+The model wrappers and ``ForwardWatch`` set the context variable. PopTorch's operators and
+annotations read the context variable.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ __all__ = [
 
 
 class Watch(Protocol):
-    """The attributes of a ``ForwardWatch``.
+    """The interface of ``ForwardWatch``, the recorder of a forward pass.
 
-    The class ``ForwardWatch`` cannot be imported here, because its module imports this module.
+    This module cannot import the class ``ForwardWatch``, because the module of ``ForwardWatch``
+    imports this module.
 
     Attributes:
-        losses: The ``Losses`` of the forward; None if losses are not recorded.
-        blocks: The ``BlockRecorder`` of the forward; None if blocks are not recorded.
-        overlap: The ``OverlapMarks`` of the forward; None if marks are not recorded.
-        observer: The ``Observer`` of the forward; None if operations are not recorded.
-        needs_python: Whether Python code of this forward has to run in every forward.
+        losses: The ``Losses`` of the forward pass; None if losses are not recorded.
+        blocks: The ``BlockRecorder`` of the forward pass; None if blocks are not recorded.
+        overlap: The ``OverlapMarks`` of the forward pass; None if overlap marks are not recorded.
+        observer: The ``Observer`` of the forward pass; None if operations are not recorded.
+        needs_python: Whether Python code of the forward method has to run in every forward pass.
     """
 
     losses: Any
@@ -47,11 +48,11 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The state of a model wrapper while it runs the user's forward.
+    """The state of a model wrapper while it runs the user's forward method.
 
     Attributes:
-        training: Whether a backward pass follows the forward.
-        tracing: Whether this is the first forward, which compiles the model.
+        training: Whether a backward pass follows the forward pass.
+        tracing: Whether the forward pass is the first one, which is traced to compile the model.
     """
 
     training: bool
@@ -65,35 +66,35 @@ class _CurrentForward:
 
 
 _NO_FORWARD: Final = _CurrentForward()
-# A forward may run in several threads. Each thread has a copy of the context of the thread that
-# started the forward.
+# A forward pass may run in several threads. Each of these threads has a copy of the context of the
+# thread that started the forward pass.
 _current: Final[ContextVar[_CurrentForward]] = ContextVar("forward", default=_NO_FORWARD)
 
 
 def is_running() -> bool:
-    """Tell whether this code runs inside the forward of a wrapped model."""
+    """Tell whether the caller runs inside the forward pass of a wrapped model."""
     return _current.get().phase is not None
 
 
 def is_training() -> bool:
-    """Tell whether this code runs inside the forward of a training model."""
+    """Tell whether the caller runs inside the forward pass of a training model."""
     phase = _current.get().phase
     return phase is not None and phase.training
 
 
 def is_tracing() -> bool:
-    """Tell whether this code runs inside the first forward, which compiles the model."""
+    """Tell whether the caller runs inside the first forward pass, which compiles the model."""
     phase = _current.get().phase
     return phase is not None and phase.tracing
 
 
 def current_watch() -> Watch | None:
-    """Return the ``ForwardWatch`` that follows the current forward; None without a watch."""
+    """Return the ``ForwardWatch`` of the current forward pass; None if nothing is recorded."""
     return _current.get().watch
 
 
 def require_python() -> None:
-    """Record that Python code of the current forward has to run in every forward."""
+    """Record that Python code of the forward method has to run in every forward pass."""
     watch = current_watch()
     if watch is not None:
         watch.needs_python = True
@@ -101,7 +102,7 @@ def require_python() -> None:
 
 @contextmanager
 def entered(phase: Phase) -> Iterator[None]:
-    """Mark the enclosed code as the forward of a wrapped model."""
+    """Mark the ``with`` block as the forward pass of a wrapped model."""
     token = _current.set(_CurrentForward(phase, _current.get().watch))
     try:
         yield
@@ -111,7 +112,7 @@ def entered(phase: Phase) -> Iterator[None]:
 
 @contextmanager
 def watched_by(watch: Watch) -> Iterator[None]:
-    """Make ``watch`` the current watch of the enclosed code."""
+    """Make ``watch`` the current ``ForwardWatch`` inside the ``with`` block."""
     token = _current.set(_CurrentForward(_current.get().phase, watch))
     try:
         yield

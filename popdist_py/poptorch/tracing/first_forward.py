@@ -1,6 +1,6 @@
-"""The function first_forward, which runs a model once and collects facts that compiling requires.
+"""The function first_forward, which runs a model once and collects data for the compilation.
 
-After the run, the function restores the device's buffers and the host's random state.
+After the run, the function restores the buffers on the device and the random state of the host.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstForward:
-    """The facts about a model that one forward of one micro-batch showed.
+    """The properties of a model that were found in its forward pass of one micro-batch.
 
     Attributes:
-        placement: The places of the operations.
-        outputs: The structure of the forward's result.
+        placement: The IPUs and pipeline stages of the model's operations.
+        outputs: The structure of the value that the forward method returned.
         shared: For each output tensor, whether the output shares memory with an input, a parameter,
             a buffer or a constant.
-        loss_output: The index of the output tensor that is the loss; None if the forward does not
-            return the loss.
+        loss_output: The index of the output tensor that is the loss; None if the forward method
+            does not return the loss.
         loss_has_gradient: Whether the loss depends on a parameter.
         used_parameters: The names of the parameters that get a gradient.
-        modified_buffers: The names of the buffers that the forward changed.
-        modified_parameters: The names of the parameters that the forward changed directly, without
-            an optimizer.
-        changed_inputs: The indices of the inputs that the forward changed in place.
-        is_random: Whether the forward drew random numbers.
-        needs_python: Whether Python code of the forward has to run with every micro-batch.
+        modified_buffers: The names of the buffers that the forward pass changed.
+        modified_parameters: The names of the parameters that the forward pass itself changed,
+            without an optimizer.
+        changed_inputs: The indices of the inputs that the forward pass changed in place.
+        is_random: Whether the forward pass drew random numbers.
+        needs_python: Whether Python code of the forward method has to run with every micro-batch.
     """
 
     placement: ForwardPlaces
@@ -66,13 +66,13 @@ class FirstForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedForward:
-    """The result of a forward, and the ``ForwardWatch`` that followed the forward.
+    """The result of a forward pass, and the ``ForwardWatch`` that recorded the pass.
 
     Attributes:
-        result: The value that the forward returned.
+        result: The value that the forward method returned.
         loss: The loss of a training model; None for inference.
-        watch: The ``ForwardWatch``.
-        placement: The places of the operations.
+        watch: The ``ForwardWatch`` with the records of the forward pass.
+        placement: The IPUs and pipeline stages of the model's operations.
     """
 
     result: Any
@@ -83,13 +83,13 @@ class WatchedForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedModel:
-    """A model, the arguments of a call, and the options that concern the forward.
+    """A model, the arguments of a call, and the options that concern the forward pass.
 
     Attributes:
-        model: The module whose forward runs.
+        model: The module whose forward method runs.
         call: The arguments of a whole call, which contain all micro-batches.
-        training: Whether a backward pass follows the forward.
-        strategy: The execution strategy.
+        training: Whether a backward pass follows the forward pass.
+        strategy: The execution strategy, which assigns operations to IPUs.
         overlap: The options that concern overlapped I/O.
         module_scopes: Whether the names of operations begin with the names of their modules.
     """
@@ -109,18 +109,19 @@ class WatchedModel:
         observes: bool,
         results: WatchPart | None = None,
     ) -> WatchedForward:
-        """Run the forward of one micro-batch, and record its losses and operations.
+        """Run the forward pass of one micro-batch, and record its losses and operations.
 
         Args:
-            inputs: The micro-batch, which replaces the tensors of the call.
-            context: A function that returns the context manager for the forward.
+            inputs: The tensors of one micro-batch, in place of the tensors of the whole call.
+            context: A function that returns a context manager, inside which the forward pass runs.
             observes: Whether to record the operations inside torch's functions.
             results: A recorder of the results of torch's functions.
 
         Raises:
-            Error: A training model does not have a loss, has several independent losses, or breaks
-                a rule of blocks, operators or overlapped I/O.
-            AssertionError: The execution strategy does not contain a block, or cannot place it.
+            Error: A training model does not have a loss or has several independent losses, or the
+                model breaks a rule of blocks, operators or overlapped I/O.
+            AssertionError: The execution strategy does not contain one of the model's blocks, or
+                cannot choose an IPU for the block.
         """
         with context():
             leaves = [tensor.detach() for tensor in inputs]
@@ -158,13 +159,13 @@ def first_forward(
     *,
     observes: bool,
 ) -> tuple[FirstForward, Observer | None]:
-    """Run the forward on one micro-batch, and return the collected facts.
+    """Run the forward pass of one micro-batch, and return the properties of the model.
 
     Args:
-        model: The model, its call and its options.
-        inputs: The micro-batch.
+        model: The model, the arguments of a call, and the options.
+        inputs: The tensors of the micro-batch.
         state: The model's parameters, buffers and constants on the device.
-        context: A function that returns the context manager for the forward.
+        context: A function that returns a context manager, inside which the forward pass runs.
         observes: Whether to record the operations inside torch's functions, and to return the
             ``Observer``.
 
@@ -209,8 +210,9 @@ def first_forward(
     foreign = [
         weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
     ]
-    # Some of torch's transformations hide the memory of their results, so these results seem to be
-    # made outside of the forward. Only ``leaves`` refers to these results, so they are freed here.
+    # Some of torch's function transforms hide the memory of their results, so these results seem to
+    # be made outside of the forward pass. Only ``leaves`` refers to such results, so this line
+    # frees them.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
@@ -218,7 +220,7 @@ def first_forward(
 
 
 class _StateBefore:
-    """The buffers, parameters and random state before a forward, used to detect changes."""
+    """The buffers, parameters and random state before a forward pass, to detect changes."""
 
     def __init__(self, state: DeviceState) -> None:
         self._state = state
@@ -228,17 +230,19 @@ class _StateBefore:
         self._versions = _versions(state.buffers) | _versions(state.parameters)
 
     def random_numbers_drawn(self) -> bool:
-        """Tell whether the forward drew numbers from the host's random number generator."""
+        """Tell whether the forward pass drew numbers from the host's random number generator."""
         return not torch.equal(self._random, torch.get_rng_state())
 
     def modified_buffers(self) -> frozenset[str]:
-        """Return the names of the buffers that the forward changed."""
-        # Batch norms change their statistics without increasing the version counter of the buffer.
+        """Return the names of the buffers that the forward pass changed."""
+        # The values are compared too, because batch norms change their statistics without
+        # increasing the version counter of the buffer.
         return self._modified(self._state.buffers, self._buffers)
 
     def modified_parameters(self) -> frozenset[str]:
-        """Return the names of the parameters that the forward changed."""
-        # An assignment through ``.data`` does not increase the version counter of a parameter.
+        """Return the names of the parameters that the forward pass changed."""
+        # The values are compared too, because an assignment to ``.data`` does not increase the
+        # version counter of a parameter.
         return self._modified(self._state.parameters, self._weights)
 
     def _modified(
@@ -268,20 +272,20 @@ _FOREIGN_OUTPUT: Final = (
 
 
 class _ResultMemory:
-    """A recorder of the memory addresses of the results of torch's functions.
+    """A recorder of the memory addresses of the tensors that torch's functions return.
 
     Attributes:
-        storages: The addresses of the results' storages.
+        storages: The memory addresses of the returned tensors' storages.
     """
 
     def __init__(self) -> None:
         self.storages: set[int] = set()
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing, because ``after`` records the results."""
+        """Do nothing, because the method ``after`` records the results."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record the address of each tensor in a result."""
+        """Record the memory address of each tensor that a torch function returned."""
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, torch.Tensor):
                 # Sparse and batched tensors do not give access to a storage.
@@ -309,7 +313,8 @@ def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
             continue
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # A custom autograd function may return None as the gradient of a parameter.
+            # A custom autograd function may return None as a gradient, so only a backward pass
+            # shows which parameters get a gradient.
             return _with_gradient(loss, state)
         if hasattr(node, "variable") and id(node.variable) in trainable:
             used.add(trainable[id(node.variable)])
@@ -327,7 +332,7 @@ def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
 
 
 def _names(model: nn.Module, call: Call) -> list[str]:
-    """Return a name for each tensor of a call, made from the name of the forward's parameter."""
+    """Return a name for each tensor of a call, made from the parameter names of ``forward``."""
     parameters: list[inspect.Parameter] = []
     with suppress(ValueError, TypeError):
         parameters = list(inspect.signature(model.forward).parameters.values())

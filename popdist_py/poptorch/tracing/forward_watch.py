@@ -1,7 +1,7 @@
 """The class ForwardWatch, a TorchFunctionMode that passes each torch call to several recorders.
 
-A recorder may concern the losses, the blocks, the marks for overlapped I/O, or the memory of
-results. This module does not depend on how a recorder handles a call.
+There are recorders of losses, of blocks, of marks for overlapped I/O, and of the memory of results.
+This module does not depend on how a recorder handles a call.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _HOOKING: Final = (
 
 
 class WatchPart(Protocol):
-    """A recorder, whose methods are called before and after each call of a torch function."""
+    """The interface of recorders, which are called before and after each torch function."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Record a call before it runs, or raise an error to prevent the call."""
+        """Record a call of a torch function before it runs, or raise an error to prevent it."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record a call and its result."""
+        """Record a call of a torch function and the result of the call."""
 
 
 class ForwardWatch(TorchFunctionMode):
-    """A function mode that follows the forward inside ``with watch.following():``.
+    """A torch function mode that records the forward pass inside ``with watch.following():``.
 
     Args:
         losses: The recorder of losses.
-        blocks: The recorder of operations and their blocks.
+        blocks: The recorder of the operations and of the blocks that contain them.
         overlap: The recorder of marks for overlapped I/O.
         results: A recorder of the results of torch's functions.
-        observer: The dispatch mode that records the operations inside torch's functions.
+        observer: The torch dispatch mode that records the operations inside torch's functions.
 
     Attributes:
-        needs_python: Whether Python code of this forward has to run in every forward.
+        needs_python: Whether Python code of the forward method has to run in every forward pass.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class ForwardWatch(TorchFunctionMode):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follow the enclosed forward."""
+        """Record the forward pass in the ``with`` block."""
         outer = current_watch()
         if self.losses is None and outer is not None:
-            # Operators such as identity_loss record only in the innermost watch.
+            # Operators such as identity_loss record a loss only in the innermost ``ForwardWatch``.
             self.losses = outer.losses
         with ExitStack() as stack:
             stack.enter_context(watched_by(self))
@@ -90,9 +90,9 @@ class ForwardWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call the function, and call the recorders before and after the function."""
+        """Call a torch function, and call all recorders before and after it."""
         kwargs = kwargs or {}
-        # A hook on a gradient runs Python code in each backward pass.
+        # A hook on a gradient is Python code that must run in each backward pass.
         if func in _HOOKING:
             self.needs_python = True
         for part in self._parts:

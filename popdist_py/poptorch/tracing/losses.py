@@ -1,4 +1,4 @@
-"""The losses of a forward, and the final loss, which a training model minimises.
+"""The losses in a forward pass, and the final loss, which a training model minimises.
 
 A loss is the result of identity_loss or of one of torch's loss functions. The final loss is the
 loss that depends on all other losses.
@@ -21,7 +21,7 @@ __all__ = ["Losses", "current_losses", "identity_loss"]
 
 
 def _is_name_of_loss(name: str) -> bool:
-    """Tell whether ``name`` has the form of the names of torch's loss functions."""
+    """Tell whether ``name`` looks like the name of one of torch's loss functions."""
     is_named = name.endswith(("_loss", "_loss2d")) or "cross_entropy" in name or name == "kl_div"
     return is_named and not name.startswith("_")
 
@@ -39,10 +39,10 @@ _LOSSES: Final = _loss_functions()
 
 
 def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tensor:
-    """Reduce ``x`` and mark the result as a loss.
+    """Reduce ``x``, and mark the result as a loss of the model.
 
     If the result is the final loss, the backward pass begins with a gradient of one for every
-    element of the result. Loss scaling multiplies this gradient.
+    element of the loss. Loss scaling multiplies this initial gradient.
 
     Args:
         x: A tensor of any shape.
@@ -65,23 +65,23 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
 
 
 def current_losses() -> Losses | None:
-    """Return the losses of the current forward; None if its losses are not recorded."""
+    """Return the losses of the current forward pass; None if losses are not recorded."""
     watch = current_watch()
     return None if watch is None else watch.losses
 
 
 class Losses:
-    """The record of a forward's losses, and of the losses that each tensor depends on."""
+    """The record of the losses in a forward pass, and of the losses that each tensor depends on."""
 
     def __init__(self) -> None:
         self._losses: list[torch.Tensor] = []
         self._leads_to: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing, because ``after`` records the losses."""
+        """Do nothing, because the method ``after`` records the losses."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record ``result`` if it is a loss or depends on a loss."""
+        """Record the result of a torch function if it is a loss or depends on a loss."""
         if func in _LOSSES:
             self.record(result, args, kwargs)
         elif origins := self._origins(args, kwargs):
@@ -90,13 +90,13 @@ class Losses:
     def record(
         self, loss: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Record ``loss``, which was computed from ``args`` and ``kwargs``."""
+        """Record a loss that was computed from ``args`` and ``kwargs``."""
         origins = self._origins(args, kwargs)
         self._mark(loss, origins | {len(self._losses)})
         self._losses.append(loss)
 
     def _origins(self, args: Any, kwargs: Mapping[str, Any] | None = None) -> set[int]:
-        """Return the indices of the losses that the tensors in the arguments depend on."""
+        """Return the indices of the losses that the argument tensors of a call depend on."""
         if not self._losses:
             return set()
         origins: set[int] = set()
@@ -118,7 +118,7 @@ class Losses:
     def last(self) -> torch.Tensor | None:
         """The loss that was recorded last; None if no loss was recorded.
 
-        After a forward with a final loss, the loss that was recorded last is the final loss.
+        If the forward pass has a final loss, this loss is the last one at the end of the pass.
         """
         return self._losses[-1] if self._losses else None
 
@@ -126,7 +126,7 @@ class Losses:
         """Return the loss that depends on all other losses.
 
         Raises:
-            Error: The forward did not compute a loss, or no loss depends on all others.
+            Error: The forward pass did not compute a loss, or no loss depends on all other losses.
         """
         if not self._losses:
             raise Error(

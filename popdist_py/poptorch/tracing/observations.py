@@ -1,8 +1,8 @@
-"""The class Observer, which records the torch operations of a forward and their memory blocks.
+"""The class Observer, which records the torch operations of a forward pass and their memory use.
 
-A record contains the sizes of tensors and the numbers of memory blocks, but not the values of
-tensors. Recording does not change the results of operations. The package ``on_ipu`` decides how the
-device would run an operation.
+A record contains the sizes of tensors and the numbers of their storages, but not the values of
+tensors. Recording does not change the results of operations. The package ``on_ipu`` decides how an
+IPU would run a recorded operation.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ __all__ = [
     "serial_products",
 ]
 
-# The observer records a call of one of these poptorch functions like an operation with this name.
+# The names of two poptorch functions. An Observer records a call of such a function as an operation
+# with this name.
 CHECKPOINT = "recomputationCheckpoint"
 PROPORTION = "set_available_memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The shape, dtype and memory block of a tensor at the time of an operation.
+    """The shape, dtype and storage of a tensor at the time of a recorded operation.
 
     Attributes:
-        storage: The number of the memory block. Each block of a forward has a different number.
+        storage: The number of the tensor's storage. Each storage in a forward pass has a different
+            number.
         shape: The sizes of the tensor.
-        strides: The distance between neighbours along each dimension, in elements.
-        offset: The position of the first element in the memory block, in elements.
-        dtype: The dtype of the elements.
+        strides: The strides of the tensor, in elements.
+        offset: The position of the tensor's first element in the storage, in elements.
+        dtype: The dtype of the tensor.
     """
 
     storage: int
@@ -62,7 +64,7 @@ class Seen:
 
     @property
     def elements(self) -> int:
-        """The number of elements in memory; an expanded dimension counts as one element."""
+        """The number of elements in memory. A dimension with stride 0 counts as one element."""
         count = 1
         for size, stride in zip(self.shape, self.strides, strict=True):
             count *= size if stride or not size else 1
@@ -71,12 +73,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class SeenWeight:
-    """A parameter or buffer of a model.
+    """The record of a parameter or buffer of a model.
 
     Attributes:
         name: The name of the parameter or buffer in the model.
-        value: The description of the tensor.
-        is_trained: Whether an optimizer step changes the tensor.
+        value: The shape, dtype and storage of the parameter or buffer.
+        is_trained: Whether an optimizer step changes the parameter.
     """
 
     name: str
@@ -86,18 +88,19 @@ class SeenWeight:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One operation of torch.
+    """The record of one torch operation in a forward pass.
 
     Attributes:
         operator: The name of the operator without its overload, such as ``addmm``.
         arguments: The arguments of the operation, with tensors replaced by :class:`Seen` objects.
-        outputs: The tensors that the operation returned.
+        outputs: The records of the tensors that the operation returned.
         written: The arguments that the operation changed in place.
-        module: The path of the submodule whose forward called the operation.
-        function: The name of torch's function that called the operation, and the number of the
-            call.
-        place: The phase and the IPU of the block that contains the operation.
-        serial: The number of parts of a matrix product that are computed one after the other.
+        module: The path of the submodule whose forward method called the operation.
+        function: The name of the torch function that called the operation, and the number of the
+            function's call.
+        place: The phase number and the IPU index of the block that contains the operation.
+        serial: The number of parts into which a matrix product is split to compute them one after
+            the other.
     """
 
     operator: str
@@ -111,7 +114,7 @@ class Observation:
 
     @property
     def inputs(self) -> tuple[Seen, ...]:
-        """The tensors in the arguments of the operation, including tensors in lists."""
+        """The records of the tensors in the operation's arguments, including tensors in lists."""
         return tuple(_seen_in(self.arguments))
 
 
@@ -125,14 +128,14 @@ def _seen_in(values: Sequence[Any]) -> Iterator[Seen]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """The record of one forward of one micro-batch.
+    """The record of one forward pass of one micro-batch.
 
     Attributes:
         operations: The operations, in the order of their execution.
-        inputs: The names and the tensors of the inputs from the host.
-        weights: The parameters and buffers. Tied parameters occur only once.
-        outputs: The tensors that the forward returned, and the loss of a training model. A loss
-            that the forward returned occurs only once.
+        inputs: The names and the records of the input tensors from the host.
+        weights: The records of the parameters and buffers. A tied parameter occurs only once.
+        outputs: The records of the tensors that the forward method returned, and of the loss of a
+            training model. If the forward method returned the loss, the loss occurs only once.
     """
 
     operations: tuple[Observation, ...]
@@ -142,18 +145,19 @@ class Observed:
 
 
 class Observer(TorchDispatchMode):
-    """Records the operations of the forward that runs inside this dispatch mode.
+    """A dispatch mode that records the operations of the forward pass inside its ``with`` block.
 
-    The observer holds weak references to memory blocks. A weak reference does not keep the data of
-    a block alive, but it prevents torch from giving the same address to another block.
+    The observer holds weak references to the storages of tensors. A weak reference does not keep
+    the data of a storage alive, but prevents torch from giving the same address to another storage.
 
     Args:
-        blocks: The recorder with the place of the current operation.
-        losses: The losses of a training model; None for inference.
+        blocks: The recorder that stores the IPU and phase of the current operation.
+        losses: The recorder of a training model's losses; None for inference.
     """
 
-    # Without this attribute, torch raises an error for a higher-order operator in the forward. With
-    # the attribute, a higher-order operator ends the recording, and the forward continues.
+    # Without this attribute, torch raises an error for a higher-order operator in the forward pass.
+    # With the attribute, a higher-order operator ends the recording, and the forward pass
+    # continues.
     supports_higher_order_operators = True
 
     def __init__(self, blocks: BlockRecorder, losses: Losses | None) -> None:
@@ -170,10 +174,10 @@ class Observer(TorchDispatchMode):
         self.failure: Exception | None = None
 
     def observed(self) -> Observed:
-        """Return the record of the forward.
+        """Return the record of the forward pass.
 
         Raises:
-            Exception: An error occurred while recording. The forward continued after the error.
+            Exception: An error occurred during the recording of the forward pass.
         """
         if self.failure is not None:
             raise self.failure
@@ -187,25 +191,25 @@ class Observer(TorchDispatchMode):
     def begin(self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> None:
         """Record the weights of ``model``, and the inputs with their names.
 
-        An error while recording does not stop the forward.
+        An error during the recording does not stop the forward pass.
         """
         self._guarded(self._begin, model, names, inputs)
 
     def finish(self, result: Any) -> None:
-        """Record the result of the forward, and delete all references to tensors."""
+        """Record the result of the forward pass, and delete all references to tensors."""
         self._guarded(self._end, result)
         self._losses = None
 
     def mark(self, name: str, tensor: torch.Tensor, *values: Any) -> None:
-        """Record a statement of the program about ``tensor``, such as a checkpoint."""
+        """Record a call of a poptorch function, such as a checkpoint, for ``tensor``."""
         self._guarded(lambda: self._note(name, (self._seen(tensor), *values), ()))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Return False, so that torch does not wrap ``__torch_dispatch__``.
 
-        Torch would wrap ``__torch_dispatch__`` to exclude it from torch.compile. A call of the
-        wrapper takes longer than recording an operation.
+        The wrapper would exclude ``__torch_dispatch__`` from torch.compile. A call of this wrapper
+        takes longer than the recording of an operation.
         """
         return False
 
@@ -216,24 +220,25 @@ class Observer(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the operation and record it."""
+        """Call an operation, and record the call."""
         result = func(*args, **(kwargs or {}))
         self._guarded(self._operation, func, args, kwargs or {}, result)
         return result
 
     def _guarded(self, note: Callable[..., None], *arguments: Any) -> None:
-        """Call ``note``, and store an exception in ``failure`` instead of raising it.
+        """Call ``note``. Store an exception of ``note`` in ``failure`` instead of raising it.
 
-        An error while recording must not stop the forward.
+        An error during the recording must not stop the forward pass.
         """
         if self.failure is not None:
             return
         try:
-            # A ``ForwardWatch`` must not record that ``note`` reads the shapes of tensors.
+            # ``note`` reads the shapes of tensors. A ``ForwardWatch`` must not record these calls
+            # of torch.
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:
-            # The traceback would keep the tensors of the forward alive.
+            # The traceback is removed, because it would keep the tensors of the forward pass alive.
             self.failure = error.with_traceback(None)
 
     def _begin(
@@ -315,9 +320,10 @@ class Observer(TorchDispatchMode):
 
 @cache
 def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
-    """Return the name of an operation, and the positions and names of arguments that it changes.
+    """Return an operation's name, and the positions and names of arguments that it changes.
 
-    For a query about a tensor, such as a query for its device, this function returns None.
+    The function returns None for operations that only query a tensor, for example for the tensor's
+    device.
 
     Raises:
         TypeError: The operation is a higher-order operator. An observer cannot observe the
@@ -341,7 +347,7 @@ def _current_observer() -> Observer | None:
 
 
 def note_checkpoint(tensor: torch.Tensor) -> None:
-    """Record in the current forward's observer that ``tensor`` is kept for the backward pass."""
+    """Record in the current Observer that ``tensor`` is kept for the backward pass."""
     observer = _current_observer()
     if observer is not None:
         observer.mark(CHECKPOINT, tensor)
@@ -350,7 +356,7 @@ def note_checkpoint(tensor: torch.Tensor) -> None:
 def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
     """Record the proportion of tile memory that the operation with the result ``tensor`` may use.
 
-    The observer of the current forward makes the record.
+    The Observer of the current forward pass stores this number.
     """
     observer = _current_observer()
     if observer is not None:
@@ -359,9 +365,9 @@ def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
 
 @contextmanager
 def serial_products(parts: int) -> Iterator[None]:
-    """Record that each enclosed matrix product is computed in ``parts`` parts.
+    """Record that each matrix product in the ``with`` block is computed in ``parts`` parts.
 
-    The observer of the current forward makes the record.
+    The Observer of the current forward pass stores this number.
     """
     observer = _current_observer()
     if observer is None:

@@ -1,6 +1,7 @@
-"""The class OperationNames, which gives names to the operations of a forward.
+"""The class OperationNames, which gives names to the operations of a forward pass.
 
-A name consists of the name scopes around the operation and the name of torch's function.
+The name of an operation consists of the name scopes around the operation and the name of the torch
+function.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ __all__ = ["OperationNames"]
 
 
 class OperationNames:
-    """Gives a unique name to every operation of one forward.
+    """Gives a unique name to every operation of one forward pass.
 
-    For example, a linear operation of the module ``fc.0`` gets the name ``fc/0/linear``. If the
-    module has a second linear operation, that operation gets the name ``fc/0/linear/1``.
+    For example, a linear operation of the module ``fc.0`` gets the name ``fc/0/linear``. A second
+    linear operation of this module gets the name ``fc/0/linear/1``.
 
     Args:
         module: The module whose submodules are name scopes; None if modules are not name scopes.
@@ -36,15 +37,15 @@ class OperationNames:
 
     @property
     def module(self) -> str:
-        """The path of the submodule whose forward is running; empty in the model's own code."""
+        """The path of the submodule whose forward method runs now; empty for the top module."""
         return self._open[-1] if self._open else ""
 
     def begin_scope(self, name: str) -> None:
-        """Begin a name scope, which is put before the names of the following operations."""
+        """Begin a name scope. The names of the following operations begin with its name."""
         self._scopes.append(name)
 
     def end_scope(self) -> None:
-        """End the name scope that began last."""
+        """End the innermost name scope."""
         self._scopes.pop()
 
     def next(self, func: Callable[..., Any]) -> str:
@@ -56,7 +57,7 @@ class OperationNames:
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Make each submodule a name scope while the submodule's forward runs."""
+        """Make each submodule a name scope while the submodule's forward method runs."""
         with ExitStack() as stack:
             for hook in (
                 hooks.register_module_forward_pre_hook(self._enter),
@@ -68,7 +69,8 @@ class OperationNames:
     def _enter(self, module: nn.Module, _: Any) -> None:
         path = self._path_of(module)
         if path:
-            # The scopes already contain the path of the enclosing module.
+            # The open name scopes already contain the path of the enclosing module, so only the
+            # rest of the path becomes a new scope.
             outer = self._open[-1] + "." if self._open else ""
             self.begin_scope(path.removeprefix(outer).replace(".", "/"))
             self._open.append(path)
@@ -79,11 +81,11 @@ class OperationNames:
             self.end_scope()
 
     def _path_of(self, module: nn.Module) -> str | None:
-        """Return the path of a submodule; None if this object does not follow the current forward.
+        """Return a submodule's path; None if another object names the current pass's operations.
 
-        The path of the whole model is empty. Module hooks are global, and the forwards of several
-        replicas may be open at the same time. Therefore the hooks also call ``_path_of`` during the
-        forwards of other replicas.
+        The path of the top module is empty. Torch's global module hooks run for every forward pass
+        in the process, and several replicas may be in their forward passes at the same time.
+        Therefore the hooks also call ``_path_of`` during the forward passes of other replicas.
         """
         watch = current_watch()
         is_followed = watch is not None and watch.blocks is not None and watch.blocks.names is self

@@ -1,7 +1,7 @@
 """Checks that a torch function and its arguments are supported by the operators of IPU hardware.
 
-A ``BlockRecorder`` calls the checks while it traces a forward. Without the checks, a program could
-run on emulated IPUs and then fail on hardware.
+A ``BlockRecorder`` calls the checks while it traces a forward pass. Without the checks, a program
+could run on emulated IPUs and then fail on hardware.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Keywords = Mapping[str, Any]
 
 
 def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
-    """Check one call of the torch function ``name``.
+    """Check that the device supports one call of the torch function ``name``.
 
     Raises:
         Error: The device does not support the function with these arguments.
@@ -38,7 +38,7 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
 
 
 def check_proportion(value: Any, where: str) -> None:
-    """Check the proportion of tile memory that a program makes available to operators.
+    """Check a proportion of tile memory that a program makes available to operators.
 
     Raises:
         AssertionError: The proportion is not a number from 0 to 1.
@@ -53,10 +53,10 @@ def check_proportion(value: Any, where: str) -> None:
 
 
 def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
-    """Check the available memory proportions of IPUs, and return them by the numbers of the IPUs.
+    """Check the available memory proportions of IPUs, and return them by IPU number.
 
     Args:
-        given: The proportion for each name of an IPU, such as ``{"IPU0": 0.5}``.
+        given: A dictionary with a proportion for each IPU's name, such as ``{"IPU0": 0.5}``.
 
     Raises:
         AssertionError: A key is not the name of an IPU, or a proportion is not from 0 to 1.
@@ -89,10 +89,10 @@ def values_needed(name: str, args: _Arguments) -> list[torch.Tensor]:
 
 
 def refuse_reading(name: str) -> NoReturn:
-    """Raise an error, because a call of ``name`` reads a value that only the device can compute.
+    """Raise an error about a call of ``name`` that reads a value that only the device can compute.
 
     Raises:
-        Error: This function always raises the error.
+        Error: This function always raises an Error.
     """
     raise Error(
         f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "

@@ -1,7 +1,7 @@
-"""Functions that mark inputs and outputs for overlapped I/O, and checks of the marked tensors.
+"""Functions that mark a model's inputs and outputs for overlapped I/O, and checks of the marks.
 
-On hardware, a marked tensor is transferred during computation. On emulated IPUs, the marks do not
-change the results of a call.
+Hardware transfers a marked input or output while it computes. On emulated IPUs, the marks are
+checked but have no effect.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
     Args:
         input_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
-        mode: The loop that limits how early the transfer may begin.
+        mode: The loop with whose computation the transfer of an input may overlap.
 
     Returns:
-        The same values in the same structure. The forward must use the returned values instead of
-        ``input_tensors``.
+        The same values in the same structure. The model's forward method must use the returned
+        values instead of ``input_tensors``.
 
     Raises:
-        Error: A value is not a tensor. While a model is compiled, an Error also reports a broken
-            rule of overlapped I/O.
+        Error: A value is not a tensor. The compilation of the model raises an Error if the marks
+            break a rule of overlapped I/O.
     """
     return _marked("set_overlap_for_input", input_tensors, mode)
 
@@ -46,14 +46,15 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
     Args:
         output_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
-        mode: The loop that limits how late the transfer may end.
+        mode: The loop with whose computation the transfer of an output may overlap.
 
     Returns:
-        The same values in the same structure. The forward must return these values.
+        The same values in the same structure. The model's forward method must return these values
+        instead of ``output_tensors``.
 
     Raises:
-        Error: A value is not a tensor. While a model is compiled, an Error also reports a broken
-            rule of overlapped I/O.
+        Error: A value is not a tensor. The compilation of the model raises an Error if the marks
+            break a rule of overlapped I/O.
     """
     return _marked("set_overlap_for_output", output_tensors, mode)
 
@@ -93,10 +94,10 @@ class OverlapConditions:
     """The options of a model that decide whether overlapped I/O is allowed.
 
     Attributes:
-        is_pipelined: Whether the stages of the model run at the same time.
+        is_pipelined: Whether the model runs as a pipeline, whose stages run at the same time.
         has_io_tiles: Whether the options reserve tiles for input and output.
-        output_mode: The rule that selects the outputs that a call returns. The options have
-            replaced ``OutputMode.Default`` by the actual mode.
+        output_mode: The choice of the micro-batches whose outputs a call returns. The value is
+            never ``OutputMode.Default``.
     """
 
     is_pipelined: bool
@@ -105,7 +106,7 @@ class OverlapConditions:
 
     @property
     def allowed(self) -> bool:
-        """Whether transfers may overlap with computation."""
+        """Whether these options allow transfers that overlap with computation."""
         return (
             self.has_io_tiles
             and not self.is_pipelined
@@ -114,12 +115,12 @@ class OverlapConditions:
 
 
 class OverlapMarks:
-    """The record of the marks that one forward sets, and of the uses of tensors.
+    """The record of the overlap marks in one forward pass, and of the tensors that it uses.
 
     Args:
         module: The user's module.
         conditions: The options of the model that concern overlapped I/O.
-        inputs: The tensors in the forward's arguments.
+        inputs: The tensors in the arguments of the forward method.
     """
 
     def __init__(
@@ -130,12 +131,12 @@ class OverlapMarks:
         self._is_copying = False
         self.inputs = list(inputs)
         self.outputs: list[torch.Tensor] = []
-        # The ids of the tensors that were arguments of operations.
+        # The ``id`` of each tensor that was an argument of an operation.
         self.used: list[int] = []
         self.marks: list[_Mark] = []
 
     def copy_of(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a view of ``value``, without recording a use of ``value``."""
+        """Return a view of ``value``, but do not record this call as a use of ``value``."""
         self._is_copying = True
         try:
             return value.view_as(value)
@@ -143,24 +144,24 @@ class OverlapMarks:
             self._is_copying = False
 
     def add(self, mark: _Mark) -> None:
-        """Record a mark that the forward sets."""
+        """Record an overlap mark that the forward pass sets."""
         self.marks.append(mark)
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Do nothing, because ``after`` records the uses of tensors."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record the tensors in the arguments of an operation that returns tensors."""
+        """Record the argument tensors of an operation, if the operation returns tensors."""
         is_operation = not self._is_copying and func is not torch.Tensor.view_as
         if is_operation and tensors_of(result):
             self.used += map(id, tensors_of((args, kwargs)))
 
     @contextmanager
     def following_outputs(self) -> Iterator[None]:
-        """Record the outputs of the enclosed forward, then check the rules of overlapped I/O.
+        """Record the outputs of the pass in the ``with`` block, and check all marks at its end.
 
         Raises:
-            Error: The forward breaks a rule of overlapped I/O.
+            Error: The marks of the forward pass break a rule of overlapped I/O.
         """
 
         def after(_: Any, __: Any, outputs: Any) -> None:
