@@ -96,9 +96,9 @@ class Product:
         count: The number of independent products, such as groups or attention heads.
         serial: The number of parts into which the product is divided (``serializedMatMul``). The
             parts are computed one after the other.
-        repeats: The number of times that the product is computed, where each time needs the
-            previous result (the steps of an LSTM). ``rows`` counts the rows of one time. The
-            program contains the code once.
+        repeats: The number of repetitions of the product, if each repetition needs the result of
+            the repetition before it (the steps of an LSTM). ``rows`` is the number of rows of one
+            repetition. The program contains the code of the product once.
         reads: The number of times that each element of the first operand is read, which is above 1
             in convolutions. The module ``tensor_liveness`` computes ``reads`` from the sizes of
             tensors.
@@ -141,7 +141,7 @@ class Operation:
             (``set_available_memory``). None means the proportion of the operation's IPU.
 
     Raises:
-        ValueError: ``memory_proportion`` is not above 0 and at most 1.
+        ValueError: ``memory_proportion`` is 0 or less, or above 1.
     """
 
     name: str
@@ -246,7 +246,10 @@ class Graph:
 
     @cached_property
     def root_of(self) -> Mapping[str, str]:
-        """For each tensor's name, the name of its root, the tensor whose memory it is stored in."""
+        """For each tensor's name, the name of the tensor's root.
+
+        The root of a tensor is the tensor whose memory it shares, or the tensor itself.
+        """
         roots = {tensor.name: tensor.name for tensor in self.inputs}
         for operation in self.operations:
             name = operation.output.name

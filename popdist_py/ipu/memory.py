@@ -21,7 +21,7 @@ from popdist_py.ipu.specification import IPU
 from popdist_py.ipu.tensor_liveness import (
     Moment,
     Peak,
-    Stage,
+    PlacedStage,
     backward_moments,
     forward_moments,
     kept,
@@ -168,9 +168,9 @@ def _fullest_tile(parts: Sequence[Contribution], tiles: int, grain: int) -> int:
 def stash_depth(stage: int, stages: int, settings: Settings) -> int:
     """Return the number of micro-batches whose activations a stage keeps in the stash.
 
-    The current micro-batch does not count. Stage s of N stages keeps ``2 (N - 1 - s) + 1``
-    micro-batches in PopART's pipeline, and ``N - s`` in an interleaved pipeline. The last stage
-    does not need a stash.
+    The activations of the current micro-batch are not part of the stash. Stage s of N stages keeps
+    ``2 (N - 1 - s) + 1`` micro-batches in PopART's pipeline, and ``N - s`` in an interleaved
+    pipeline. The last stage does not need a stash.
     """
     if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
         return 0
@@ -206,7 +206,7 @@ def _always(
     on_chip = settings.activation_location.on_chip
     if depth and on_chip:
         operations = tuple(placement.operations_of(graph, stage))
-        here = Stage(graph, operations, settings, placement.ipus[stage], 0, 0)
+        here = PlacedStage(graph, operations, settings, placement.ipus[stage], 0, 0)
         for root in sorted(kept(here, settings.recompute_for(placement))):
             size = depth * graph.bytes_of(root)
             yield Contribution(_module(root), "stash", size, True)
@@ -334,7 +334,7 @@ def _fetched(
     return [replace(part, is_always_live=False) for part in parts if part.category == category]
 
 
-def _passes_of(stage: Stage, placement: Placement, index: int) -> Iterator[list[Moment]]:
+def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator[list[Moment]]:
     """Yield the moments of a stage's forward pass and backward pass.
 
     If the stage keeps its memory from the forward pass to the backward pass, one list contains both

@@ -78,10 +78,10 @@ class Schedule:
         return None if (full := self.full_from) is None else self.cycles.index(full)
 
 
-# The tasks of each IPU, in execution order. All IPUs run their tasks at the same time. A task is an
-# action with the numbers of its micro-batch and its stage.
+# The tasks of each IPU, in execution order. All IPUs start the tasks of a group at the same time. A
+# task is an action with the numbers of its micro-batch and its stage.
 _Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]
-_Slot: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
+_TaskGroup: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
 
 
 def schedule(placement: Placement, settings: Settings, *, steps: int | None = None) -> Schedule:
@@ -100,11 +100,11 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
     ipus = range(placement.num_ipus)
     rows: list[list[Cell]] = [[] for _ in ipus]
     cycles: list[int] = []
-    for cycle, slot in islice(_slots(placement, settings), steps):
-        for index in range(max(map(len, slot.values()), default=0)):
+    for cycle, group in islice(_task_groups(placement, settings), steps):
+        for index in range(max(map(len, group.values()), default=0)):
             cycles.append(cycle)
             for ipu in ipus:
-                tasks = slot.get(ipu, [])
+                tasks = group.get(ipu, [])
                 task = tasks[index] if index < len(tasks) else ("idle", None, None)
                 rows[ipu].append(Cell(len(cycles), *task))
     return Schedule(tuple(tuple(row[:steps]) for row in rows), tuple(cycles[:steps]))
@@ -136,16 +136,16 @@ def _is_work(cells: Iterable[Cell]) -> bool:
     return any(cell.action in _WORK for cell in cells)
 
 
-def _slots(placement: Placement, settings: Settings) -> Iterator[tuple[int, _Slot]]:
+def _task_groups(placement: Placement, settings: Settings) -> Iterator[tuple[int, _TaskGroup]]:
     """Yield the tasks that all IPUs start together, with the number of their pipeline cycle."""
     window = settings.accumulation if settings.is_training else settings.device_iterations
     windows = settings.device_iterations if settings.is_training else 1
     cycle = 0
     for index in range(windows):
         first = index * window + 1
-        for slots in _window(placement, settings, first, window):
+        for groups in _window(placement, settings, first, window):
             cycle += 1
-            yield from ((cycle, slot) for slot in slots if slot)
+            yield from ((cycle, group) for group in groups if group)
         if settings.is_training:
             cycle += 1
             if settings.replicas > 1:
@@ -155,7 +155,7 @@ def _slots(placement: Placement, settings: Settings) -> Iterator[tuple[int, _Slo
 
 def _window(
     placement: Placement, settings: Settings, first: int, count: int
-) -> Iterator[list[_Slot]]:
+) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of each pipeline cycle between two weight updates."""
     if settings.strategy == "grouped":
         return _grouped(placement, settings, first, count)
@@ -168,7 +168,7 @@ def _window(
 
 def _grouped(
     placement: Placement, settings: Settings, first: int, count: int
-) -> Iterator[list[_Slot]]:
+) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of each cycle of PopART's pipeline.
 
     Stage s runs the forward pass of micro-batch m in cycle m + s. The stage runs the backward pass
@@ -193,7 +193,7 @@ def _grouped(
 
 def _interleaved(
     placement: Placement, settings: Settings, first: int, count: int
-) -> Iterator[list[_Slot]]:
+) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of each cycle of an interleaved pipeline.
 
     Every stage alternates between forward passes and backward passes. When a stage runs forward
@@ -219,13 +219,15 @@ def _interleaved(
         yield [again, now]
 
 
-def _one_by_one(placement: Placement, settings: Settings, number: int) -> Iterator[list[_Slot]]:
+def _one_by_one(
+    placement: Placement, settings: Settings, number: int
+) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of one micro-batch, which passes through the stages one after the other."""
     for action, stage in _passage(placement, settings):
         yield [{placement.ipus[stage]: [(action, number, stage)]}]
 
 
-def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_Slot]]:
+def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of one micro-batch in phased execution.
 
     A phase is loaded before it runs. In parallel phased execution, an IPU loads the next phase
@@ -237,14 +239,14 @@ def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[l
         ipu = placement.ipus[stage]
         if stage != loaded:
             yield [{ipu: [("exchange", number, stage)]}]
-        slot: _Tasks = {ipu: [(action, number, stage)]}
+        group: _Tasks = {ipu: [(action, number, stage)]}
         loaded = stage
         if settings.strategy == "parallel phased" and index + 1 < len(tasks):
             following = tasks[index + 1][1]
             if placement.ipus[following] != ipu:
-                slot[placement.ipus[following]] = [("exchange", number, following)]
+                group[placement.ipus[following]] = [("exchange", number, following)]
                 loaded = following
-        yield [slot]
+        yield [group]
 
 
 def _passage(placement: Placement, settings: Settings) -> Iterator[tuple[Action, int]]:

@@ -30,15 +30,15 @@ class Answer(Report):
     Attributes:
         question: The name of the question, which is "batch", "splits" or "recompute".
         sentence: The answer as a text for the user.
-        facts: The answer as JSON values for programs; empty if the search did not find a run that
-            fits into memory.
+        json_values: The answer as JSON values for programs; empty if the search did not find a run
+            that fits into memory.
         run: The run that the search found; None if the search did not find a run that fits into
             memory.
     """
 
     question: str
     sentence: str
-    facts: Mapping[str, Any]
+    json_values: Mapping[str, Any]
     run: Run | None
 
     def document(self) -> Document:
@@ -49,7 +49,7 @@ class Answer(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the answer as a dictionary of JSON values."""
         found = self.run is not None
-        return {"version": _VERSION, "question": self.question, "found": found, **self.facts}
+        return {"version": _VERSION, "question": self.question, "found": found, **self.json_values}
 
 
 def find_batch(run: Run) -> Answer:

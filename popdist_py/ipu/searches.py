@@ -168,7 +168,9 @@ def least_slowest(
 
     @cache
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
-        """Return the best split of the operations before a place into stages up to ``stage``.
+        """Return the best split of the operations before ``ends[last]`` into the first stages.
+
+        The number of the last of these stages is ``stage``.
 
         The result contains the time of the slowest stage, and the ends of the stages.
         """
@@ -218,7 +220,8 @@ def cheapest_recomputation(run: Run) -> Run | None:
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
     """Return the places where only one tensor passes from earlier operations to later ones.
 
-    A place is the number of the first of the later operations.
+    A place lies between two operations. The number of a place is the number of the operation behind
+    the place.
     """
     return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
 
@@ -245,7 +248,7 @@ def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
 def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
     """Yield each place, with the roots of the tensors that pass from earlier to later operations.
 
-    A place is the number of the first of the later operations. Tensors from the host do not count,
+    A place has the number of the operation behind the place. Tensors from the host do not count,
     because every stage may receive them.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}

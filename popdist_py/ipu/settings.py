@@ -142,7 +142,7 @@ class Settings:
             ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference. PopTorch
             does not accept the number of I/O tiles, or ``io_tiles`` is 0 although ``overlaps_io``
             is set. ``output_return_period`` does not divide ``device_iterations``. A memory
-            proportion is not above 0 and at most 1.
+            proportion is 0 or less, or above 1.
     """
 
     is_training: bool = True

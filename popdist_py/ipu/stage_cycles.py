@@ -16,7 +16,14 @@ from typing import Final
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
-from popdist_py.ipu.tensor_liveness import Stage, kept, segments, shapes, stage_of, working_set
+from popdist_py.ipu.tensor_liveness import (
+    PlacedStage,
+    kept,
+    segments,
+    shapes,
+    stage_of,
+    working_set,
+)
 from popdist_py.ipu.transfers import (
     all_reduce_bytes,
     copied_bytes,
@@ -75,8 +82,8 @@ class StageCycles:
         backward: The cycles for computing the gradients of activations and weights, and for
             accumulating the gradients of weights.
         receive: The cycles for receiving the stage's inputs from the host.
-        copy: The cycles for sending the stage's activations to other IPUs. The cycles for gradients
-            that come back are not included.
+        copy: The cycles for sending the stage's activations to other IPUs. The cycles for sending
+            gradients back to this stage are not included.
         load: The cycles for loading weights and inputs of the stage from Streaming Memory. ``load``
             is used only in phased execution.
         offload: The cycles for moving weights, accumulators and kept activations from and to
@@ -137,7 +144,7 @@ def stage_cycles(
 
 
 def _offloaded_bytes(
-    stage: Stage, placement: Placement, index: int, weights: tuple[Weight, ...]
+    stage: PlacedStage, placement: Placement, index: int, weights: tuple[Weight, ...]
 ) -> int:
     """Return the bytes from and to Streaming Memory per micro-batch; 0 in phased execution."""
     settings = stage.settings
@@ -176,7 +183,7 @@ def operation_cycles(
 class _Device:
     """Computes the cycles of operations and weight updates of one stage on an IPU."""
 
-    stage: Stage
+    stage: PlacedStage
     ipu: IPU
     model: CycleModel
 

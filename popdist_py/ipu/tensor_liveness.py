@@ -21,8 +21,8 @@ from popdist_py.ipu.specification import IPU
 __all__ = [
     "Moment",
     "Peak",
+    "PlacedStage",
     "Segment",
-    "Stage",
     "backward_moments",
     "forward_moments",
     "kept",
@@ -84,7 +84,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlacedStage:
     """One stage of a graph, with the settings and the figures of the IPU that runs the stage.
 
     Attributes:
@@ -156,9 +156,11 @@ def _is_convolution(operation: Operation) -> bool:
     return operation.product is not None and operation.product.is_convolution
 
 
-def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int) -> Stage:
+def stage_of(
+    graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int
+) -> PlacedStage:
     """Return one stage, with all values that determine its memory and time."""
-    return Stage(
+    return PlacedStage(
         graph=graph,
         operations=tuple(placement.operations_of(graph, stage)),
         settings=settings,
@@ -203,7 +205,7 @@ def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]
 
 
 def peak(moments: Sequence[Moment]) -> Peak:
-    """Return the moment that needs the most memory; the first one if several are equal."""
+    """Return the first of the moments that need the most memory."""
     found, most = Peak("nothing", {}, 0), -1
     for moment, (live, total) in zip(moments, live_at(moments), strict=True):
         if total > most:
@@ -212,7 +214,7 @@ def peak(moments: Sequence[Moment]) -> Peak:
     return found
 
 
-def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
+def kept(stage: PlacedStage, recompute: Recompute) -> frozenset[str]:
     """Return the roots of the tensors that a stage keeps for its backward pass."""
     root_of = stage.graph.root_of
     if recompute == "none":
@@ -235,7 +237,7 @@ def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
     return frozenset((stage.saved - cheap) | marked | stage.incoming)
 
 
-def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
+def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     """Divide a stage into segments, which can be recomputed independently of each other.
 
     A segment ends when all tensors that later operations need are kept tensors.
@@ -268,7 +270,7 @@ def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
 
 
 def _again(
-    stage: Stage, operations: Sequence[Operation], keeps: frozenset[str]
+    stage: PlacedStage, operations: Sequence[Operation], keeps: frozenset[str]
 ) -> tuple[Operation, ...]:
     """Return the operations that must be recomputed before the backward pass of a segment.
 
@@ -288,7 +290,7 @@ def _again(
     return tuple(reversed(again))
 
 
-def forward_moments(stage: Stage) -> list[Moment]:
+def forward_moments(stage: PlacedStage) -> list[Moment]:
     """Return the moments of the forward pass of one micro-batch.
 
     The tensors that leave the stage stay live until the end.
@@ -301,7 +303,7 @@ def forward_moments(stage: Stage) -> list[Moment]:
     return [*moments, Moment("send", tuple(sorted(stage.outgoing)))]
 
 
-def backward_moments(stage: Stage, keeps: frozenset[str]) -> list[Moment]:
+def backward_moments(stage: PlacedStage, keeps: frozenset[str]) -> list[Moment]:
     """Return the moments of the backward pass of one micro-batch, including the recomputation.
 
     Kept tensors are live from their first use on. The blocks of kept tensors have the same names as
@@ -318,7 +320,7 @@ def backward_moments(stage: Stage, keeps: frozenset[str]) -> list[Moment]:
     return [*moments, Moment("send gradients", tuple(sorted(sent)))]
 
 
-def _forward(stage: Stage, operation: Operation, name: str, fresh: frozenset[str]) -> Moment:
+def _forward(stage: PlacedStage, operation: Operation, name: str, fresh: frozenset[str]) -> Moment:
     """Return the moment of an operation's forward pass.
 
     ``fresh`` contains the roots of recomputed tensors. The blocks of recomputed tensors get other
@@ -331,7 +333,7 @@ def _forward(stage: Stage, operation: Operation, name: str, fresh: frozenset[str
     return Moment(f"{operation.name} ({name})", tuple(named), named, temporary)
 
 
-def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Moment:
+def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -> Moment:
     """Return the moment of an operation's backward pass, which makes the gradients of its inputs.
 
     The gradients of weights count as temporary memory of the moment.
@@ -359,7 +361,7 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
     return Moment(f"{operation.name} (backward)", reads, saved | made, temporary)
 
 
-def _fetched(stage: Stage, operation: Operation, passes: int) -> int:
+def _fetched(stage: PlacedStage, operation: Operation, passes: int) -> int:
     """Return the bytes of weights and accumulators that an operation fetches for one pass.
 
     Weights are fetched if they are sharded or in Streaming Memory. The backward pass, where
@@ -388,7 +390,7 @@ def _gradient(root: str) -> str:
     return f"gradient of {root}"
 
 
-def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int:
+def _product_bytes(stage: PlacedStage, operation: Operation, *, backward: bool) -> int:
     """Return the bytes that an operation's products use, limited by the memory proportion."""
     if operation.product is None:
         return 0

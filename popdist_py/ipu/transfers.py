@@ -29,12 +29,12 @@ __all__ = [
 
 # The bytes of a request. A tile sends one request to the host for each tensor of a micro-batch that
 # it reads from the host or returns. ``_REQUEST`` is inferred from a profile of ResNet-101 on two
-# Mk2 IPUs. The first IPU reads images and does not return outputs. It sends 51.8, 138 and 552 kB
-# (of 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to 12 bytes for each of the
-# IPU's 1,472 tiles and each micro-batch.
+# Mk2 IPUs. The first IPU of the profile reads images and does not return outputs. This IPU sends
+# 51.8, 138 and 552 kB (of 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to
+# 12 bytes for each of the IPU's 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
 # The bytes of the smallest part of a tensor that a tile exchanges with the host. The value is
-# inferred from a profile of ResNet-101 on two Mk2 IPUs. The second IPU in that profile returns
+# inferred from a profile of ResNet-101 on two Mk2 IPUs. The second IPU in the same profile returns
 # 128,002 bytes and sends 141 or 142 kB. Every value from 93 to 97 agrees with these figures.
 _LEAST_BYTES: Final = 96
 

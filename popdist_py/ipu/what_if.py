@@ -1,4 +1,4 @@
-"""The explanation why a run does not fit into memory, and advice with the bytes that it saves.
+"""The explanation why a run does not fit into memory, and advice with the bytes saved.
 
 Every saving is computed by applying the model of memory to the changed run.
 """

@@ -1,9 +1,9 @@
 """The layout of a window, which is the time of all IPUs from one weight update to the next.
 
 The module ``schedule`` computes the order of the work, and the module ``stage_cycles`` computes the
-cycles of each stage. The function ``lay_out`` combines them to the work of each IPU in each
-pipeline cycle. All IPUs begin a pipeline cycle at the same time, and the slowest IPU determines its
-length. No other module adds up the cycles of a schedule.
+cycles of each stage. The function ``lay_out`` combines the order and the cycles into the work of
+each IPU in each pipeline cycle. All IPUs begin a pipeline cycle at the same time, and the slowest
+IPU determines its length. No other module adds up the cycles of a schedule.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Window:
             stage: The number of the stage or phase.
 
         Returns:
-            For the number of each micro-batch, the cycles after the beginning of the window.
+            A mapping from the number of each micro-batch to the cycles after the beginning of the
+            window.
         """
         begins = self._begins()
         return {

@@ -76,7 +76,7 @@ def assert_equal_weights(ours, theirs, **tolerance):
 def inside(training=False, tracing_forward=False):
     """Be inside the forward of a wrapped model."""
     return current_forward.entered(
-        current_forward.Phase(training=training, tracing=tracing_forward)
+        current_forward.ForwardPhase(training=training, tracing=tracing_forward)
     )
 
 

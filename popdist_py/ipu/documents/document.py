@@ -24,7 +24,7 @@ _COURSE_WIDTH: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of a whole, as a number. The value 1 is the whole, and a share may be larger."""
+    """A share of a whole, as a number. 1 is the whole, and a share may be larger than 1."""
 
     value: float
 

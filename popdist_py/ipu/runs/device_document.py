@@ -1,7 +1,6 @@
-"""The file in the run's folder that describes the memory, schedule and time of a model.
+"""The description of the memory, schedule and time of a model, as JSON values.
 
-The device model computes the values. This module writes the values as plain JSON, so that programs
-without this library can show them.
+Programs without this library can show these values. This module does not write files.
 """
 
 from __future__ import annotations

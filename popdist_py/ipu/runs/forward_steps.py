@@ -41,8 +41,8 @@ class Step:
         inputs: The numbers of the values that the operation reads.
         output: The number of the value that the operation computes.
         weights: The names of the weights that the operation reads.
-        saves: The values that the backward pass of the operation reads, as one of the words of
-            ``operation_rules.Saves``.
+        saves: The values that the backward pass of the operation reads, as one of the values
+            of ``on_ipu.operation_rules.Saves``.
         product: The sizes of the factors, only for matrix products and convolutions.
         place: The phase and the IPU that run the operation.
         is_checkpoint: Whether the output is kept as a recomputation checkpoint.

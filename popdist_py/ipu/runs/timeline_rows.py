@@ -44,29 +44,29 @@ class ShownPiece:
     arguments: str = ""
 
 
-def call_pieces(of: Window) -> tuple[ShownPiece, ...]:
+def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
     """Return the spans of a call.
 
     The result contains at most MOST_PIECES spans, or one span for each IPU.
 
     Args:
-        of: The activities of the IPUs in one window. A call may repeat the window several times.
+        window: The activities of the IPUs in one window. A call may repeat the window.
     """
-    total = of.count * of.cycles
-    own = of.pieces()
+    total = window.count * window.cycles
+    own = window.pieces()
     for pieces in (own, _by_stages(own)):
-        if len(pieces) * of.count <= MOST_PIECES:
+        if len(pieces) * window.count <= MOST_PIECES:
             moved = (
                 replace(
                     piece,
-                    begin=piece.begin + number * of.cycles,
-                    end=piece.end + number * of.cycles,
+                    begin=piece.begin + number * window.cycles,
+                    end=piece.end + number * window.cycles,
                 )
-                for number in range(of.count)
+                for number in range(window.count)
                 for piece in pieces
             )
             return tuple(_shown(piece, total) for piece in moved)
-    rest = total - of.cycles
+    rest = total - window.cycles
     whole = _joined(own)
     return tuple(_shown(replace(piece, end=piece.end + rest), total) for piece in whole)
 

@@ -23,8 +23,8 @@ __all__ = ["DeviceContext", "Mode"]
 # A function that returns a context for every forward of a model.
 Mode = Callable[[], AbstractContextManager[Any]]
 
-# Every call needs a Phase, and creating a frozen dataclass takes longer than a cache lookup.
-_phase = cache(current_forward.Phase)
+# Every call needs a ForwardPhase. Creating a frozen dataclass takes longer than a cache lookup.
+_phase = cache(current_forward.ForwardPhase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
-"""Functions that make a model and a micro-batch from a word ``module:function`` of a command line.
+"""Functions that make a model and a micro-batch from the argument ``module:function`` of a command.
 
-The function that the word names is the factory of the model. An exception of the user's code
+The function that the argument names is the factory of the model. An exception of the user's code
 becomes a ``FactoryError`` with the traceback lines of the user's code. This module does not compute
 with real data.
 """
@@ -76,12 +76,12 @@ class InputSpec:
 
     @classmethod
     def parse(cls, word: str) -> InputSpec:
-        """Return the input that a word such as ``3x224x224:float16`` describes.
+        """Return the input that a text such as ``3x224x224:float16`` describes.
 
-        A word with only a type, such as ``:int64``, describes one number for each sample.
+        A text with only a type, such as ``:int64``, describes one number for each sample.
 
         Raises:
-            ValueError: The word does not contain a valid shape, or the type is unknown.
+            ValueError: The text does not contain a valid shape, or the type is unknown.
         """
         shape, _, type_ = word.partition(":")
         try:
@@ -125,8 +125,8 @@ def made_example(
     """Return the model that a factory makes, with inputs from the factory or the command line.
 
     Args:
-        factory: A word such as ``package.module:function`` or ``path/to/file.py:function``.
-        words: The keyword arguments of the factory. A word that is not a Python literal becomes a
+        factory: A text such as ``package.module:function`` or ``path/to/file.py:function``.
+        words: The keyword arguments of the factory. A value that is not a Python literal becomes a
             ``str``.
         inputs: The inputs that the command line describes.
         batch: The number of samples of a micro-batch, for the inputs of the command line.

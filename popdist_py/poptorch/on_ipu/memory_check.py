@@ -82,7 +82,7 @@ def _fullest(run: Run | None) -> IpuMemory | None:
 def _explained(run: Run | None) -> OutOfMemory | None:
     """Return the reason why a run does not fit, with advice.
 
-    The function returns None if the device model fails, or if it finds that the run fits.
+    The function returns None if the device model fails, or if the run fits.
     """
     try:
         lack = None if run is None else explain(run)

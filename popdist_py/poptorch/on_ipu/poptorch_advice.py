@@ -1,6 +1,6 @@
 """Advice of the device model, with the PopTorch calls and options that follow the advice.
 
-The module ``ipu.what_if`` finds the advice and computes the memory that it saves.
+The module ``ipu.what_if`` finds the advice and computes the memory that the advice saves.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 __all__ = [
-    "Phase",
+    "ForwardPhase",
     "Watch",
     "current_watch",
     "entered",
@@ -47,7 +47,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ForwardPhase:
     """The state of a model wrapper while it runs the user's forward method.
 
     Attributes:
@@ -61,7 +61,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class _CurrentForward:
-    phase: Phase | None = None
+    phase: ForwardPhase | None = None
     watch: Watch | None = None
 
 
@@ -101,7 +101,7 @@ def require_python() -> None:
 
 
 @contextmanager
-def entered(phase: Phase) -> Iterator[None]:
+def entered(phase: ForwardPhase) -> Iterator[None]:
     """Mark the ``with`` block as the forward pass of a wrapped model."""
     token = _current.set(_CurrentForward(phase, _current.get().watch))
     try:

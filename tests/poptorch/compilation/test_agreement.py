@@ -362,7 +362,7 @@ def test_trials_leave_nothing_in_the_lists_of_a_module():
         assert torch.equal(ours, expected)
 
 
-def test_a_count_in_a_list_is_not_captured():
+def test_a_count_in_a_list_is_not_recorded():
     model = Keeping()
     training = poptorch.trainingModel(
         model, quiet_options(), torch.optim.SGD(model.parameters(), lr=0.1)

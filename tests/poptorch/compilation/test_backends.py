@@ -152,7 +152,7 @@ class Inverting(nn.Module):
         return out, nn.functional.cross_entropy(out, y)
 
 
-def test_what_zeros_stop_is_captured_all_the_same():
+def test_what_zeros_stop_is_recorded_all_the_same():
     model = Inverting()
     options = quiet_options().replicationFactor(2).broadcastBuffers(False)
     training = poptorch.trainingModel(

@@ -46,7 +46,7 @@ def test_freed_memory(case):
 
 @pytest.mark.parametrize("was_enabled", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
-def test_python_looks_for_cycles_except_while_capturing(was_enabled, fails, monkeypatch):
+def test_python_looks_for_cycles_except_while_recording(was_enabled, fails, monkeypatch):
     seen, captured = [], GraphReplicas._function
 
     def capture(*args):

@@ -146,7 +146,7 @@ def test_a_program_uses_public_names_only(program: Path):
         ("import popdist_py.leaf_arrays as leaves", "popdist_py.leaf_arrays"),
         ("from popdist_py import poptorch\nx = poptorch.logger_", "popdist_py.poptorch.logger_"),
         ("import popdist_py\npopdist_py.poptorch.calls", "popdist_py.poptorch.calls"),
-        ("from popdist_py.ipu.schedule import _slots", "popdist_py.ipu.schedule._slots"),
+        ("from popdist_py.ipu.schedule import _window", "popdist_py.ipu.schedule._window"),
     ],
 )  # fmt: skip
 def test_internal_names_are_found(code, internal):

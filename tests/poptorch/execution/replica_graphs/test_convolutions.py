@@ -30,7 +30,7 @@ def step(convolve, images, kernels):
     return [result.detach(), *gradients]
 
 
-def captured_step(convolve, images, kernels):
+def recorded_step(convolve, images, kernels):
     """Return the graph of a step, and what makes it."""
     captured = record(lambda *tensors: step(convolve, *tensors), [images, kernels], is_real=True)
     run = function_of(captured, 3)
@@ -44,7 +44,7 @@ def test_kernels_of_one_element_give_the_same_values(case):
     images = torch.randn(shape, generator=generator)
     kernels = torch.randn(kernel_shape, generator=generator)
     convolve = {3: F.conv1d, 4: F.conv2d}[images.dim()]
-    _, run = captured_step(lambda *tensors: convolve(*tensors, **named), images, kernels)
+    _, run = recorded_step(lambda *tensors: convolve(*tensors, **named), images, kernels)
     expected = step(lambda *tensors: convolve(*tensors, **named), images, kernels)
     for ours, value in zip(run(), expected, strict=True):
         torch.testing.assert_close(ours, value, rtol=1e-4, atol=1e-3)
@@ -56,7 +56,7 @@ def test_kernels_of_one_element_are_left_to_onednn_with_one_thread_too():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _, run = captured_step(F.conv2d, torch.randn(4, 64, 8, 8), torch.randn(96, 64, 1, 1))
+        _, run = recorded_step(F.conv2d, torch.randn(4, 64, 8, 8), torch.randn(96, 64, 1, 1))
         with torch.profiler.profile() as profile:
             run()
     finally:
@@ -77,7 +77,7 @@ def test_kernels_of_one_element_are_left_to_onednn_with_one_thread_too():
     ids=["three by three", "one by three", "double", "transposed"],
 )
 def test_other_convolutions_stay_as_they_are(convolve, kernels):
-    graph, _ = captured_step(convolve, torch.randn(2, 4, 8, 8, dtype=kernels.dtype), kernels)
+    graph, _ = recorded_step(convolve, torch.randn(2, 4, 8, 8, dtype=kernels.dtype), kernels)
     found = [node for node in graph.nodes if "convolution" in str(node.target)]
     assert len(found) == 2
     assert all([2, 2] not in node.args for node in found)

@@ -1,4 +1,4 @@
-"""Capturing a function as a graph: it does again what the function did, with other values."""
+"""Recording a function as a graph: it does again what the function did, with other values."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_graph_does_what_the_function_does(function):
     ],
     ids=["item", "branch", "mask", "nonzero", "by way of a constant"],
 )
-def test_what_depends_on_values_is_not_captured(function):
+def test_what_depends_on_values_is_not_recorded(function):
     with pytest.raises(RuntimeError, match="needs the value of a tensor"):
         record(function, arguments(0)[:1])
 
@@ -142,7 +142,7 @@ class ByNumPy(torch.autograd.Function):
     ],
     ids=["numpy", "data", "asarray", "dlpack", "function"],
 )
-def test_what_numpy_computes_is_not_captured(function):
+def test_what_numpy_computes_is_not_recorded(function):
     with pytest.raises(RuntimeError, match="no operation of torch"):
         record(function, [torch.ones(2, 2)])
 
@@ -257,7 +257,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_images_of_one_channel_or_column_are_captured_as_they_lie(name):
+def test_images_of_one_channel_or_column_are_recorded_as_they_lie(name):
     operation, of_input, of_weight = AMBIGUOUS[name]
     given = image(*of_input), image(*of_weight)
 
