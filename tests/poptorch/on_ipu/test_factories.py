@@ -113,7 +113,7 @@ def test_a_loss_leaves_nothing_behind():
         assert type(value) is torch.Tensor
         assert torch.equal(value, before[name])
     with pytest.raises(FactoryError), with_loss(example, "cross-entropy"):
-        raise FactoryError("as if capturing failed")
+        raise FactoryError("as if making the graph failed")
     assert "forward" not in vars(example.module)
 
 

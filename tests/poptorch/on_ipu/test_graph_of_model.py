@@ -150,7 +150,7 @@ class Remembering(nn.Module):
         return self.last
 
 
-def test_capturing_without_data_leaves_nothing_behind():
+def test_a_graph_without_data_leaves_nothing_behind():
     model = Remembering().train()
     before = [(id(tensor), tensor.clone()) for tensor in tensors_in(model)]
     args = (torch.rand(8, 4),)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from popdist_py.poptorch.execution.replica_graphs import recording as capturing
+from popdist_py.poptorch.execution.replica_graphs import recording
 from popdist_py.poptorch.execution.replica_graphs.graph_code import function_of
 from popdist_py.poptorch.execution.replica_graphs.recording import ZerosRefused, record
 
@@ -166,7 +166,7 @@ def test_no_tensor_of_the_run_stays():
     assert not captured.constants
 
 
-def test_capturing_needs_no_compiler_of_torch(monkeypatch):
+def test_recording_needs_no_compiler_of_torch(monkeypatch):
     """Importing it takes longer than compiling most models."""
     for name in ("torch._dynamo", "torch._inductor"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -237,8 +237,8 @@ def test_large_products_have_the_shapes_and_strides_of_real_ones(
             result = operation(*both)
             return [result.detach(), *torch.autograd.grad(result.square().sum(), both)]
 
-    made, make = [], capturing._blank
-    monkeypatch.setattr(capturing, "_blank", lambda *args: made.append(args[0]) or make(*args))
+    made, make = [], recording._blank
+    monkeypatch.setattr(recording, "_blank", lambda *args: made.append(args[0]) or make(*args))
     blank = record(gradients, given)
     assert len(made) >= 2
     real = record(gradients, given, is_real=True)
