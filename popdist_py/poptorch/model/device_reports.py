@@ -43,7 +43,7 @@ class DeviceReports(ModelOnDevice):
             **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: The model's graph of operations is missing or cannot be captured.
+            Error: The model's graph of operations is missing or cannot be made.
             ValueError: ``steps`` is negative or is not an integer.
         """
         with frames_folded:
@@ -61,7 +61,7 @@ class DeviceReports(ModelOnDevice):
             **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: The model's graph of operations is missing or cannot be captured.
+            Error: The model's graph of operations is missing or cannot be made.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)
@@ -78,7 +78,7 @@ class DeviceReports(ModelOnDevice):
             **kwargs: Example keyword arguments of a call, if the model is not compiled.
 
         Raises:
-            Error: The model's graph of operations is missing or cannot be captured.
+            Error: The model's graph of operations is missing or cannot be made.
         """
         with frames_folded:
             run = self._run_on_ipu(args, kwargs)

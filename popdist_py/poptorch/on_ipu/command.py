@@ -1,7 +1,7 @@
 """The command ``python -m popdist_py.ipu``, which predicts the memory and time of a model.
 
 The command does not train the model. This module defines its options and exit codes. The module
-``factories`` makes the user's model, and ``popdist_py.ipu`` computes the answers.
+``model_factories`` makes the user's model, and ``popdist_py.ipu`` computes the answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from popdist_py.ipu.search_answers import Answer, find_batch, find_recomputation
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.specification import IPUS, MK2
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.factories import (
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
+from popdist_py.poptorch.on_ipu.model_factories import (
     LOSSES,
     OWN_LOSS,
     Example,
@@ -35,7 +36,6 @@ from popdist_py.poptorch.on_ipu.factories import (
     made_example,
     with_loss,
 )
-from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["COMMAND", "main"]

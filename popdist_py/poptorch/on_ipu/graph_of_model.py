@@ -26,8 +26,8 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.modes import MixedPrecision
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
 from popdist_py.poptorch.on_ipu.operations_to_steps import forward_of
-from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.tracing.first_forward import WatchedModel
 from popdist_py.poptorch.tracing.observations import Observed, Observer

@@ -28,7 +28,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._pytree import tree_map_only
 
-from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
+from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
 
 __all__ = [
     "LOSSES",

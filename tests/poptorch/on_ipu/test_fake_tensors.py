@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from popdist_py import poptorch
-from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
+from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
 
 transforms = pytest.importorskip("torchvision.transforms")
 STATISTICS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}

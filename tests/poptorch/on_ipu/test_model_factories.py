@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from popdist_py.poptorch.on_ipu.factories import (
+from popdist_py.poptorch.on_ipu.model_factories import (
     LOSSES,
     Example,
     FactoryError,
