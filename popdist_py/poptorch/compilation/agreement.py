@@ -44,15 +44,15 @@ __all__ = ["Agreement"]
 # back ends were below 1.5 times the noise. A leak of 1e-4 between replicas caused a difference of
 # 150 times the noise.
 _NOISE: Final = 12.0
-# Back ends are compared at several points, which are sets of values for weights, inputs and
-# buffers. If the input of a ReLU is nearly zero, rounding may change its sign. Such a change causes
-# a large change of gradients, but only a small change of the ReLU's output. Therefore each gradient
-# must agree with the loop's gradient at only one of _MAX_POINTS points. Outputs and buffers must
-# agree at every point that is tried.
+# Back ends are compared at several test points. A test point is a set of values for weights, inputs
+# and buffers. If the input of a ReLU is nearly zero, rounding may change its sign. Such a change
+# causes a large change of gradients, but only a small change of the ReLU's output. Therefore each
+# gradient must agree with the loop's gradient at only one of _MAX_POINTS test points. Outputs and
+# buffers must agree with the loop's at every tested point.
 _MAX_POINTS: Final = 4
-# The number of the point whose values are close to the values in the program. With very different
-# values, a model may compute only NaN, and NaN cannot be compared. If all numbers of a tensor are
-# NaN or infinite at point 0, the comparison also tries the point _NEAR.
+# The number of the test point whose values are close to the values in the program. With very
+# different values, a model may compute only NaN, and NaN cannot be compared. If all numbers of a
+# tensor are NaN or infinite at test point 0, the comparison also uses the test point _NEAR.
 _NEAR: Final = _MAX_POINTS
 
 
@@ -72,14 +72,15 @@ class _Results:
 
 @dataclass(slots=True)
 class _Point:
-    """One set of values for the inputs, weights and buffers, at which back ends are compared.
+    """A test point: values of inputs, weights and buffers with which back ends are compared.
 
     Attributes:
-        number: The number of the point. The values of each point differ from the values of every
-            other point, and from the values with which a graph was recorded.
-        expected: The results of the loop over the replicas with these values.
+        number: The number of the test point. The values of each test point differ from the values
+            of every other test point, and from the values with which a graph was recorded.
+        expected: The results that the loop over the replicas computes from the values of the test
+            point.
         noise: For each kind of tensor, the size of the change that rounding causes in each tensor
-            of the loop's results; None if the noise has not been measured.
+            of the loop's results; None if this change has not been measured.
     """
 
     number: int
@@ -88,7 +89,7 @@ class _Point:
 
 
 def _scale(number: int) -> float:
-    """Return the factor on the program's weights, buffers and inputs at a point."""
+    """Return the factor that multiplies all weights, buffers and inputs at a test point."""
     return 0.984375 if number == _NEAR else 0.75 - 0.0625 * number
 
 
@@ -114,7 +115,7 @@ class Agreement:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the loop over the replicas has run, so that other back ends may run."""
+        """Whether the loop over the replicas has run, so that other back ends may run now."""
         return bool(self._points)
 
     def prepare(self) -> None:
@@ -153,7 +154,7 @@ class Agreement:
         return self._points[number]
 
     def _wrong(self, point: _Point, results: _Results) -> Iterator[tuple[str, set[int]]]:
-        """Yield each kind of tensor, with the indices of tensors that differ more than rounding."""
+        """Yield each kind of tensor, with the indices of tensors that differ beyond rounding."""
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
             if len(expected) != len(got):
                 yield kind, set(range(len(expected) + 1))
@@ -170,13 +171,15 @@ class Agreement:
         """Return the size of the change that rounding causes in each tensor of the loop's results.
 
         To measure this change, the method runs the loop with random rounding errors in all weights
-        and inputs. The method also repeats the loop with unchanged values. If a resulting tensor
-        changes in a repetition, the change has a cause other than rounding, for example a Python
-        variable that the forward pass changes. For such a tensor, the method returns 0.
+        and inputs. The method also repeats the loop over the replicas with unchanged weights and
+        inputs. If a resulting tensor changes in a repetition, the change has a cause other than
+        rounding, for example a Python variable that the forward pass changes. The method returns 0
+        for a tensor that changes in a repetition.
         """
         if point.noise is None:
-            # The loop is repeated twice, before and after the run with rounding errors. In a single
-            # repetition, a Python variable could by chance have the same value as in the first run.
+            # The loop over the replicas is repeated twice, before and after the run with rounding
+            # errors. If the loop were repeated only once, a Python variable could by chance have
+            # the same value as in the first run.
             changes = [self._repeated(point)]
             moved = self._run(self._loop, point.number, partial(_rounded_anew, torch.Generator()))
             moves = _all_distances(point.expected, moved)
@@ -207,7 +210,7 @@ class Agreement:
         number: int,
         change: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ) -> _Results:
-        """Run one micro-batch with the values of a point, after changing them by ``change``."""
+        """Run one micro-batch with the values of a test point, changed by ``change``."""
         model, scale = self._model, _scale(number)
         inputs = [_other(tensor, number, scale) for tensor in self._inputs]
         if isinstance(self._loop, _LoopOverTwo):
@@ -224,7 +227,10 @@ class Agreement:
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
     def _host_weights(self) -> dict[int, torch.Tensor]:
-        """Return host parameters with the same values as the device's, by the latter's ``id``."""
+        """Return the host parameters that have the same values as on the device.
+
+        The keys of the result are the ``id`` of each device parameter.
+        """
         if self._hosts is None:
             self._hosts = self._model.state.host_copies()
         return self._hosts
@@ -237,7 +243,8 @@ class Agreement:
         # The changed weights get new memory, because other instances may read the old memory. If a
         # back end wrongly reads the old memory, its results differ from the loop's results. To save
         # memory, a weight's old memory is freed if the host has an equal copy of the weight and no
-        # other tensor uses the memory. Such a weight is restored from the host's copy.
+        # other tensor uses the memory. A weight whose old memory was freed is restored from the
+        # host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data
@@ -249,7 +256,7 @@ class Agreement:
             for parameter in self._parameters:
                 if parameter.is_floating_point():
                     parameter.data = change(parameter.detach() * scale)
-            # Torch does not count changes of ``data``.
+            # Torch does not increase a tensor's version number if the program assigns ``data``.
             increment_version(self._parameters)
             for buffer, value in zip(self._buffers, buffers, strict=True):
                 if buffer.is_floating_point():
@@ -269,7 +276,7 @@ class Agreement:
 
 
 class _LoopOverTwo:
-    """A loop that runs only the first two replicas, and copies the second one's results.
+    """A loop that runs only the first two replicas, and copies the second replica's results.
 
     All replicas except the first get equal inputs and buffers, so running two replicas is
     sufficient. If a back end mixes up replicas, values of the first replica get into the results of
@@ -292,7 +299,7 @@ class _LoopOverTwo:
 
     @staticmethod
     def make_alike(stacks: Sequence[torch.Tensor]) -> None:
-        """Copy the values of the second replica to the replicas after it.
+        """Copy the second replica's values to all later replicas.
 
         Args:
             stacks: Tensors of the shape [replicas, ...].
@@ -334,8 +341,8 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
     if other.dtype.itemsize > 2:
         return first.add(other, alpha=times)
     # In a 16-bit format, the rounding error of one addition is as large as an error that the
-    # comparison must detect. Therefore ``other`` is added repeatedly, as in the loop over all
-    # replicas.
+    # comparison must detect. Therefore the tensor ``other`` is added repeatedly, as in the loop
+    # over all replicas.
     for _ in range(times):
         first = first + other
     return first
@@ -354,11 +361,11 @@ def _is_alone(tensor: torch.Tensor) -> bool:
 
 
 def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
-    """Return other valid values for an input tensor.
+    """Return a changed copy of an input tensor, with values that the model accepts.
 
     The samples get another order, and floating-point numbers are multiplied by ``scale``. Integers
-    cannot be multiplied, but the sum over the samples must also change. Therefore a copy of the
-    last sample replaces the first sample of an integer tensor.
+    are not multiplied by ``scale``, but their sum over the samples must also change. Therefore a
+    copy of the last sample replaces the first sample of an integer tensor.
     """
     moved = tensor.flip(0).roll(number, 0)
     if tensor.is_floating_point():

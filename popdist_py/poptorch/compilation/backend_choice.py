@@ -54,7 +54,8 @@ class BackendChoice:
         inputs: A combined micro-batch of each input.
         communicator: The communicator that connects the instances. All instances choose the same
             back end.
-        tell: A function that gets a few words about the current step, for a progress bar.
+        tell: A function that is called with a short description of each step of the choice, for a
+            progress bar.
     """
 
     def __init__(
@@ -74,17 +75,17 @@ class BackendChoice:
         self._agreement = Agreement(model, call, inputs)
 
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
-        """Return the first back end that agrees with the loop on all instances, or else the loop.
+        """Return the first back end that agrees with the loop on all instances; else the loop.
 
         Args:
             wanted: The requested back end: the back end's name, a value of the option
                 ``replicaExecution``, or "auto".
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
-                same model. This back end is not compared with the loop again.
+                same model. The back end ``chosen_before`` is not compared with the loop again.
 
         Raises:
-            Error: The program requests a kind of back end by its option, and no back end of this
-                kind can run the replicas.
+            Error: The option ``replicaExecution`` selects a kind of back end, and no back end of
+                this kind can run the replicas.
         """
         # During the comparison, the instances may run different numbers of micro-batches. Therefore
         # batch norms must not wait for other instances.
@@ -102,7 +103,7 @@ class BackendChoice:
         return chosen
 
     def _trusted(self, name: str | None) -> Chosen | None:
-        """Return the earlier choice ``name``, or None if the instances made different choices."""
+        """Return the earlier choice ``name``; None if instances made different earlier choices."""
         row = next((row for row in backends.BACKENDS if row.name == name), None)
         position = -1 if row is None else backends.BACKENDS.index(row)
         if self._smallest(position) != position or -self._smallest(-position) != position:
@@ -117,7 +118,7 @@ class BackendChoice:
         return None
 
     def _candidates(self, wanted: str) -> list[Backend]:
-        """Return the back ends to try, in the order of preference. The loop is not among them."""
+        """Return the back ends to try, except the loop, in the order of preference."""
         others = backends.BACKENDS[1:]
         if wanted != "auto":
             return [row for row in others if wanted in (row.name, row.option)]
@@ -137,14 +138,14 @@ class BackendChoice:
         return Chosen(row.name, replicas)
 
     def _smallest(self, number: int) -> int:
-        """Return the smallest of the numbers that the instances pass."""
+        """Return the smallest of the numbers that the instances pass to this method."""
         together = np.array([number], np.float64)
         if self._communicator.num_instances > 1:
             self._communicator.all_reduce(together, "min", "replica back ends")
         return int(together[0])
 
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
-        """Return the object of a back end; None if its results differ from those of the loop.
+        """Return a back end's replica object; None if its results differ from the loop's results.
 
         The method also returns None if the back end raises an error.
         """
@@ -156,9 +157,9 @@ class BackendChoice:
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
                 # run cannot use such tensors. Therefore ``contents_kept`` undoes the changes that
-                # the back end makes to lists. The changes by the loop are undone only at the end of
-                # the choice. If they were undone earlier, the comparison would not detect that a
-                # forward pass counts its calls in a list.
+                # the back end makes to lists. The loop's changes to lists are undone only after a
+                # back end has been chosen. If the loop's changes were undone earlier, the
+                # comparison would not detect that a forward pass counts its calls in a list.
                 with self._model.state.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
@@ -175,10 +176,11 @@ class BackendChoice:
         return None
 
     def _say_why(self, wanted: str) -> None:
-        """If there are several replicas, log why the loop runs them.
+        """Log why the replicas run one after the other, unless there is only one replica.
 
         Raises:
-            Error: The program requests a kind of back end by its option.
+            Error: The option ``replicaExecution`` selects a kind of back end that cannot run the
+                replicas.
         """
         reasons = list(dict.fromkeys(self._reasons))
         is_option = wanted in {row.option for row in backends.BACKENDS[1:]}
@@ -199,8 +201,8 @@ class BackendChoice:
 def _silent() -> Iterator[None]:
     """Discard the text that this thread prints in the ``with`` block.
 
-    The choice of a back end runs the forward pass several times, but the program expects its text
-    once. On a real IPU, PopTorch traces the forward pass only once.
+    The choice of a back end runs the forward pass several times, but the program expects the text
+    of only one forward pass. On a real IPU, PopTorch traces the forward pass only once.
     """
     stdout = sys.stdout
     sys.stdout = _OtherThreads(stdout)
@@ -218,8 +220,8 @@ _is_silent: Final[ContextVar[bool]] = ContextVar("is_silent", default=False)
 class _OtherThreads:
     """A text stream that discards the text of threads with the context variable ``_is_silent``.
 
-    Each thread has its own value of the context variable. Text from all other threads is written to
-    the original stream.
+    Each thread has its own value of the context variable ``_is_silent``. Text from all other
+    threads is written to the original stream.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -238,9 +240,9 @@ class _OtherThreads:
 def _collections_paused() -> Iterator[None]:
     """Disable Python's cyclic garbage collector in the ``with`` block.
 
-    Recording a graph makes tens of thousands of objects that remain in use. As their number grows,
-    the garbage collector would search all objects again and again. These searches took 6 per cent
-    of the time to compile ResNet-101.
+    Recording a graph makes tens of thousands of objects that remain in use. As the number of
+    objects grows, the garbage collector would search all objects again and again. Searches by the
+    garbage collector took 6 per cent of the time to compile ResNet-101.
     """
     was_enabled = gc.isenabled()
     gc.disable()

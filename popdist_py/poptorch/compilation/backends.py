@@ -1,15 +1,16 @@
 """The list of replica back ends, with rules about when a back end can run and is worthwhile.
 
 To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
-instance of a job must register the same rows. The first row of ``BACKENDS``, the loop, defines the
-correct results. When a model is compiled for the first time, the results of other back ends are
-compared with the results of the loop.
+instance of a job must register the same rows. The first row of ``BACKENDS`` is the loop over the
+replicas, whose results are correct by definition. When a model is compiled for the first time, the
+results of other back ends are compared with the results of the loop.
 
 With the option "auto", the library tries the back ends from the last row to the first row. The
-library uses the first back end that is worthwhile and that agrees with the loop. The choice does
-not depend on measured times, so a program uses the same back end in every run. The rules about
-worthwhile back ends were derived from the step times in this table. Each entry is a step time
-divided by the step time of the loop, measured with one thread on a machine of two cores:
+library uses the first worthwhile back end whose results agree with the results of the loop. The
+choice does not depend on measured times, so a program uses the same back end in every run. The
+rules about worthwhile back ends were derived from the step times in this table. Each entry of the
+table is a back end's step time divided by the loop's step time, measured with one thread on a
+machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
@@ -53,7 +54,7 @@ from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 __all__ = ["BACKENDS", "ONE_REPLICA", "Backend", "register", "why_not_copied"]
 
 # The reason why back ends that compute several replicas at once do not run a single replica. The
-# loop then runs the replica, without an error.
+# loop over the replicas then runs the only replica, without an error.
 ONE_REPLICA: Final = "there is one replica only"
 
 # The torch functions that are slower in a recorded graph, because recorded graphs do not use
@@ -72,15 +73,15 @@ class Backend:
     Attributes:
         name: The name of the back end, which is stored in executables.
         option: The value of the option ``replicaExecution`` that selects the back end; None if only
-            "auto" can select it. If several back ends have the same value, the first back end that
-            agrees with the loop is used.
+            "auto" can select it. If several back ends have the same option value, the first back
+            end that agrees with the loop is used.
         can_run: A function that returns None if the back end can run a model, and otherwise the
             reason why not.
-        make: A function that returns an object that runs a model's replicas. The function gets the
-            model, the arguments of a call, and a combined micro-batch of each input. If the
-            function raises an error, the back end is not used.
-        is_worthwhile: A function that tells whether "auto" tries the back end. The function gets
-            the model and the number of samples in a micro-batch.
+        make: A function that returns an object that runs a model's replicas. The arguments of
+            ``make`` are the model, the arguments of a call, and a combined micro-batch of each
+            input. If ``make`` raises an error, the back end is not used.
+        is_worthwhile: A function that returns whether "auto" tries the back end, given the model
+            and the number of samples in a micro-batch.
     """
 
     name: str
@@ -188,7 +189,7 @@ def register(row: Backend) -> None:
     The option "auto" tries the new row before all other rows.
 
     Raises:
-        ValueError: Another row has the same name.
+        ValueError: The list ``BACKENDS`` already contains a row with this name.
     """
     if row.name in {other.name for other in BACKENDS}:
         raise ValueError(f"the replica back end {row.name!r} is registered already")

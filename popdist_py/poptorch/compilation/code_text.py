@@ -1,10 +1,11 @@
 """The function code_text, which describes a model's settings and code for the executable cache.
 
-The description is a part of the key of a model in the cache. It contains the code that the forward
-pass can call, with some exceptions. It contains only the shape and the dtype of parameters and
-buffers. Of code from Python's standard library, torch and this package, it contains only names,
-because the key contains the versions of these packages. Code of other libraries is included only if
-the model calls this code directly, because a search through all further calls would take seconds.
+The description is a part of the key of a model in the cache. The description contains the code that
+the forward pass can call, with some exceptions. Parameters and buffers are described only by their
+shapes and dtypes. Code of Python's standard library, torch and this package is described only by
+names, because the key contains the versions of these packages. Code of other libraries is included
+only if the model calls this code directly, because a search through all further calls would take
+seconds.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _MAPPINGS: Final = (dict, MappingProxyType)
 _NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# The names of the attributes that every module has. The key describes the values of these
-# attributes elsewhere, or the values do not affect the computation.
+# The names of the attributes that every module has. The values of such attributes either appear
+# elsewhere in the key of a model, or do not affect the computation.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
-# The names of such attributes that are nevertheless included for a module that is stored inside
-# another object, and not as a submodule.
+# The names of the attributes of every module that are nevertheless described if a module is stored
+# in another object, and not as a submodule.
 _OWN: Final = ("training", "_parameters", "_buffers", "_modules")
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _Code = FunctionType | type
@@ -77,7 +78,7 @@ def code_text(model: nn.Module) -> list[str]:
 
 
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the names and values of a module's hooks, and of attributes that only it has."""
+    """Return names and values of a module's hooks, and of attributes that not every module has."""
     attributes = vars(module)
     hooks = [(name, list(attributes[name].values())) for name in _HOOKS if attributes.get(name)]
     return [*((k, v) for k, v in attributes.items() if k not in _OF_ALL_MODULES), *hooks]
@@ -87,8 +88,8 @@ class _Reached:
     """The functions, classes and objects that were found in a model so far."""
 
     def __init__(self, buffers: set[int]) -> None:
-        # The ``id`` of each buffer. The description must not contain the values of buffers, because
-        # these values are state of the model.
+        # The ``id`` of each buffer of the model. The description must not contain the values of
+        # buffers, because these values are state of the model.
         self._buffers = buffers
         self._met: list[Any] = []
         # The number of each found object, by the ``id`` of the object. The ``id`` is the key,
@@ -98,13 +99,13 @@ class _Reached:
         self._is_in_library = False
 
     def made_of(self) -> Iterator[str]:
-        """Yield descriptions of the contents of all functions, classes and objects found."""
-        for value in self._met:  # ``text`` appends to this list.
+        """Yield descriptions of the contents of the functions, classes and objects in the model."""
+        for value in self._met:  # During this loop, the method ``text`` appends to the list.
             self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
             yield from map(self.text, _made_of(value))
 
     def text(self, value: Any) -> str:
-        """Return a description of a value, and store the functions and objects in the value.
+        """Return a description of a value, and register the functions and objects in the value.
 
         The description of a value is the same in every process.
         """
@@ -138,7 +139,7 @@ class _Reached:
             # may read the values.
             values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
             return f"{text} {_digest(values.view(torch.uint8).numpy())}"
-        except RuntimeError:  # Some subclasses refuse reading.
+        except RuntimeError:  # Some subclasses of Tensor do not allow access to their values.
             return _name(type(tensor))
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
@@ -170,7 +171,7 @@ class _Reached:
         return f"{self.text(kind)} object {self._number(value)}"
 
     def _code(self, value: _Code) -> str:
-        """Return the name of a function or class, with its number if its code is described too."""
+        """Return the name of a function or class, and its number if its code is described too."""
         if _is_versioned(value) and not getattr(value, "__closure__", None):
             return _name(value)
         return f"{_name(value)} {self._number(value)}"
@@ -213,12 +214,12 @@ def _of_object(value: Any) -> list[Any]:
     if isinstance(value, nn.Module):
         return [*_settings(value), *((name, vars(value)[name]) for name in _OWN)]
     if "__wrapped__" in (inner := _dictionary(value)):
-        return [inner["__wrapped__"]]  # Such as functools.cache makes.
+        return [inner["__wrapped__"]]  # For example, functools.cache makes such wrappers.
     if isinstance(value, _NAMESPACES) or not _is_versioned(type(value)):
         attributes = _attributes(value)
         if attributes:
             return attributes
-    if isinstance(value, RemovableHandle):  # Its number differs in every run.
+    if isinstance(value, RemovableHandle):  # The number of a handle differs in every run.
         return []
     # All other objects, for example dates or functions written in C, are described by the values
     # that pickle would store.
@@ -235,7 +236,7 @@ def _of_object(value: Any) -> list[Any]:
 
 def _dictionary(value: Any) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
-    # If a class defines __getattr__, ``found`` may have any type.
+    # If a class defines __getattr__, the value of ``__dict__`` may have any type.
     return found if isinstance(found, dict) else {}
 
 
@@ -245,7 +246,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
-                with suppress(AttributeError):  # A slot may have no value.
+                with suppress(AttributeError):  # An attribute in ``__slots__`` may have no value.
                     found.append((name, slot.__get__(value, kind)))
     return found
 
@@ -265,7 +266,7 @@ def _of_class(kind: type) -> Iterator[Any]:
 def _of_function(function: FunctionType) -> Iterator[Any]:
     yield function.__defaults__, function.__kwdefaults__
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # The cell may be empty.
+        with suppress(ValueError):  # The cell of a closure may be empty.
             yield cell.cell_contents
     if _is_versioned(function):
         return

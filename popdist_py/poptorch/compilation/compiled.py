@@ -27,16 +27,17 @@ class Executable:
     """The result of a compilation, which can be stored because it does not refer to tensors.
 
     Attributes:
-        first_forward: The facts that the first forward pass showed.
+        first_forward: The properties of the model that were found in its first forward pass.
         replica_execution: The value of the option ``replicaExecution``, which is "auto" or selects
             a back end.
-        widen_integers: Whether integers of fewer than 64 bits are converted to 64 bits, because
-            torch requires indices of 64 bits.
+        widen_integers: Whether the model's integers of fewer than 64 bits are converted to 64 bits,
+            because torch requires indices of 64 bits.
         mixed_precision: Whether the forward pass multiplies float16 tensors with float16 or float32
             tensors.
-        back_end: The name of the chosen back end; None before the choice.
-        model_graph: The forward pass as a graph for the device model; None if no graph was
-            requested or no graph can be made from the forward pass.
+        back_end: The name of the chosen back end; None until a back end has been chosen.
+        model_graph: The forward pass as a graph for the device model, which estimates time and
+            memory on an IPU; None if no graph was requested or no graph can be made from the
+            forward pass.
     """
 
     first_forward: FirstForward
@@ -62,10 +63,7 @@ class Compiled:
     ipu_rows: IpuRows | None = None
 
     def download_changed(self) -> Callable[[], None]:
-        """Return a function that copies to the host the tensors that a call changes.
-
-        The tensors are parameters and buffers.
-        """
+        """Return a function that copies parameters and buffers that a call changes to the host."""
         first, state, training = self.executable.first_forward, self.state, self.program.training
         changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
         changed += [state.parameters[name] for name in first.modified_parameters]
@@ -77,7 +75,7 @@ class Compiled:
         """Check that all weights belong to the same training step.
 
         Raises:
-            Error: An instance was lost during an update.
+            Error: An instance was lost during a weight update.
         """
         if self.program.training is not None:
             self.program.training.optimizer.check_whole()

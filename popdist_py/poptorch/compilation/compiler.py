@@ -45,8 +45,8 @@ from popdist_py.timeline import spans
 
 __all__ = ["compile_model"]
 
-# The progress bar shows the first percentage when the choice of the back end starts. Each step of
-# the choice adds _PERCENTS, up to the last percentage.
+# The progress bar shows _FIRST_PERCENT when the choice of a back end starts. Each step of this
+# choice adds _PERCENTS to the progress bar, up to _LAST_PERCENT.
 _FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
 
@@ -61,13 +61,13 @@ def compile_model(
 
     Args:
         source: The module, its options and its optimiser.
-        call: Example arguments of a whole call.
-        earlier: The result of an earlier compilation, which is used instead of a new trace of
-            the forward pass; None without an earlier compilation.
-        advance: A function that is called with the percentage done and the name of the next
-            step.
-        placed: A function that is called with the number of IPUs of all replicas, once this number
-            is known.
+        call: Example arguments of a whole call of the model.
+        earlier: The result of an earlier compilation, which makes tracing the forward pass
+            unnecessary; None without an earlier compilation.
+        advance: A function that is called with the completed percentage of the compilation and the
+            name of its next step.
+        placed: A function that is called with the number of IPUs of all replicas, as soon as this
+            number is known.
 
     Raises:
         Error, AssertionError: The model, its options and its arguments do not match.
@@ -179,8 +179,9 @@ def _give_buffers(
 ) -> None:
     """Give replicas their own copies of the buffers that the forward pass changes.
 
-    Each replica always has its own statistics of norm layers, because each replica normalises
-    its own micro-batches. For other buffers, the options must allow separate copies.
+    Each replica always has its own statistics of norm layers, because each replica normalises its
+    own micro-batches. The options must allow separate copies of all buffers that are not statistics
+    of norm layers.
     """
     if first.modified_buffers and batching.replicas > 1:
         others = first.modified_buffers - norm_statistics(source.model)

@@ -1,8 +1,8 @@
 """The class ExecutableCache, which stores compiled models so that each is compiled only once.
 
-Processes share the folder of the cache. Every instance of a job has a different file, because the
-options of an instance contain the instance's index. This module finds, locks, reads and writes the
-file of one model. The module does not compile models.
+All processes share one cache folder. Every instance of a job has a different file, because the
+options of an instance contain the instance's index. The module ``executable_cache`` finds, locks,
+reads and writes the cache file of one model, but does not compile models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ExecutableCache:
     """The cache file of one model in a folder of executables (compiled models).
 
     Args:
-        path: The file for the model with its options; None to neither load nor store executables.
+        path: The cache file for the model with its options; None to neither load nor store
+            executables.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -57,11 +58,11 @@ class ExecutableCache:
     def locked(self) -> Iterator[None]:
         """Let only one process at a time execute the ``with`` block for the same model.
 
-        The first process compiles the model, and the other processes load the result. The
-        executable's file is also the lock file, so the folder has only one file for each model. The
-        file is empty until the first process has compiled the model. If a process cannot write or
-        lock files in the folder, the process loads executables but does not store executables. If
-        other users can change the folder, the cache is not used.
+        The first process compiles the model, and the other processes load the result. The cache
+        file of a model is also its lock file, so the cache folder has only one file for each model.
+        The cache file is empty until the first process has compiled the model. If a process cannot
+        write or lock files in the cache folder, the process loads executables but does not store
+        executables. If other users can change the cache folder, the cache is not used.
         """
         with ExitStack() as stack:
             try:
@@ -78,7 +79,7 @@ class ExecutableCache:
             yield
 
     def _do_without(self, error: OSError) -> None:
-        """Warn, and stop using the cache, unless the file already contains an executable."""
+        """Warn, and stop using the cache, unless the cache file already contains an executable."""
         if self._is_filled():
             return
         assert self._path is not None
@@ -91,9 +92,9 @@ class ExecutableCache:
         self._path = None
 
     def load(self) -> Executable | None:
-        """Return the stored executable, or None if the file does not contain a usable executable.
+        """Return the executable in the cache file; None if the file has no usable executable.
 
-        A file with unusable content is replaced by the next call of :meth:`store`.
+        The next call of :meth:`store` replaces a cache file with unusable content.
         """
         if self._path is None or not self._is_filled():
             return None
@@ -134,7 +135,7 @@ def _read(path: Path) -> Executable:
     """Read an executable from a cache file.
 
     Raises:
-        NotOwnFileError: Another user may have written the file.
+        NotOwnFileError: Another user may have written the cache file.
         ValueError: The file is damaged, or does not contain an executable.
         Exception: The content of the file cannot be unpickled.
     """

@@ -18,7 +18,7 @@ from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 __all__ = ["check_changed_buffers", "check_norm_groups", "check_placement"]
 
 _MAX_IPUS: Final = 64
-# The number of buffer names that an error message shows.
+# The largest number of buffer names that an error message lists.
 _MOST_NAMES: Final = 3
 
 
@@ -81,7 +81,7 @@ def check_placement(
 def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) -> None:
     """Check that a call has at least as many micro-batches as the pipeline has stages.
 
-    Graphcore's PopTorch has the same rule.
+    Graphcore's PopTorch also requires this number of micro-batches.
 
     Raises:
         Error: The call has fewer micro-batches than the pipeline has stages.
@@ -123,6 +123,6 @@ def check_changed_buffers(names: Collection[str], options: Options, batching: Ba
 
 
 def _some(names: list[str]) -> str:
-    """Return a text with the first of these names and the number of the other names."""
+    """Return a text with the first ``_MOST_NAMES`` names and the number of the other names."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -17,8 +17,8 @@ from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["model_key"]
 
-# The version of the file format of executables. Increase the version when this release cannot read
-# the executables of an earlier release.
+# The version of the file format of executables (stored compiled models). Increase this version if a
+# new release cannot read the executables that earlier releases stored.
 _FORMAT = 4
 
 
@@ -29,9 +29,9 @@ def model_key(
 
     These values are the model's code and settings, the options, the structure, shapes and dtypes of
     the arguments, the optimiser's class, and the versions of Python, torch and this package. The
-    hash does not depend on the optimiser's settings, because they affect only the weight update,
-    and the update is not compiled. The hash also does not depend on files that the forward pass
-    reads.
+    hash does not depend on the optimiser's settings, because these settings affect only the weight
+    update, which is not compiled. The hash of a model also does not depend on files that the
+    forward pass reads.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)

@@ -51,9 +51,9 @@ def build_program(
     Args:
         source: The module, its options and its optimiser.
         executable: The result of the compilation.
-        state: The device's tensors.
-        call: Example arguments of a whole call.
-        tell: A function that is called with a few words about the current step.
+        state: The parameters and buffers on the device.
+        call: Example arguments of a whole call of the model.
+        tell: A function that is called with a short description of each step of the compilation.
     """
     batching = source.batching
     run = source.device_run(executable.model_graph)
@@ -134,7 +134,7 @@ def _device_model(
 
 
 def _norm_groups(source: SourceModel) -> GroupExchange | None:
-    """Return the exchange of batch norm statistics; None if each replica is its own group."""
+    """Return the object that exchanges batch norm statistics; None without an exchange."""
     size = source.options.Training.norm_group_size
     if not source.training or size == 1:
         return None
@@ -144,7 +144,7 @@ def _norm_groups(source: SourceModel) -> GroupExchange | None:
 def _training(
     source: SourceModel, first: FirstForward, state: DeviceState, streams: RandomStreams
 ) -> Training | None:
-    """Return the gradient reduction and the weight update of a training model."""
+    """Return the object that reduces gradients and updates weights; None without an optimiser."""
     if source.optimizer is None:
         return None
     setup = TrainingSetup(
@@ -160,7 +160,7 @@ def _anchors(
     call: Call,
     training: Training | None,
 ) -> Anchors:
-    """Return the object that stores the tensors that the options name as anchors."""
+    """Return the object that stores anchors: tensors that the options make readable."""
     trained = [name for name in sorted(first.used_parameters) if training is not None]
     return Anchors(
         source.options.anchored_tensors,
@@ -214,7 +214,7 @@ def _why_loop(
 def _watched(source: SourceModel, anchors: Anchors) -> Forward:
     """Return a function that runs the forward pass and passes operation results to ``anchors``.
 
-    The operations get the same names as in the first forward pass.
+    Each operation gets the same name as in the first forward pass.
     """
 
     def forward(call: Call, leaves: Sequence[torch.Tensor]) -> Any:
@@ -240,7 +240,7 @@ def _first_inputs(
 
 
 def _seed(source: SourceModel) -> int:
-    """Return the seed of the device, which is equal on all instances."""
+    """Return the random seed of the device, which is equal on all instances."""
     if source.options.exists("random_seed"):
         return int(source.options.random_seed)
     mine = int(torch.randint(2**31, (), generator=_fresh_generator()))
@@ -252,7 +252,7 @@ def _has_backward_hooks(module: nn.Module) -> bool:
 
 
 def _fresh_generator() -> torch.Generator:
-    """Return a generator that is seeded by the system and does not affect torch's generator."""
+    """Return a random generator with a seed of the system, independent of torch's generator."""
     generator = torch.Generator()
     generator.seed()
     return generator

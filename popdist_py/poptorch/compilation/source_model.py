@@ -30,13 +30,13 @@ class SourceModel:
     """A module with its options, its optimiser and the communicator of the instances.
 
     Attributes:
-        model: The module that runs the forward pass. It is a shallow copy of ``user_model``.
+        model: The module that runs the forward pass, which is a shallow copy of ``user_model``.
         user_model: The user's module.
         options: The options of the PopTorch model.
         optimizer: The user's optimiser; None for inference.
         transfer: The conversion of tensors between the host and the device.
-        communicator: The communicator for calls between the instances. For inference, it contains
-            only this instance.
+        communicator: The communicator for calls between the instances. For inference, the
+            communicator contains only this instance.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class SourceModel:
 
     @property
     def training(self) -> bool:
-        """Whether the model trains."""
+        """Whether the model is a training model."""
         return self.optimizer is not None
 
     @property
@@ -62,7 +62,7 @@ class SourceModel:
         return self.communicator.instance_index * int(self.options.replication_factor)
 
     def device_run(self, graph: ModelGraph | None) -> Run | None:
-        """Return the input of the device model, or None if the device model is not used."""
+        """Return the input of the device model; None if no device model is used."""
         if graph is None:
             return None
         try:
@@ -72,6 +72,6 @@ class SourceModel:
             return None
 
     def forward(self, call: Call, leaves: Sequence[torch.Tensor]) -> Any:
-        """Run the model on the arguments of a call, with its tensors replaced by ``leaves``."""
+        """Run the model on a call's arguments, after replacing the call's tensors by ``leaves``."""
         args, kwargs = call.arguments(leaves)
         return self.model(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Functions that compute distances between tensors, and the tolerances for rounding errors.
+"""Functions that compute distances between tensors, and tolerances for rounding errors.
 
 The module ``agreement.py`` uses the functions to compare the results of replica back ends.
 """
@@ -15,11 +15,11 @@ __all__ = ["Tensors", "distance", "distances", "roundings", "says_nothing"]
 
 Tensors = list[torch.Tensor | None]
 
-# The tolerance for a tensor is the machine epsilon times the sum of two terms. The first term is
-# _ROUNDINGS times the norm of the tensor. The second term is _ROUNDINGS_OF_LARGEST times the
-# largest norm of all compared tensors of the same kind.
+# The tolerance for a tensor is eps * (_ROUNDINGS * norm + _ROUNDINGS_OF_LARGEST * largest norm).
+# Here ``eps`` is the machine epsilon of the tensor's dtype, and ``norm`` is the norm of the tensor.
+# The largest norm is the maximum over all compared tensors of the same kind.
 _ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
-# Large tensors are processed in pieces of about _PIECE numbers, to save memory. A search for a
+# To save memory, large tensors are processed in pieces of about _PIECE numbers. A search for a
 # finite number in a tensor begins with the first _FEW numbers.
 _PIECE: Final = 1 << 20
 _FEW: Final = 16
@@ -35,14 +35,15 @@ def says_nothing(tensors: Tensors) -> set[int]:
 
 
 def _has_finite(tensor: torch.Tensor) -> bool:
-    # One finite number is sufficient, and nearly always one of the first numbers is finite.
+    # One finite number in the tensor is sufficient, and one of the first numbers is nearly always
+    # finite.
     numbers = tensor.flatten() if tensor.is_contiguous() else tensor
     few = numbers[:_FEW] if numbers.dim() else numbers
     return any(bool(piece.isfinite().any()) for part in (few, tensor) for (piece,) in _pieces(part))
 
 
 def distances(expected: Tensors, got: Tensors) -> list[float]:
-    """Return the distance between each tensor in ``got`` and the expected tensor."""
+    """Return the distance between each tensor in ``got`` and its expected tensor."""
     return [distance(a, b) for a, b in zip(expected, got, strict=True)]
 
 
@@ -76,8 +77,8 @@ def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield corresponding pieces of tensors of the same shape.
 
-    A piece consists of some rows of each tensor. The pieces save memory, because a computed
-    difference of whole tensors would need as much memory as a tensor.
+    A piece consists of some rows of each tensor. The pieces save memory, because the difference of
+    two whole tensors would need as much memory as one of the tensors.
     """
     numbers, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].dim() else 1
     if numbers <= _PIECE:
@@ -95,7 +96,7 @@ def _norm(tensor: torch.Tensor) -> float:
 def _norm_of_piece(tensor: torch.Tensor) -> float:
     """Return the norm of a tensor, computed in float64 if float32 could overflow or underflow.
 
-    Otherwise float32 is used, because computing in float32 is several times faster.
+    All other norms are computed in float32, because float32 is several times faster than float64.
     """
     norm = float(torch.linalg.vector_norm(tensor.float()))
     if 1e-15 < norm < 1e15:

@@ -1,7 +1,7 @@
 """The class TrainingSetup, which chooses how a model's gradients are reduced and weights updated.
 
-The compiler uses this class. The choice depends on the options, the optimiser and the other
-instances.
+The compiler calls TrainingSetup.make(). The choice of the gradient reduction and the weight update
+depends on the options, the optimiser and the other instances.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrainingSetup:
             first_forward: The properties of the model that were found in its first forward pass.
             state: The parameters and buffers on the device.
             seed_update: A function that seeds the random generator for a weight update. The
-                function gets the number of the micro-batch before the update.
+                argument of ``seed_update`` is the number of the micro-batch before the update.
         """
         compression = self._compression()
         used = _same_group(first_forward.used_parameters, state)
@@ -112,7 +112,7 @@ class TrainingSetup:
         )
 
     def _compression(self) -> CompressedGradients | None:
-        """Return the compression of gradients between hosts; None if they are not compressed.
+        """Return the compression of gradients between hosts; None if gradients are not compressed.
 
         Raises:
             CollectiveMismatchError: The instances have different compression settings.
@@ -149,7 +149,7 @@ class TrainingSetup:
     def _updates_slices(
         self, first_forward: FirstForward, state: DeviceState, parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Tell whether the instances share the weights, so that each updates only one slice."""
+        """Tell whether instances share the weights, so that each updates only one slice of them."""
         return (
             self._settings.shared_weights
             and can_share(self.optimizer, parameters, self.communicator)
@@ -190,15 +190,15 @@ class TrainingSetup:
 
     @property
     def _overlap(self) -> bool | None:
-        """Whether gradients are reduced during the backward pass; None for the faster choice."""
+        """Whether gradients are reduced during the backward pass; None to choose the faster way."""
         if self._has_half_accumulators or self._scales_automatically:
             # Float16 accumulators and automatic loss scaling use an instance's gradients before the
-            # reduction between instances. These gradients are complete only after the backward
-            # passes of all local replicas.
+            # reduction between instances. An instance's gradients are complete only after the
+            # backward passes of all its replicas.
             return False
         if self.options.Training.norm_group_size > 1:
             # During the backward pass, batch norms of a replica group exchange statistics between
-            # instances. These exchanges must not wait for gradients.
+            # instances. These exchanges of statistics must not wait for the reduction of gradients.
             return False
         return self._settings.gradient_overlap
 
@@ -214,10 +214,10 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
-    """Return the used parameters, with every replica group's copy of a parameter, by name.
+    """Return the used parameters, with all replica groups' copies of each parameter, by name.
 
-    The first forward pass uses only one replica group's copy of a replica-grouped parameter. Other
-    groups use other copies.
+    The first forward pass uses only one replica group's copy of a replica-grouped parameter. Every
+    other replica group uses its own copy of the parameter.
     """
     stems = {name.partition("[")[0] for name in used if name.endswith("]")}
     return {
