@@ -19,8 +19,8 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["Anchors", "tensor_names"]
 
 Results = Sequence[Values]
-# A function that returns an anchored tensor's value on each replica. Its arguments are the inputs
-# and the outputs of one micro-batch.
+# A function that gets the inputs and outputs of one micro-batch, and returns the value of an
+# anchored tensor on each replica.
 Getter = Callable[[Sequence[torch.Tensor], Results], Values]
 
 
@@ -38,15 +38,16 @@ def tensor_names(
     *,
     training: bool,
 ) -> list[str]:
-    """Return the names of a model's tensors.
+    """Return the names of all tensors of a model that a program can anchor.
 
     Args:
         num_inputs: The number of input tensors.
         parameters: The names of the parameters and buffers.
         updated: The names of the parameters that training updates.
-        operations: The names of the operations, in the order of their execution.
+        operations: The names of the model's operations, in the order of their execution.
         settings: The names of the optimiser's settings.
-        training: Whether the model is trained, and therefore has a loss, gradients and updates.
+        training: Whether the model is a training model, which has a loss, gradients and weight
+            updates.
     """
     names = [input_name(index) for index in range(num_inputs)] + list(parameters)
     names += list(dict.fromkeys(operations))
@@ -58,21 +59,21 @@ def tensor_names(
 
 
 class Anchors:
-    """The anchored tensors of a model, which are collected during each call.
+    """The anchored tensors of a model, whose values are collected during each call.
 
     Args:
-        wanted: The value of ``Options.anchored_tensors``.
-        batching: The batching factors of the model. An anchored tensor may have another output
-            mode than the model's results.
+        wanted: The anchored tensors by their short names, from ``Options.anchored_tensors``.
+        batching: The batching factors and the output mode of the model. An anchored tensor may have
+            a different output mode.
         parameters: The device's parameters and buffers by name.
         updated: The names of the parameters that training updates.
-        operations: The names of the results of operations.
+        operations: The names of the results of the model's operations.
         num_inputs: The number of input tensors.
         loss_output: The index of the output that is the loss; None if no output is the loss.
         settings: A function that returns the optimiser's settings by name.
 
     Raises:
-        Error: The model does not have a tensor of an anchored name.
+        Error: The model does not have one of the tensors to anchor.
     """
 
     def __init__(
@@ -105,23 +106,23 @@ class Anchors:
 
     @property
     def needs_each_backward(self) -> bool:
-        """Whether the gradients of single replicas are anchored."""
+        """Whether a gradient is anchored, so that each replica needs a separate backward pass."""
         return bool(self._gradients)
 
     @property
     def needs_operations(self) -> bool:
-        """Whether results of operations are anchored, so that ``see()`` has to be called."""
+        """Whether the result of an operation is anchored, so that ``see()`` must be called."""
         return bool(self._results)
 
     def see(self, name: str, result: torch.Tensor) -> None:
-        """Store the result of an operation of the running replica, if the result is anchored."""
+        """Store an operation's result on the running replica, if the result is anchored."""
         if name in self._results:
             self._results[name].append(result.detach().clone())
 
     def set_scale(self, scale: float) -> None:
-        """Set the factor that the backward pass multiplies gradients by.
+        """Set the factor by which the backward pass multiplies all gradients.
 
-        Anchored gradients are divided by the factor.
+        The stored values of anchored gradients are divided by this factor.
         """
         self._scale = scale
 
@@ -159,14 +160,14 @@ class Anchors:
         )
 
     def begin(self) -> None:
-        """Start a call with empty collectors."""
+        """Start a call of the model, without values from the call before."""
         if self._anchors:
             self._collectors = {
                 short: Collector(batching) for short, (batching, _) in self._anchors.items()
             }
 
     def after_step(self, step: int, inputs: Sequence[torch.Tensor], results: Results) -> None:
-        """Collect the anchored tensors of micro-batch ``step``.
+        """Store the values of the anchored tensors for micro-batch ``step``.
 
         If a weight update follows the micro-batch, this method must be called after the update.
         """
@@ -176,10 +177,10 @@ class Anchors:
                 self._collectors[short].add(step, tensors)
 
     def get(self, short: str) -> torch.Tensor:
-        """Return an anchored tensor of the last call.
+        """Return the value of an anchored tensor in the last call.
 
         Raises:
-            AssertionError: The name is unknown.
+            AssertionError: No anchored tensor has this short name.
         """
         assert short in self._collectors, (
             f"No tensor is anchored as {short!r}: use Options.anchorTensor() before compiling, "
@@ -189,7 +190,7 @@ class Anchors:
 
 
 def _taken(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the elements of the list, and empty the list."""
+    """Return a copy of the list, and remove all elements from the list."""
     taken = list(values)
     values.clear()
     return taken

@@ -1,13 +1,14 @@
 """Replacements for torch functions that ``vmap`` vectorises slowly.
 
-A replacement folds the replica dimension into the batch dimension and calls the function once.
-Folding into the batch requires that the result of a sample does not depend on other samples.
+A replacement folds (flattens) the replica dimension into the batch dimension, and calls torch's
+function only once. This folding is correct only if the result of a sample does not depend on other
+samples.
 
-In training batch norms, the result of a sample depends on the whole batch. Their replica dimension
-is folded into the channel dimension, to [micro-batch, replicas x channels, ...]. The fold does not
-copy a tensor whose memory order is [micro-batch, replicas, channels, ...]. Therefore the
-replacements keep this order after a batch norm, with the replicas of a sample side by side. The
-memory order of a tensor is visible only in its strides.
+In training batch norms, the result of a sample depends on the whole batch. Therefore a batch norm's
+replica dimension is folded into the channel dimension, to [micro-batch, replicas x channels, ...].
+This folding needs no copy of a tensor whose memory order is [micro-batch, replicas, channels, ...].
+Therefore the replacements keep this order after a batch norm, in which a sample's replicas are side
+by side. The memory order of a tensor is visible only in its strides.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _functorch: Any = torch._C._functorch
 
 @contextmanager
 def folded_batches() -> Iterator[None]:
-    """Replace attention, norms, losses and recurrent layers by versions that fold the replicas.
+    """Replace attention, norms, losses and recurrent layers by functions that fold the replicas.
 
-    The context also disables torch's warning about operations that ``vmap`` vectorises slowly. A
-    program that does not call ``vmap`` itself should not get this warning. The previous setting
-    cannot be read, so the warning is always enabled at the end.
+    The context manager also disables torch's warning about operations that ``vmap`` vectorises
+    slowly. A program that does not call ``vmap`` itself should not get this warning. The previous
+    setting of the warning cannot be read, so the warning is always enabled at the end of the
+    ``with`` block.
     """
     _functorch._set_vmap_fallback_warning_enabled(False)
     for place, name, _, folding in _FOLDINGS:
@@ -54,7 +56,7 @@ def folded_batches() -> Iterator[None]:
 def folded_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the active replacement for one of torch's functions.
 
-    Without an active replacement, the result is ``function``.
+    If ``function`` does not have an active replacement, the result is ``function`` itself.
     """
     return _active.get(function, function)
 
@@ -71,8 +73,8 @@ def _folding(
     Args:
         function: One of torch's functions.
         dims: The batch dimension of each leading argument.
-        unless: A function that gets all arguments. If it returns true, ``function`` is called
-            without folding.
+        unless: A function that gets all arguments of a call. If ``unless`` returns True,
+            ``function`` is called without folding.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -92,10 +94,10 @@ def _folding(
 
 
 def _unfolded(run: Callable[[], Any], size: int, side_by_side: bool) -> Any:
-    """Run a function of folded tensors, and return its results as batched tensors.
+    """Run a function of folded tensors, and return its results with the replica dimension.
 
     Args:
-        run: The function.
+        run: A function without arguments, which computes the results.
         size: The number of replicas.
         side_by_side: Whether the folded tensors have the replicas side by side in memory.
     """
@@ -121,20 +123,21 @@ def _split(fresh: torch.Tensor, size: int, side_by_side: bool) -> torch.Tensor:
 
 
 def _is_one_image(image: torch.Tensor, *_: Any, **__: Any) -> bool:
-    """Tell whether ``image`` does not have the dimensions [batch, channels, height, width]."""
+    """Tell whether ``image`` does not have four dimensions: batch, channels, height and width."""
     return image.dim() != 4
 
 
 def _drops_out(*args: Any, dropout_p: float = 0.0, **_: Any) -> bool:
-    """Tell whether attention applies dropout.
+    """Tell whether a call of the attention function applies dropout.
 
-    Dropout cannot be folded, because each replica draws numbers from its own random stream.
+    The replicas cannot be folded for dropout, because each replica draws numbers from a separate
+    random stream.
     """
     return bool(args[4] if len(args) > 4 else dropout_p)
 
 
 def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of a classification loss that reduces each replica's samples separately."""
+    """Return a version of a classification loss that reduces each replica's samples alone."""
 
     def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         settings = dict(kwargs)
@@ -149,8 +152,8 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         size = _batch_size([input])
         scores, classes = _fold(input, 0, size), _fold(target, 0, size)
         level = _functorch.maybe_current_level()
-        # Only the final result is a loss of the model, so torch function modes must not record the
-        # losses of single samples.
+        # Only the reduced result is a loss of the model. Therefore torch function modes must not
+        # record the losses of single samples.
         with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
             losses = function(scores, classes, ignore_index=ignored, reduction="none")
             result = losses.unflatten(0, (size, -1))
@@ -168,7 +171,7 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_off(setting: Any) -> bool:
-    """Tell whether an optional argument of a loss is switched off, unlike a tensor of weights."""
+    """Tell whether an optional argument of a loss is false, and not for example a tensor."""
     return not (isinstance(setting, torch.Tensor) or setting)
 
 
@@ -203,10 +206,10 @@ def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of batch norm that computes statistics for each replica separately.
+    """Return a version of batch norm that computes separate statistics for each replica.
 
-    In evaluation, the statistics are given, so a sample's result does not depend on other samples.
-    The replicas are then folded into the batch.
+    In evaluation mode, the statistics are given, so a sample's result does not depend on other
+    samples. Therefore the replicas are folded into the batch in evaluation mode.
     """
 
     def run(
@@ -222,8 +225,8 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
         statistics, affine = (running_mean, running_var), (weight, bias)
         rest = (*statistics, *affine, training, momentum, eps)
         if not (_is_batched(input) and _have_format(input.dtype, *statistics, *affine)):
-            # The mode ``MixedPrecision`` casts half-precision samples to float32 and then calls
-            # this function again.
+            # The mode ``MixedPrecision`` casts float16 samples to float32, and then calls ``run``
+            # again.
             return function(input, *rest)
         if not training and not any(map(_is_batched, (*statistics, *affine))):
             size, side_by_side = _batch_size([input]), _are_side_by_side(input, 0)
@@ -247,8 +250,8 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
 def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a multiplication whose result has the memory order of the larger factor.
 
-    torch uses the memory order of the first factor, even if the first factor has only one number
-    for each channel.
+    Torch would use the memory order of the first factor, even if the first factor has only one
+    number for each channel.
     """
 
     def run(left: Any, right: Any) -> Any:
@@ -262,9 +265,9 @@ def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
 def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of ``Tensor.view`` that also accepts tensors with replicas side by side.
 
-    If torch cannot view the tensor because of its memory order, a copy of the tensor is viewed.
-    When the forward changes this view in place, the original tensor does not change. The comparison
-    with the loop back end detects the difference.
+    If torch cannot view the tensor because of its memory order, the result is a view of a copy. If
+    the forward pass changes the result in place, the original tensor does not change. The
+    comparison with the loop back end detects such a difference.
     """
 
     def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:
@@ -289,19 +292,19 @@ def _have_format(dtype: torch.dtype, *tensors: Any) -> bool:
 
 
 def _are_own(statistics: Sequence[Any]) -> bool:
-    """Tell whether all statistics are batched over the replicas, or all are missing."""
+    """Tell whether every replica has separate statistics, or there are no statistics."""
     return all(map(_is_batched, statistics)) or all(value is None for value in statistics)
 
 
 def _batch_size(values: Sequence[Any]) -> int:
-    """Return the number of replicas, the size of the batched dimension of the tensors."""
+    """Return the number of replicas, which is the size of the dimension that ``vmap`` batches."""
     batched = next(value for value in values if _is_batched(value))
     plain = _functorch.get_unwrapped(batched)
     return int(plain.shape[_functorch.maybe_get_bdim(batched)])
 
 
 def _replicas_first(value: torch.Tensor) -> torch.Tensor:
-    """Return a batched tensor as a plain tensor [replicas, ...]."""
+    """Return a tensor that ``vmap`` batches as a plain tensor of the shape [replicas, ...]."""
     at = _functorch.maybe_get_bdim(value)
     with temporarily_pop_interpreter_stack():
         first: torch.Tensor = _functorch.get_unwrapped(value).movedim(at, 0)
@@ -313,7 +316,7 @@ def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
 
     Args:
         value: The tensor. The result is False if the tensor is not batched over the replicas.
-        dim: The batch dimension of each replica's tensor.
+        dim: The index of the batch dimension in each replica's tensor.
     """
     if not _is_batched(value):
         return False
@@ -322,13 +325,14 @@ def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
 
 
 def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) -> torch.Tensor:
-    """Return a plain tensor with the replica dimension folded into dimension ``dim``.
+    """Return a plain tensor in which the replica dimension is folded into dimension ``dim``.
 
     Args:
         value: A tensor that is batched over the replicas, or one tensor for all replicas.
         dim: The dimension of each replica's tensor, usually the batch dimension.
         size: The number of replicas.
-        side_by_side: Whether the replicas vary faster than dimension ``dim`` in the fold.
+        side_by_side: Whether the folded dimension has the order [``dim``, replicas] instead of
+            [replicas, ``dim``].
     """
     if _is_batched(value):
         at = _functorch.maybe_get_bdim(value)
@@ -367,10 +371,10 @@ def _foldings() -> list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]
 
 
 def _in_its_place(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of ``function`` that restores torch's original attribute while it runs.
+    """Return a version of ``function`` that puts torch's own function back while it runs.
 
-    torch's function reads this attribute and passes its value to torch function modes. The modes
-    must get the original function, not its replacement.
+    Torch's function reads the replaced attribute of the module and passes its value to torch
+    function modes. The torch function modes must get torch's own function, not its replacement.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
-"""The class DeviceContext, which enters all contexts that a model's forward needs.
+"""The class DeviceContext, which enters the context managers for a model's forward pass.
 
-The contexts are needed in a call, in the first forward, and in the comparison of replica back ends.
+A DeviceContext is used in each call, in the first forward pass, and in the comparison of replica
+back ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["DeviceContext", "Mode"]
 
-# A function that returns a context for every forward of a model.
+# A function that returns a context manager for one forward pass of a model.
 Mode = Callable[[], AbstractContextManager[Any]]
 
 # Every call needs a ForwardPhase. Creating a frozen dataclass takes longer than a cache lookup.
@@ -29,13 +30,13 @@ _phase = cache(current_forward.ForwardPhase)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceContext:
-    """The contexts of a model's forward.
+    """The context managers inside which a model's forward pass runs.
 
     Attributes:
         state: The device's tensors.
-        training: Whether autograd records the forward.
-        is_random: Whether the model or its update draws random numbers.
-        modes: Functions that return further contexts. The contexts are entered in this order.
+        training: Whether autograd records the forward pass.
+        is_random: Whether the model or its weight update draws random numbers.
+        modes: Functions that return further context managers, which are entered in this order.
     """
 
     state: DeviceState
@@ -44,10 +45,10 @@ class DeviceContext:
     modes: tuple[Mode, ...] = ()
 
     def enter(self, *, tracing: bool = False) -> ExitStack:
-        """Enter all contexts, and return an ``ExitStack`` that leaves them.
+        """Enter all context managers, and return an ``ExitStack`` to leave them.
 
         Args:
-            tracing: Whether this is the first forward, which compiles the model.
+            tracing: Whether the first forward pass runs, which is traced to compile the model.
         """
         stack = ExitStack()
         try:

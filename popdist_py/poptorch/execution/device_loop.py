@@ -26,24 +26,24 @@ __all__ = ["Program"]
 
 
 class Program:
-    """The loop over the micro-batches of a compiled model's calls.
+    """The loop over the micro-batches of each call of a compiled model.
 
     Args:
         batching: The batching factors of the model.
         replicas: The value of the attribute ``replicas``.
         back_end: The value of the attribute ``back_end``.
-        training: The update of the weights; None for inference.
-        context: The contexts that the model and its update need.
+        training: The object that updates the weights; None for inference.
+        context: The context managers inside which the model and its weight update run.
         num_outputs: The number of result tensors of a call.
-        returns_results: Whether the host gets the results. Otherwise each call returns zeros.
+        returns_results: Whether a call returns the model's results. Otherwise a call returns zeros.
         loss_output: The index of the output that is the loss; None if no output is the loss.
         anchors: The anchored tensors of the model.
-        counters: The recorder of the times of the micro-batches.
+        counters: The recorder of the times of each micro-batch.
 
     Attributes:
         replicas: The replica back end, which runs one micro-batch on each local replica.
         back_end: The name of the replica back end.
-        steps_done: The number of micro-batches that ran since the start.
+        steps_done: The number of micro-batches that have run in all calls so far.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Program:
         self.back_end = back_end
         self._update = training or NoUpdate()
         self._context = context
-        # Entering the context takes a large part of the time of a small model's call, so the
+        # Entering the device context takes a large part of a small model's call time, so the
         # context is entered only if it is needed.
         self._update_needs_context = bool(context.is_random or context.modes)
         self._num_outputs = num_outputs
@@ -77,7 +77,8 @@ class Program:
         self._loss_output = loss_output if returns_results else None
         is_sum = batching.output_mode == enums.OutputMode.Sum
         self._losses_in_sum = batching.num_steps if is_sum else 1
-        # The shapes and dtypes of results that the host does not get; None before the first call.
+        # If calls return zeros, the shapes and dtypes of the model's results; None before the first
+        # call.
         self._like: list[torch.Tensor] | None = None
 
     def run(
@@ -86,11 +87,11 @@ class Program:
         leaves: Sequence[torch.Tensor],
         after_update: Callable[[], None] | None = None,
     ) -> list[torch.Tensor]:
-        """Run one call and return its result tensors.
+        """Run one call of the model, and return the result tensors.
 
         Args:
             call: The arguments of the call.
-            leaves: The device's tensors for the tensors among the arguments.
+            leaves: The input tensors of the call on the device.
             after_update: A function that is called after each weight update.
         """
         batching, update = self._batching, self._update
@@ -113,8 +114,8 @@ class Program:
                         outputs = self.replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
-                        # The update runs before outputs are collected, because anchored weights
-                        # must have their new values.
+                        # The weight update runs before anchored tensors are collected, because
+                        # anchored weights must have their new values.
                         update.step(number)
                         if after_update is not None:
                             after_update()
@@ -132,7 +133,8 @@ class Program:
             results: The result tensors of the call.
 
         Returns:
-            The mean over all losses that the call returned; None without a loss in the results.
+            The mean over all losses that the call returned; None if the results do not contain the
+            loss.
         """
         if self._loss_output is None:
             return None
@@ -143,13 +145,13 @@ class Program:
     def _collectors(self) -> list[Collector]:
         """Return one collector for each output tensor.
 
-        The list is empty if the host does not get the results and their shapes are known already.
+        The list is empty if calls return zeros and the shapes of the zeros are known already.
         """
         count = self._num_outputs if self._like is None else 0
         return [Collector(self._batching) for _ in range(count)]
 
     def _results(self, collectors: Sequence[Collector]) -> list[torch.Tensor]:
-        """Return the collected results; zeros if the host does not get the results."""
+        """Return the collected results, or zeros if calls do not return the model's results."""
         if self._returns_results:
             return [collector.result() for collector in collectors]
         if self._like is None:
@@ -158,7 +160,7 @@ class Program:
         return [torch.zeros(like.shape, dtype=like.dtype) for like in self._like]
 
     def _entered(self) -> AbstractContextManager[Any]:
-        """Enter the model's context if the replicas or the update need it; return the context."""
+        """Enter and return the device context, if the replicas or the weight update need it."""
         if self.replicas.needs_context or self._update_needs_context:
             return self._context.enter()
         return nullcontext()

@@ -1,6 +1,6 @@
 """A dispatch mode that raises an error for invalid operations, overflows and divisions by zero.
 
-An IPU checks each instruction. This mode checks each operation of torch after the operation ran.
+An IPU checks each instruction. The mode checks each torch operation after the operation has run.
 The mode checks the results of the operation and the tensors that the operation wrote, such as
 weights and running statistics. An operation may return NaN or infinity if its arguments already
 contain such numbers. For example, attention masks contain infinities.
@@ -21,7 +21,8 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["FloatingPointTraps"]
 
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum"})
-# These operations do not compute values. They return uninitialised memory, or move or test values.
+# Operations that do not compute values, and therefore are not checked. They return uninitialised
+# memory, or move or test values.
 _UNCHECKED: Final = frozenset(
     {
         *("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"),
@@ -31,10 +32,10 @@ _UNCHECKED: Final = frozenset(
     }
 )
 _CONVERSIONS: Final = frozenset({"_to_copy", "copy_", "_foreach_copy_"})
-# Arguments of batch norm that torch's schema does not mark as written.
+# Arguments of batch norm that it changes, although torch's schema does not mark them as written.
 _STATISTICS: Final = frozenset({"running_mean", "running_var"})
 
-# The name of an argument, and a tensor that the argument contains.
+# The name of an operation's argument, and a tensor that the argument contains.
 Named = tuple[str, torch.Tensor]
 
 
@@ -54,7 +55,7 @@ class FloatingPointTraps(TorchDispatchMode):
         if name in _UNCHECKED:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
-        # A conversion does not read the tensor that it overwrites, so that tensor may be
+        # A conversion overwrites a tensor without reading its old values, so this tensor may be
         # uninitialised memory.
         before = [] if name in _CONVERSIONS else [tensor for _, tensor in written]
         were_bad = list(map(_is_bad, before)) or [False] * len(written)
@@ -73,8 +74,8 @@ class FloatingPointTraps(TorchDispatchMode):
                 _described(name, bad[0]),
                 bad=[tensor for _, tensor in bad],
                 had_nan=had_nan or any(map(_has_nan, read)) or _has(values, math.isnan),
-                # An update of the optimiser writes weights and optimiser state. Every infinity in
-                # weights or optimiser state is an overflow, even if a gradient was infinite before.
+                # An optimiser step writes weights and optimiser state. Every infinity in weights or
+                # optimiser state is an overflow, even if a gradient was infinite before.
                 had_infinity=not _is_update(name)
                 and (any(were_bad) or any(map(_is_bad, read)) or _has(values, math.isinf)),
             )
@@ -84,11 +85,11 @@ class FloatingPointTraps(TorchDispatchMode):
 def _check_new(
     where: str, *, bad: Sequence[torch.Tensor], had_nan: bool, had_infinity: bool
 ) -> None:
-    """Raise Error for NaN or infinities that the arguments of an operation did not contain.
+    """Raise an Error for NaN or infinities that an operation's arguments did not contain.
 
     Args:
-        where: The description of the operation.
-        bad: The tensors with NaN or infinities after the operation.
+        where: The description of the operation for the error message.
+        bad: The tensors that contain NaN or infinities after the operation.
         had_nan: Whether an argument contained NaN before the operation.
         had_infinity: Whether an argument contained infinity before the operation.
     """
@@ -101,7 +102,7 @@ def _check_new(
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Named]:
-    """Yield the floating-point tensors among the arguments that an operation writes."""
+    """Yield the floating-point tensors that an operation writes, with their argument names."""
     for number, argument in enumerate(func._schema.arguments):
         alias = argument.alias_info
         if (alias is not None and alias.is_write) or argument.name in _STATISTICS:
@@ -118,7 +119,7 @@ def _described(name: str, bad: Named) -> str:
 
     Args:
         name: The name of the operation.
-        bad: A tensor that the operation wrote, with the name of its argument.
+        bad: A tensor that the operation wrote, with the name of the operation's argument.
     """
     argument, tensor = bad
     if name in _CONVERSIONS:
@@ -127,7 +128,7 @@ def _described(name: str, bad: Named) -> str:
 
 
 def _has(values: Sequence[Any], test: Any) -> bool:
-    """Tell whether ``test`` is true for one of the Python floats among the arguments."""
+    """Tell whether ``test`` returns True for any Python float among the arguments."""
     return any(isinstance(value, float) and test(value) for value in values)
 
 

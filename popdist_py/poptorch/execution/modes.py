@@ -1,7 +1,8 @@
-"""Contexts for running a model, such as mixed precision of half and float.
+"""Context managers for running a model, such as mixed precision of float16 and float32.
 
-The compiler chooses the contexts that a model needs. All models run in ``WithoutValueReads``. The
-mode for floating-point exceptions is in ``floating_point_traps.py``.
+The compiler chooses the context managers that a model needs. All models run in
+``WithoutValueReads``. The module ``floating_point_traps.py`` contains the mode for floating-point
+exceptions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 def _products() -> frozenset[Callable[..., Any]]:
     """Return torch's matrix products, convolutions, recurrent layers and norms.
 
-    A function with several names in torch is included under all of them.
+    If torch has several objects for one function, all of them are returned.
     """
     both = ("matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "dot", "inner")
     names = {
@@ -63,7 +64,7 @@ def _keep_statistics(
 ) -> None:
     """Copy the running statistics that a norm updated in float32 to the model's statistics.
 
-    The copy rounds the numbers to the dtype of the model's statistics.
+    The numbers are rounded to the dtype of the model's statistics.
     """
     for position, name in ((1, "running_mean"), (2, "running_var")):
         own, new = (
@@ -75,17 +76,17 @@ def _keep_statistics(
 
 
 class MixedPrecision(TorchFunctionMode):
-    """A torch function mode that computes half-precision products as the device does.
+    """A torch function mode that computes float16 products with the device's precision.
 
-    The products are computed in float32, and the result is rounded at the end. If an operation gets
-    both half and float tensors, the result has the dtype of the activations. Weights of the other
-    dtype are cast for the operation only. Norms are computed in float32 and return the dtype of the
-    activations. On a CPU, products in float32 are about 20 to 70 times faster than torch's own half
-    kernels.
+    Matrix products are computed in float32, and the result is rounded to float16 at the end. If an
+    operation gets both float16 and float32 tensors, the result has the dtype of the activations.
+    Weights of the other dtype are cast for this operation only. Norm layers are computed in float32
+    and return the dtype of the activations. On a CPU, products in float32 are about 20 to 70 times
+    faster than torch's float16 kernels.
 
     Attributes:
-        met_half: Whether any product or norm had a half-precision argument. Otherwise the mode did
-            not change any operation.
+        met_half: Whether any product or norm had a float16 argument. If met_half is False, the mode
+            did not change any operation.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,8 @@ class MixedPrecision(TorchFunctionMode):
         self.met_half = False
 
     def __enter__(self) -> MixedPrecision:
-        # Recurrent layers reject mixed dtypes in Python code, before they call a torch function.
+        # Recurrent layers reject inputs and weights of different dtypes in Python code, before they
+        # call a torch function.
         nn.RNNBase.check_input = _check_recurrent_input  # type: ignore[assignment,method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -118,7 +120,8 @@ class MixedPrecision(TorchFunctionMode):
         self.met_half = True
         wanted = floats[0].dtype
         if func not in _NORMS:
-            # If the activations are half, a float weight is rounded to half before the product.
+            # If the activations are float16, a float32 weight is rounded to float16 before the
+            # product.
             args, kwargs = _cast(args, wanted), _cast(kwargs, wanted)
         args32, kwargs32 = _cast(args, torch.float32), _cast(kwargs, torch.float32)
         result = folded_now(func)(*args32, **kwargs32)
@@ -133,7 +136,7 @@ _CHECK_INPUT: Final = nn.RNNBase.check_input
 def _check_recurrent_input(
     layer: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None
 ) -> None:
-    """Check the input of a recurrent layer as torch does, but accept both half and float."""
+    """Check a recurrent layer's input like torch, but accept both float16 and float32."""
     weights = layer._flat_weights[0]
     if _is_half_or_float(input) and isinstance(weights, torch.Tensor):
         input = input.to(weights.dtype)
@@ -145,7 +148,8 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    # Every product calls this function. It does not use map_tensors(), which takes twice as long.
+    # This function must be fast, because it is called for every product. Therefore it does not use
+    # map_tensors(), which takes twice as long.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):
@@ -156,10 +160,11 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class OneThread:
-    """A context that makes torch run every operation on one thread.
+    """A context manager that makes torch run every operation on one thread.
 
     PyTorch splits sums into one part for each thread, so the bits of a sum depend on the number of
-    threads. By default, this number depends on how many instances share the cores of a host.
+    threads. By default, the number of threads depends on how many instances share the cores of a
+    host.
     """
 
     def __enter__(self) -> None:
@@ -171,11 +176,12 @@ class OneThread:
 
 
 class WithoutValueReads:
-    """A context that stops torch's own code from reading the values of tensors.
+    """A context manager that stops torch's own code from reading the values of tensors.
 
-    On a device, these values are not available when a model is compiled. In the context,
-    distributions check their arguments only if the program passes ``validate_args=True``. Torch's
-    fast path for attention is disabled, because it reads padding masks to pack samples.
+    For a device, the values of tensors are not available when a model is compiled. Inside the
+    ``with`` block, torch's distributions check their arguments only if the program passes
+    ``validate_args=True``. Torch's fast path for attention is disabled, because this path reads
+    padding masks to pack samples.
     """
 
     def __enter__(self) -> None:

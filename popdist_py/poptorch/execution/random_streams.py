@@ -1,7 +1,8 @@
-"""Random numbers on the device, from one stream for each (seed, global replica, micro-batch).
+"""Random numbers on the device, with a different stream for each replica and micro-batch.
 
-Therefore random numbers do not depend on how the replicas are distributed over instances. The
-host's own random stream is not changed.
+A stream depends only on the seed, the global index of the replica and the number of the
+micro-batch. Therefore random numbers do not depend on how the replicas are distributed over
+instances. The state of the host's random generator is not changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["RandomStreams"]
 
 
 class RandomStreams:
-    """The device's random streams, which are derived from one seed.
+    """The device's random streams, whose seeds are derived from one seed.
 
     Attributes:
         seed_value: The seed, which is the same on all instances.
@@ -43,13 +44,14 @@ class RandomStreams:
     def seed_update(self, step: int) -> None:
         """Seed torch's default generator for the weight update after micro-batch ``step``.
 
-        The seed does not depend on a replica, so all instances round their weights in the same way.
+        The update's seed does not depend on a replica, so all instances round their weights in the
+        same way.
         """
         self.seed(-1, step)
 
     @contextmanager
     def vectorised(self, replicas: Sequence[int], step: int) -> Iterator[None]:
-        """Make random functions inside ``vmap`` draw each replica's numbers from its own stream.
+        """Make random functions inside ``vmap`` draw each replica's numbers from a separate stream.
 
         Args:
             replicas: The global indices of the replicas.
@@ -61,10 +63,11 @@ class RandomStreams:
 
 @contextmanager
 def host_stream_kept(random: bool) -> Iterator[None]:
-    """Restore the state of the host's random generator after the enclosed code.
+    """Restore the state of the host's random generator at the end of the ``with`` block.
 
     Args:
-        random: Whether the enclosed code draws random numbers. Otherwise the state is not saved.
+        random: Whether the ``with`` block draws random numbers. If it does not, the state is not
+            saved.
     """
     if not random:
         yield
@@ -79,9 +82,10 @@ def host_stream_kept(random: bool) -> Iterator[None]:
 class _PerReplica(TorchFunctionMode):
     """A torch function mode that runs random functions once for each replica.
 
-    Each replica has its own random stream. The random functions are listed by name in
-    ``_random_functions()``. Any other function that draws numbers runs once for all replicas. Then
-    the results differ from the results of the loop back end, and the compiler detects this.
+    Each replica has a separate random stream. The function ``_random_functions()`` contains the
+    list of random functions. Any function outside this list that draws numbers runs only once for
+    all replicas. In this case, the results differ from the results of the loop back end, and the
+    compiler detects the difference.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -113,12 +117,12 @@ class _PerReplica(TorchFunctionMode):
 
 
 def _stacked(level: int, *values: torch.Tensor) -> torch.Tensor:
-    """Return the values of all replicas as one batched tensor."""
+    """Combine the values of all replicas into one tensor that is batched by ``vmap``."""
     return torch._C._functorch._add_batch_dim(torch.stack(values), 0, level)
 
 
 def _of_replica(tensor: torch.Tensor, replica: int, level: int) -> torch.Tensor:
-    """Return one replica's slice of a batched tensor; return other tensors unchanged."""
+    """Return one replica's slice of a tensor that ``vmap`` batches; return others unchanged."""
     functorch = torch._C._functorch
     if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != level:
         return tensor
@@ -137,7 +141,8 @@ def _random_functions() -> frozenset[Callable[..., Any]]:
             "feature_alpha_dropout",
             "rrelu",
             "gumbel_softmax",
-            # These functions apply dropout internally, without a call of a torch function mode.
+            # These functions are random too, because they apply dropout internally without a call
+            # of a torch function mode.
             "multi_head_attention_forward",
             "scaled_dot_product_attention",
         ),

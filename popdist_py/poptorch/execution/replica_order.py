@@ -2,8 +2,8 @@
 
 A contiguous tensor of this shape stores all samples of the first replica, then all samples of the
 second replica, and so on. A tensor with replicas side by side stores its numbers in the order
-[micro-batch, replicas, ...]. Its memory contains the first sample of every replica, then the second
-sample of every replica, and so on. This module does not use ``vmap``.
+[micro-batch, replicas, ...]. The memory of such a tensor contains the first sample of every
+replica, then the second sample of every replica, and so on. This module does not use ``vmap``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["KERNELS", "REPLICAS_FIRST", "are_side_by_side", "replicas_first"]
 def are_side_by_side(samples: torch.Tensor, replicas: int, batch: int) -> bool:
     """Tell whether ``samples`` is stored in memory in the order [micro-batch, replicas, ...].
 
-    If so, the two dimensions can be flattened into one dimension without a copy.
+    In this memory order, the two dimensions can be flattened into one dimension without a copy.
 
     Args:
         samples: The samples of all replicas.
@@ -35,7 +35,7 @@ def _view(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def _unseen_view(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Return the view without recording it in autograd."""
+    """Return a view of ``fresh`` that autograd does not record as a view."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return _view(fresh, shape)
 
@@ -44,18 +44,18 @@ _LIBRARY: Final = torch.library.Library("popdist", "DEF")
 _LIBRARY.define("replicas_first(Tensor fresh, int[] shape) -> Tensor")
 _LIBRARY.impl("replicas_first", _unseen_view, "CPU")
 REPLICAS_FIRST: Final = torch.ops.popdist.replicas_first.default
-# The functions that a recorded graph calls directly, without torch's dispatcher, by operator.
+# For each operator, the function that a recorded graph calls directly, without torch's dispatcher.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {REPLICAS_FIRST: _view}
 
 
 class _ReplicasFirst(torch.autograd.Function):
-    """The operator ``popdist::replicas_first`` with its derivative for autograd."""
+    """The autograd function for the operator ``popdist::replicas_first`` and its derivative."""
 
     @staticmethod
     def forward(ctx: Any, fresh: torch.Tensor, shape: list[int]) -> Any:
         ctx.shape = fresh.shape
-        # The result is not marked as a view. If an autograd function returns a view, autograd
-        # raises an error when the view is changed in place.
+        # Autograd would raise an error for an in-place change of a view that an autograd function
+        # returned. Therefore the result is not marked as a view.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return REPLICAS_FIRST(fresh, shape)
 
@@ -65,14 +65,15 @@ class _ReplicasFirst(torch.autograd.Function):
 
 
 def replicas_first(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Return a new tensor in the shape [replicas, micro-batch, ...], without copying its numbers.
+    """Return a new tensor of the shape [replicas, micro-batch, ...] in the memory of ``fresh``.
 
-    The result shares memory with ``fresh``, but autograd does not treat the result as a view.
-    Changing a view in place, for example by an in-place ReLU, would cost several copies.
+    Autograd does not treat the result as a view, because changing a view in place, for example by
+    an in-place ReLU, would cost several copies.
 
     Args:
-        fresh: A tensor that no other code uses.
-        shape: The shape [micro-batch, replicas, ...], with as many elements as ``fresh``.
+        fresh: A new tensor that no other code uses, so that the result may use its memory.
+        shape: The shape [micro-batch, replicas, ...] of the numbers in memory, with as many
+            elements as ``fresh``.
     """
     apply: Callable[..., torch.Tensor] = _ReplicasFirst.apply
     return apply(fresh, shape)

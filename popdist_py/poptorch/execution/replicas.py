@@ -1,8 +1,8 @@
-"""Replica back ends, which run a micro-batch on each local replica of an instance.
+"""Replica back ends: classes that run one micro-batch on each replica of this instance.
 
 ``LoopReplicas`` runs the replicas one after the other and defines the correct result. Every other
-back end in ``backends.py`` must return the same result. The gradients of all replicas are added and
-stored in the ``grad`` of the device's parameters.
+back end in ``backends.py`` must return the same result. Back ends add the gradients of all replicas
+and store the sum in ``grad`` of the device's parameters.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from popdist_py.timeline import spans
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 
-# The values of all local replicas, for each output tensor of the model.
+# For each output tensor of the model, its values on all replicas of this instance.
 Outputs = Sequence[Values]
-# A function that runs the model on the arguments of a call. The tensors among the arguments are
-# replaced by the tensors of one micro-batch.
+# A function that runs the model with the arguments of a call, but with the tensors of one
+# micro-batch in place of the call's tensors.
 Forward = Callable[[Call, Sequence[torch.Tensor]], Any]
 
 
@@ -44,18 +44,19 @@ class DeviceModel:
 
     Attributes:
         forward: The function that runs the model.
-        context: The contexts that the forward needs.
-        first_forward: The facts about the model that its first forward showed.
+        context: The context managers inside which the forward pass runs.
+        first_forward: The properties of the model that were found in its first forward pass.
         batching: The batching factors of the model.
         streams: The random streams of the replicas.
-        first_replica: The global index of the first local replica.
-        gradients: The gradients, which the backward pass adds to; None for inference.
-        trained: The parameters that are updated.
-        only_loop: The reason why only ``LoopReplicas`` can run the model; None without a reason.
+        first_replica: The global index of the first replica on this instance.
+        gradients: The object that accumulates gradients; None for inference.
+        trained: The parameters that the optimiser updates.
+        only_loop: The reason why only ``LoopReplicas`` can run the model; None if other back ends
+            can run the model.
         norm_groups: The exchange of batch norm statistics between the replicas of a group; None if
             every replica uses only its own statistics.
-        aligned_inputs: Whether every micro-batch is copied to new memory. The bits of a matrix
-            product depend on the alignment of its operands to cache lines.
+        aligned_inputs: Whether every micro-batch is copied to new memory, which is aligned to cache
+            lines. The bits of a matrix product depend on the alignment of its operands.
     """
 
     forward: Forward
@@ -77,11 +78,11 @@ class DeviceModel:
 
     @property
     def training(self) -> bool:
-        """Whether a backward pass follows the forward."""
+        """Whether a backward pass follows the forward pass."""
         return self.context.training
 
     def run(self, call: Call, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """Run the forward, and return the output tensors and the loss (None for inference)."""
+        """Run the forward pass, and return the output tensors and the loss (None for inference)."""
         with spans.row_span(spans.DEVICE, "forward"):
             return self._forward(call, tensors)
 
@@ -109,8 +110,9 @@ class DeviceModel:
             self.state.gradient_hooks.scale = scale
         with spans.row_span(spans.DEVICE, "backward"):
             if self.norm_groups is not None:
-                # ``loss.backward()`` would run without torch function modes. But activation
-                # checkpointing runs batch norms again, and they need the mode ``GroupNorms``.
+                # Activation checkpointing runs batch norms again in the backward pass, and these
+                # batch norms need the mode ``GroupNorms``. ``loss.backward()`` would run without
+                # torch function modes.
                 gradients = (torch.full_like(loss, scale),)
                 _engine_run_backward(
                     (loss,), gradients, False, False, (),
@@ -122,9 +124,9 @@ class DeviceModel:
                 loss.backward(torch.full_like(loss, scale))
 
     def leaving(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the outputs without their autograd graphs.
+        """Return the output tensors of a forward pass, detached from autograd.
 
-        An output is copied if a later step could change its memory.
+        The method copies an output if a later step could change the memory of the output.
         """
         return [
             leaf.detach().clone() if shared else leaf.detach()
@@ -132,10 +134,11 @@ class DeviceModel:
         ]
 
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
-        """Run the forward of each replica to raise its error, and undo all changes of the state.
+        """Run each replica's forward pass to raise an error, and undo all changes of the state.
 
-        The method is called after a recorded graph has failed. The error of the forward shows the
-        lines of the user's program, and the error of the graph does not.
+        The method is called after a recorded graph has failed. The traceback of an error in the
+        forward pass shows the lines of the user's program, but the traceback of an error in the
+        graph does not.
         """
         state, random = self.state, torch.get_rng_state()
         kept = [rows.clone() for rows in self._changing_buffers()]
@@ -157,24 +160,24 @@ class DeviceModel:
 
 
 class Replicas(Protocol):
-    """A replica back end, which runs one micro-batch on each local replica.
+    """The interface of replica back ends, which run one micro-batch on each local replica.
 
     Attributes:
-        needs_context: Whether ``run`` has to be called inside the model's context. Entering the
-            context takes time.
+        needs_context: Whether ``run`` must be called inside the model's DeviceContext. Entering the
+            DeviceContext takes time.
     """
 
     needs_context: bool
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the forward, and for a training model also the backward pass.
+        """Run the forward pass on all local replicas, and the backward pass of a training model.
 
         Args:
-            call: The arguments of the call.
+            call: The arguments of the call of the model.
             inputs: A combined micro-batch [replica groups x micro-batch, ...] of each input.
-            number: The number of this micro-batch since the start, which selects the random
+            number: The number of micro-batches that have run before. The number selects the random
                 streams.
-            scale: The factor that gradients are multiplied by.
+            scale: The factor by which gradients are multiplied.
         """
 
 
@@ -206,10 +209,10 @@ class LoopReplicas:
 
         Args:
             replica: The index of the replica on this instance.
-            call: The arguments of the call.
+            call: The arguments of the call of the model.
             tensors: The micro-batch of the replica, one tensor for each input.
-            number: The number of the micro-batch since the start.
-            scale: The factor that gradients are multiplied by.
+            number: The number of micro-batches that have run before.
+            scale: The factor by which gradients are multiplied.
         """
         model = self._model
         if model.first_forward.is_random:
@@ -233,15 +236,15 @@ def _in_turns(
     groups: GroupExchange,
     each: Sequence[Callable[[], list[torch.Tensor]]],
 ) -> list[list[torch.Tensor]]:
-    """Run the replicas, and pause each replica at a batch norm until all replicas have reached it.
+    """Run replicas so that each one waits at every batch norm until all have reached it.
 
     Args:
-        model: The model of the replicas.
-        groups: The exchange of batch norm statistics.
-        each: Functions that run one replica each.
+        model: The compiled model that the replicas run.
+        groups: The exchange of batch norm statistics within a group of replicas.
+        each: One function for each replica, which runs the replica.
 
     Raises:
-        Error: The replicas do not all run the same batch norms.
+        Error: The replicas run different numbers of batch norms.
     """
     turns = _Turns(model)
     try:
@@ -257,8 +260,9 @@ class _Left:
     """The state of a replica that is paused at a batch norm.
 
     Attributes:
-        attributes: The values of the module attributes that the forward changes.
-        random: The state of the random generator; None if the forward draws no random numbers.
+        attributes: The values of the module attributes that the forward pass changes.
+        random: The state of the random generator; None if the forward pass does not draw random
+            numbers.
     """
 
     attributes: Sequence[Any]
@@ -266,10 +270,10 @@ class _Left:
 
 
 class _Turns:
-    """Callbacks that save the state of a replica when it pauses, and restore it when it continues.
+    """Callbacks that save a replica's state when it pauses and restore it when it continues.
 
     Args:
-        model: The model of the replicas.
+        model: The compiled model that the replicas run.
     """
 
     def __init__(self, model: DeviceModel) -> None:
@@ -277,9 +281,9 @@ class _Turns:
         self._left: dict[int, _Left] = {}
 
     def resumed(self, replica: int) -> None:
-        """Select the gradients of a replica, and restore its saved state.
+        """Select the gradients of a replica that will run, and restore its saved state.
 
-        If the replica has not started yet, it does not have a saved state.
+        A replica that has not started yet does not have a saved state.
         """
         model, left = self._model, self._left.get(replica)
         if model.gradients is not None:
@@ -292,7 +296,7 @@ class _Turns:
             torch.set_rng_state(left.random)
 
     def paused(self, replica: int) -> None:
-        """Save the state and the gradients of a replica, which may be in its backward pass."""
+        """Save the state and gradients of a replica, in its forward or backward pass."""
         model = self._model
         random = torch.get_rng_state() if model.first_forward.is_random else None
         self._left[replica] = _Left(model.state.changing_attributes(), random)
@@ -313,7 +317,7 @@ class FusedReplicas:
         self._places = model.state.stacked_buffers()
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run all replicas in one pass."""
+        """Run all replicas in one forward pass, and for training one backward pass."""
         model, replicas = self._model, self._model.batching.replicas
         stacked = [model.batching.stacked(tensor) for tensor in inputs]
         buffers = [stack for _, _, stack in self._places]
@@ -334,7 +338,7 @@ class FusedReplicas:
     def _run_one(
         self, call: Call, tensors: list[torch.Tensor], buffers: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Run the forward inside ``vmap``, which makes one call compute all replicas."""
+        """Run the forward pass inside ``vmap``, so that one call computes all replicas."""
         for (place, key, _), buffer in zip(self._places, buffers, strict=True):
             place[key] = buffer
         leaves, loss = self._model.run(call, tensors)

@@ -1,4 +1,4 @@
-"""The times of the micro-batches of a call, and the latencies and cycles computed from them.
+"""The times of each micro-batch in a call, and latencies and cycles computed from the times.
 
 The times are either measured with the host's clock or computed by a model of the device. Modelled
 times are the same for every call.
@@ -16,7 +16,8 @@ from popdist_py.poptorch.calls.batching import Batching
 
 __all__ = ["CallTimes", "Counters"]
 
-# The clock of a Bow IPU in hertz. Measured seconds are multiplied by the clock to get cycles.
+# The clock frequency of a Bow IPU in hertz. Measured seconds times this frequency are reported as
+# cycles.
 _CLOCK: Final = 1_850_000_000
 _EVENTS: Final = ("input", "input_complete", "output", "output_complete")
 
@@ -28,8 +29,8 @@ class CallTimes:
     """The times that a model of the device computes for every call.
 
     Attributes:
-        times: The times of the micro-batches for each event, in seconds after the beginning of the
-            call.
+        times: For each event such as ``input``, the times of all micro-batches, in seconds after
+            the beginning of the call.
         cycles: The number of cycles of the call.
     """
 
@@ -38,16 +39,16 @@ class CallTimes:
 
 
 class Counters:
-    """The times of the last call, in seconds of an arbitrary clock.
+    """The times of the last call, in seconds.
 
     Args:
         batching: The batching factors of the model.
         num_inputs: The number of input tensors of a call.
         num_outputs: The number of output tensors of a call.
-        synthetic: Whether the data is synthetic. Then no tensors are transferred, so no times are
-            reported.
-        modelled: A function that computes the modelled times of a call. The function is called at
-            most once. Without this function, the times are measured.
+        synthetic: Whether the inputs are synthetic data. Synthetic data is not transferred, so no
+            transfer times are reported.
+        modelled: A function that computes the times of a call with a model of the device; None to
+            measure the times. The function is called at most once.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Counters:
         self._times: dict[str, list[float]] = {event: [] for event in _EVENTS}
 
     def begin(self) -> None:
-        """Start a call, and delete the times of the call before."""
+        """Start a call of the model, and delete the times of the call before."""
         self._times = {event: [] for event in _EVENTS}
 
     def input(self, step: int) -> None:
@@ -81,7 +82,7 @@ class Counters:
 
     @property
     def _shown(self) -> Mapping[str, Sequence[float]]:
-        """The modelled times of a call, or the measured times without a device model.
+        """The times from the model of the device, or the measured times without such a model.
 
         Before the first call, all lists are empty.
         """
@@ -92,8 +93,8 @@ class Counters:
     def as_dict(self) -> dict[str, list[list[float]]]:
         """Return the times for each event, as one list for each tensor.
 
-        A list has one time for each micro-batch and replica. The times of a micro-batch's replicas
-        are next to each other.
+        A list contains one time for each micro-batch and replica, in the order
+        [micro-batch][replica].
         """
         result = {}
         shown = self._shown
@@ -110,7 +111,7 @@ class Counters:
         return result
 
     def latency(self, first: str, last: str) -> Latency:
-        """Return the minimum, maximum and mean of the time from event ``first`` to ``last``."""
+        """Return the minimum, maximum and mean time between the events ``first`` and ``last``."""
         shown = self._shown
         spans = [end - start for start, end in zip(shown[first], shown[last], strict=True)]
         if self._synthetic or not spans:

@@ -1,11 +1,12 @@
 """The function function_of, which generates a Python function from a recorded graph.
 
-torch.fx's own code generation (CSEPass, ``GraphModule.recompile()``) is not used, because its code
-is slower. With torch.fx, the forward and backward passes of three linear layers take 1.20 times as
-long at a width of 16, and 1.06 times as long at a width of 256. These are medians of 30 interleaved
-repetitions of 300 runs on one thread. The code of torch.fx looks up each operation as
-``torch.ops.aten.name``, while the code of this module calls a global function. torch.fx also
-cannot generate calls of the bindings below torch's operator overloads.
+The code generation of torch.fx (CSEPass, ``GraphModule.recompile()``) is not used, because its
+generated code is slower. With torch.fx, the forward and backward passes of three linear layers take
+1.20 times as long at a width of 16, and 1.06 times as long at a width of 256. The two ratios are
+medians of 30 interleaved repetitions of 300 runs on one thread. Code from torch.fx looks up each
+operation as ``torch.ops.aten.name``, while code from this module calls a global function. Torch.fx
+also cannot generate calls of torch's direct Python bindings, which are faster than operator
+overloads.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list
     """Simplify a recorded graph in place, and return a Python function that runs the graph.
 
     The returned function takes the arguments of the graph, and returns the list of the outputs. The
-    last argument of the returned function is a function ``arrived(index, gradient)``. The graph
-    calls ``arrived`` for each gradient as soon as the gradient is computed, except if it is None.
+    last argument of the returned function must be a function ``arrived(index, gradient)``. The
+    returned function calls ``arrived`` for each gradient as soon as the gradient is computed,
+    except if the gradient is None.
 
     Args:
         recorded: The recorded graph.
-        num_outputs: The number of outputs. The other results of the graph are gradients.
+        num_outputs: The number of results of the graph that are outputs. The other results are
+            gradients.
     """
     simplify(recorded.graph)
     return _compiled(recorded, num_outputs)
@@ -71,7 +74,7 @@ _CASTS: Final = {torch.float16: torch.Tensor.half, torch.float32: torch.Tensor.f
 
 
 def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """Return the fastest call that computes a node.
+    """Return the fastest function call that computes the value of a node.
 
     Returns:
         The function, its positional arguments and its keyword arguments.
@@ -81,7 +84,8 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
     value = first.meta.get("val") if isinstance(first, fx.Node) else None
     if target is _ATEN._to_copy.default and value is not None and list(node.kwargs) == ["dtype"]:
         dtype: Any = node.kwargs["dtype"]
-        # half() and float() would return the same tensor if the dtype does not change.
+        # The operation returns a new tensor, but half() and float() return the same tensor if the
+        # dtype does not change.
         if dtype in _CASTS and dtype != value.dtype:
             return _CASTS[dtype], [first], {}
     if target is _ATEN.repeat.default and value is not None and value.dim() == 1:
@@ -92,11 +96,12 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
 
 
 def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[Any]]:
-    """Return a function that makes the calls of the graph and drops tensors after their last use.
+    """Return a function that computes the graph and drops tensors after their last use.
 
     The generated function is a generator, because Python stores the variables of a generator
     outside its stack. Thousands of variables on the stack would fill one chunk of the stack's
-    memory. Then every call of a Python function would allocate the next chunk and free it again.
+    memory. Every further call of a Python function would then allocate another chunk and free the
+    chunk again.
     """
     names: dict[str, Any] = {}
     (results,) = next(node for node in recorded.graph.nodes if node.op == "output").args
@@ -140,7 +145,7 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
     """Return the gradients that later operations do not change.
 
     Returns:
-        The indices of the gradients, by the node that computes them.
+        For each node that computes such gradients, the indices of the gradients.
     """
     early: dict[fx.Node, list[int]] = {}
     for index, gradient in enumerate(gradients):
@@ -148,7 +153,7 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
             early.setdefault(gradient, []).append(index)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            # The operation may write to the memory of these gradients.
+            # The operation may change any gradient that was computed before, in place.
             for before in [other for other in early if other < node]:
                 del early[before]
         if node.target is _ATEN.scalar_tensor.default:
@@ -157,11 +162,11 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
 
 
 def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
-    """Return the names of the values whose last use is an operation, by operation.
+    """Return, for each operation, the names of the values that are used there for the last time.
 
     Args:
         graph: The graph.
-        kept: Results that are used after the last operation, and are therefore left out.
+        kept: Results of the graph, which are used after the last operation and therefore left out.
     """
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -177,11 +182,11 @@ def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
 
 
 def _text(value: Any, names: dict[str, Any]) -> str:
-    """Return an argument as source code.
+    """Return an operation's argument as Python source code.
 
     Args:
         value: The argument. A value without a short source text becomes a global variable.
-        names: The global variables of the generated code. New variables are added.
+        names: The global variables of the generated code, to which new variables are added.
     """
     if isinstance(value, fx.Node):
         return value.name

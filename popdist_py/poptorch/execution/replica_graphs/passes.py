@@ -1,9 +1,10 @@
-"""Passes that simplify a recorded graph, by replacing operations with fewer or cheaper operations.
+"""Passes that simplify a recorded graph, so that it has fewer or cheaper operations.
 
 A pass changes a graph in place, but not the values that the graph computes. A ``NodePass`` rewrites
 one node, and a graph pass rewrites the whole graph. The ``meta["val"]`` of a node is a tensor on
 the device "meta" with the shape, strides and dtype of the node's value. A pass that needs
-``meta["val"]`` does not change nodes without it. Every pass is correct without the other passes.
+``meta["val"]`` does not change nodes without this entry. Every pass is correct without the other
+passes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ __all__ = [
 NodePass: TypeAlias = Callable[[fx.Graph, fx.Node], None]
 
 _ATEN: Final = torch.ops.aten
-# Operations that compute element by element, so they may run before a view instead of after it.
+# Operations that compute element by element. Such an operation may run before a view instead of
+# after the view.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -51,9 +53,10 @@ _POINTWISE: Final = frozenset(
     }
 )
 _VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default})
-# Operations that return a view of a whole tensor with another order of dimensions.
+# Operations that return a view of a whole tensor with another order of its dimensions.
 _REORDERED: Final = frozenset({_ATEN.permute.default, _ATEN.transpose.int, REPLICAS_FIRST})
-# The argument positions of the kernels, the dilation, and whether the convolution is transposed.
+# For each convolution, the positions of three arguments: the kernels, the dilation, and whether the
+# convolution is transposed.
 _CONVOLUTIONS: Final = {
     _ATEN.convolution.default: (1, 5, 6),
     _ATEN.convolution_backward.default: (2, 6, 7),
@@ -70,8 +73,9 @@ def simplify(graph: fx.Graph) -> None:
 def rewrite_nodes(graph: fx.Graph, passes: Sequence[NodePass]) -> None:
     """Apply passes to each operation, in the order of the operations in the graph.
 
-    Therefore the inputs of an operation are already simplified when a pass gets the operation. If a
-    pass replaces an operation, the other passes are not applied to it.
+    In this order, the inputs of an operation are already simplified when a pass gets the operation.
+    After a pass has replaced an operation, the remaining passes are not applied to the old
+    operation.
     """
     for node in list(graph.nodes):
         for node_pass in passes:
@@ -99,7 +103,7 @@ def _unchanged_argument(node: fx.Node) -> Any:
     if node.target in (_ATEN.detach.default, _ATEN.alias.default):
         return first
     if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
-        # An integer tensor times 1.0 is a floating-point tensor.
+        # The dtypes are compared, because an integer tensor times 1.0 is a floating-point tensor.
         return first if _dtype(node) == _dtype(first) else None
     if node.target is _ATEN.permute.default:
         dims = list(node.args[1])  # type: ignore[arg-type]
@@ -113,10 +117,10 @@ def _unchanged_argument(node: fx.Node) -> Any:
 
 
 def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace a view of a view by one view, and remove a view that does not change the shape.
+    """Replace a view of a view by one view, and remove a view that keeps the shape.
 
-    The pass needs the shapes of the tensors. The pass also needs their strides, to skip reordered
-    dimensions that cancel each other out.
+    The pass needs the shapes of the viewed tensors. The pass also needs their strides, to skip
+    reorderings of dimensions that cancel each other out.
     """
     if node.target not in _VIEWS:
         return
@@ -136,10 +140,10 @@ def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _source_in_same_order(node: fx.Node) -> fx.Node | None:
-    """Return the earliest tensor before views that has the same memory order as ``node``.
+    """Return the first tensor in a chain of views that has the same memory order as ``node``.
 
-    Both tensors are contiguous views of the same memory. Therefore the reordered dimensions of the
-    views between them cancel each other out.
+    This tensor and ``node`` are contiguous views of the same memory. Therefore the reorderings of
+    dimensions between the two cancel each other out.
     """
     found, source = None, node
     while source.target in _VIEWS | _REORDERED and isinstance(source.args[0], fx.Node):
@@ -155,10 +159,10 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 
 def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace an element-wise operation on views by a view of the operation on the viewed tensors.
+    """Move an element-wise operation from behind its arguments' views to before the views.
 
-    Then ``shorten_view`` can combine the view of the result with the views that follow. The pass
-    needs the shapes of the views and of the viewed tensors.
+    After this change, ``shorten_view`` can combine the view of the result with later views. The
+    pass needs the shapes of the views and of the viewed tensors.
     """
     if node.target not in _POINTWISE:
         return
@@ -201,7 +205,7 @@ def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_biased_product(node: fx.Node) -> bool:
-    """Tell whether ``node`` adds a bias to a reshaped matrix product, and is its only user."""
+    """Tell whether ``node`` adds a bias to a reshaped matrix product that has no other user."""
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
     bias, view = node.args
@@ -232,13 +236,13 @@ def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
 
 
 def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
-    """Make oneDNN compute a convolution whose kernels have one element, by setting a dilation.
+    """Set a dilation for convolutions with one-element kernels, so that oneDNN computes them.
 
-    With one thread and fewer than 16 images, torch does not use oneDNN for these convolutions.
-    torch's own code computes one image after the other and takes up to ten times as long. But torch
-    always uses oneDNN for dilated convolutions (``use_mkldnn`` in torch's Convolution.cpp).
-    Dilation is the distance between the elements of a kernel, so it does not affect a kernel with
-    one element. The pass needs the shape and dtype of the kernels.
+    With one thread and fewer than 16 images, torch does not use oneDNN for convolutions with
+    one-element kernels. Torch's own code computes one image after the other and takes up to ten
+    times as long. For dilated convolutions, torch always uses oneDNN (``use_mkldnn`` in torch's
+    Convolution.cpp). A dilation is the distance between the elements of a kernel, so a dilation
+    does not affect a kernel with one element. The pass needs the shape and dtype of the kernels.
     """
     if node.target not in _CONVOLUTIONS or not torch.backends.mkldnn.is_available():
         return
@@ -253,9 +257,9 @@ def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
 
 
 def eliminate_dead_code(graph: fx.Graph) -> None:
-    """Remove the operations without side effects whose values are not used.
+    """Remove operations whose values are not used and that do not have side effects.
 
-    torch's own ``eliminate_dead_code`` is not used. Before version 2.5, torch's method does not
+    The method ``eliminate_dead_code`` of torch.fx is not used, because before torch 2.5 it does not
     accept a function that detects side effects.
     """
     for node in reversed(graph.nodes):
@@ -272,7 +276,8 @@ def _writes(node: fx.Node) -> bool:
     """Tell whether an operation changes a tensor in place."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    # Batch norms change their statistics, but torch's schema does not mark these as written.
+    # Batch norms change their statistics, but torch's schema does not mark the statistics as
+    # written.
     return node.target._schema.is_mutable or "batch_norm" in node.target._schema.name
 
 
@@ -288,10 +293,11 @@ def _draws(node: fx.Node) -> bool:
 
 
 def merge_repetitions(graph: fx.Graph) -> None:
-    """Merge equal operations on equal arguments into one operation.
+    """Replace equal operations with equal arguments by the first of these operations.
 
-    Two operations are not merged if an argument is changed in place between them. A result that is
-    changed in place later needs its own memory, so its operation is not merged.
+    Two operations are not merged if another operation changes an argument in place between them. A
+    result that is changed in place later needs separate memory, so the operation that computes this
+    result is not merged.
     """
     memory = _memory_of(graph)
     changed = {memory[node] for n in graph.nodes for node in _changed_arguments(n)}
@@ -312,9 +318,9 @@ def merge_repetitions(graph: fx.Graph) -> None:
 
 
 def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return for each node the node that allocated the memory of its value.
+    """Return a dictionary from each node to the node that allocated the memory of its value.
 
-    The schemas of torch's operations tell which results may share memory with an argument.
+    The schemas of torch's operations describe which results may share memory with an argument.
     """
     memory: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

@@ -1,9 +1,9 @@
 """The function record, which runs a function once and records torch's operations as a graph.
 
-The operations are recorded below autograd and ``vmap``, as torch's kernels are called. Large
-products that do not depend on constants only are replaced by zeros, to save time. No code here
-depends on models, replicas or gradients. The graph holds only the tensors that it needs as
-constants, so recording does not take more memory than the run of the function.
+The recorded operations are the calls of torch's kernels, which autograd and ``vmap`` make. To save
+time, zeros replace the results of large products, except products of constants. This module does
+not depend on models, replicas or gradients. The graph holds only the tensors that it needs as
+constants, so recording a function does not take more memory than running the function.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ _ATEN: Final = torch.ops.aten
 # elements. Recording 50,000 operations takes about two seconds, and the code of a larger graph
 # exceeds a CPU's instruction cache.
 _MAX_NODES: Final = 50_000
-# Matrix products and convolutions take most of the time of a run.
+# The operations that count as products. Matrix products and convolutions take most of the time of a
+# run.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
-# The index of the argument with the images. The next argument contains the kernels.
+# For each convolution, the index of the argument with the images. The argument after it contains
+# the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
-# A product whose largest argument has at least this number of elements counts as large. For smaller
-# products, computing the values is faster than computing only the shape of the result.
+# A product counts as large if its largest argument has at least this number of elements. For
+# smaller products, computing the values is faster than computing only the shape of the result.
 _LARGE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedGraph:
-    """The operations of a recorded run.
+    """The operations of one run of a function, recorded as a graph.
 
     Attributes:
         graph: A graph with one placeholder for each argument, ``call_function`` nodes for torch's
             operations, ``get_attr`` nodes for constants, and one list as output. A node's
             ``meta["val"]`` is a tensor on the device "meta" with the shape, strides and dtype of
             the node's value.
-        constants: The tensors that are neither arguments nor results of operations, by the target
-            of their ``get_attr`` node.
+        constants: The tensors that are neither arguments nor results of operations, keyed by the
+            target of their ``get_attr`` node.
     """
 
     graph: fx.Graph
@@ -56,11 +58,11 @@ class RecordedGraph:
 
 
 class ZerosRefused(RuntimeError):
-    """An operation failed after a large product was replaced by zeros, which may be the reason.
+    """An operation failed, possibly because zeros had replaced the result of a large product.
 
     For example, the inverse of a matrix fails for zeros. ZerosRefused is also raised if the
-    recorded function caught the operation's error. With real values, the function might call other
-    operations.
+    recorded function has caught the operation's error, because the function might call other
+    operations with real values.
     """
 
 
@@ -70,20 +72,19 @@ def record(
     *,
     is_real: bool = False,
 ) -> RecordedGraph:
-    """Run a function once, and return a graph that can repeat its operations with other values.
+    """Run a function once, and return a graph to repeat its operations with other arguments.
 
     Args:
         function: The function to record. Each item of the sequence that it returns is a tensor or
             None.
-        arguments: The arguments of the function, which must be different tensors. Changes of the
-            arguments by the function are not undone.
-        is_real: Whether large products are computed. Otherwise large products are replaced by
-            zeros.
+        arguments: The arguments of the function, which must all be different tensors. If the
+            function changes its arguments, the changes are not undone.
+        is_real: Whether large products are computed. Otherwise zeros replace their results.
 
     Raises:
-        ZerosRefused: An operation failed after a large product was replaced by zeros.
-        RuntimeError: The operations depend on values of the arguments, cannot be recorded, or are
-            more than 50,000 operations.
+        ZerosRefused: An operation failed after zeros had replaced the result of a large product.
+        RuntimeError: The operations depend on the values of the arguments, there are more than
+            50,000 operations, or an operation cannot be recorded.
     """
     recorder = _Recorder(arguments, is_real=is_real)
     try:
@@ -124,7 +125,7 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
 
 
 def _blank(product: Any, args: Sequence[Any], memory_format: torch.memory_format) -> Any:
-    """Return zeros in the shapes of a product's results."""
+    """Return tensors of zeros with the shapes of a product's results."""
     results = product(*map(_shape_of, args))
     device = next(value.device for value in args if isinstance(value, torch.Tensor))
 
@@ -176,21 +177,21 @@ def _traits(operation: Any) -> _Traits:
 
 
 class _Recorder(TorchDispatchMode):
-    """A dispatch mode that records every operation of the enclosed code with its arguments.
+    """A dispatch mode that records every operation in its ``with`` block with its arguments.
 
-    Tensors are identified by their Python objects. torch keeps the Python object of a tensor as
-    long as the tensor is in use, for example by autograd's graph.
+    The recorder identifies tensors by their Python objects. Torch keeps the Python object of a
+    tensor as long as the tensor is in use, for example by autograd's graph.
 
     Attributes:
         graph: The recorded operations.
-        constants: The tensors that are neither arguments nor results of operations, by the target
-            of their node.
-        refused: The first error of an operation after a large product was replaced by zeros; None
-            without an error.
+        constants: The tensors that are neither arguments nor results of operations, keyed by the
+            target of their node.
+        refused: The first error of an operation after zeros had replaced the result of a large
+            product; None if there was no such error.
 
     Args:
-        arguments: The tensors that the enclosed code gets as arguments.
-        is_real: Whether all products are computed.
+        arguments: The argument tensors of the recorded function.
+        is_real: Whether all products are computed, instead of replacing large products by zeros.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -201,10 +202,10 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # The nodes that depend only on constants. Their values are the same in every run, so the
-        # recorded function may read them.
+        # The nodes that depend only on constants. The values of such nodes are the same in every
+        # run, so the recorded function may read the values.
         self._fixed: set[fx.Node] = set()
-        # Whether an operation may have written values that vary between runs to a constant.
+        # Whether an operation may have overwritten a constant with values that differ between runs.
         self._are_constants_changed = False
         for index, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{index}"))
@@ -212,7 +213,7 @@ class _Recorder(TorchDispatchMode):
     # -- tensors ------------------------------------------------------------------------------
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """Return the node of a tensor; an unknown tensor becomes a constant."""
+        """Return the node of a tensor. A tensor without a node becomes a constant of the graph."""
         entry = self._known.get(id(tensor))
         if entry is not None and entry[0]() is tensor:
             return entry[1]
@@ -231,7 +232,7 @@ class _Recorder(TorchDispatchMode):
             )
 
     def _recorded(self, value: Any) -> Any:
-        """Return an argument with its tensors replaced by their nodes."""
+        """Return an operation's argument with its tensors replaced by their nodes."""
         if isinstance(value, torch.Tensor):
             return self.node_of(value)
         if isinstance(value, list | tuple):
@@ -253,8 +254,8 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"more than {_MAX_NODES} operations are too many for a graph")
         traits = _traits(func)
         if func is _ATEN.lift_fresh.default:
-            # ``lift_fresh`` returns its argument, and all runs of the graph use the same constant.
-            # Without a copy, an in-place change of the result would change the constant.
+            # ``lift_fresh`` returns its argument, which is a constant of the graph. Without a copy,
+            # an in-place change of the result would change the constant for all later runs.
             func = _ATEN.lift_fresh_copy.default
         inputs = tuple(map(self._recorded, args))
         named = {name: self._recorded(value) for name, value in kwargs.items()}
@@ -303,11 +304,11 @@ class _Recorder(TorchDispatchMode):
                     self._note_results(item, part)
 
     def check_numpy(self, tensor: torch.Tensor) -> None:
-        """Check that another library may read a tensor's memory.
+        """Check that another library, such as NumPy, may read a tensor's memory.
 
         Raises:
-            RuntimeError: The tensor depends on more than constants, or constants may have been
-                overwritten.
+            RuntimeError: The tensor does not depend on constants alone, or an operation may have
+                overwritten constants.
         """
         if not self._is_fixed([self.node_of(tensor)]) or self._are_constants_changed:
             raise RuntimeError("what NumPy does with a tensor is no operation of torch")
@@ -319,8 +320,8 @@ class _Recorder(TorchDispatchMode):
         """Check an operation whose result or shape depends on the values of tensors.
 
         Raises:
-            RuntimeError: The tensors depend on more than constants, or constants may have been
-                overwritten.
+            RuntimeError: The tensors do not depend on constants alone, or an operation may have
+                overwritten constants.
         """
         deciding = inputs
         if not traits.reads_values and func is _ATEN.index.Tensor:
@@ -333,7 +334,8 @@ class _Recorder(TorchDispatchMode):
 class _NumPy(TorchFunctionMode):
     """A torch function mode that checks conversions of tensors to arrays of other libraries.
 
-    A dispatch mode is not called for these conversions, because they are not operations of torch.
+    Torch does not call a dispatch mode for these conversions, because they are not torch
+    operations.
     """
 
     def __init__(self, recorder: _Recorder) -> None:
@@ -343,7 +345,7 @@ class _NumPy(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, after a check if it converts its tensor to an array."""
+        """Call a torch function. If it converts a tensor to an array, check the tensor first."""
         if getattr(func, "__name__", "") in _LEAVING:
             self._recorder.check_numpy(args[0])
         return func(*args, **(kwargs or {}))
