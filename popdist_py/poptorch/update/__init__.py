@@ -1,4 +1,4 @@
-"""The update of the weights, including gradient reduction, loss scaling and rounding.
+"""The weight update, including gradient reduction, loss scaling and rounding.
 
 The gradients of all replicas are reduced once per accumulation window, before the optimiser step.
 No module here runs a forward pass. May call: compressed, weights, optim, optimizer_state, enums,

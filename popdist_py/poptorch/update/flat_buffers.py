@@ -1,6 +1,7 @@
 """The class FlatBuffers, which stores tensors of one dtype next to each other in one buffer.
 
-Each tensor is a view of the buffer. The callers sum or update the contents of the buffers.
+Each tensor is a view of its dtype's buffer. Other modules sum or update the contents of the
+buffers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ __all__ = ["FlatBuffers", "element_counts"]
 
 
 class FlatBuffers:
-    """One flat buffer for each dtype, and for every tensor a view of the buffer of its dtype.
+    """A flat buffer for each dtype, and for every tensor a view of its dtype's buffer.
 
     Args:
-        tensors: The tensors whose shapes and dtypes the views get.
-        buffers: The memory, as one flat tensor for each dtype. By default, the constructor
+        tensors: The tensors to store. The views get their shapes and dtypes, but not their values.
+        buffers: The memory to use, as one flat tensor for each dtype. By default, the constructor
             allocates the memory.
 
     Attributes:
         buffers: The flat tensor of each dtype.
-        views: The views, in the order of ``tensors``.
+        views: The views of the buffers, in the order of ``tensors``.
     """
 
     def __init__(
@@ -46,15 +47,15 @@ class FlatBuffers:
 
     @torch.no_grad()
     def fill(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors into the views."""
+        """Copy the values of ``tensors`` into the views."""
         if self.views:
             torch._foreach_copy_(self.views, list(tensors))
 
     @torch.no_grad()
     def take(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move the gradients of ``parameters`` into the views.
+        """Copy the gradients of ``parameters`` into the views, and make the views the gradients.
 
-        A gradient that already is the view of its parameter is not copied.
+        If a parameter's gradient already is the view, nothing is copied.
         """
         gradients = gradients_of(parameters)
         arrived = [
@@ -69,7 +70,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move the gradients of ``parameters`` into the views; a missing gradient becomes zeros."""
+        """Do the same as :meth:`take`, and set missing gradients to views of zeros."""
         self.take(parameters)
         missing = [
             (parameter, view.zero_())
@@ -88,7 +89,7 @@ class FlatBuffers:
 
 
 def element_counts(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, int]:
-    """Return the number of elements of each dtype."""
+    """Return the total number of elements of the tensors of each dtype."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors:
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()

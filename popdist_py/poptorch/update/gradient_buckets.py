@@ -1,9 +1,10 @@
 """The reduction of gradients in buckets, during the backward pass.
 
-A bucket is reduced as soon as all of its gradients are complete. So the network can transfer
-gradients between hosts while the CPU cores compute. Within one host, the reduction and the backward
-pass compete for memory bandwidth, so the overlap is rarely faster. The class Autotuner measures in
-the first steps which choice is faster.
+A bucket is a group of gradients that are reduced together, as soon as all gradients in the bucket
+are complete. Therefore the network can transfer gradients between hosts while the CPU cores
+compute. Within one host, the reduction and the backward pass compete for memory bandwidth, so
+overlapping the two is rarely faster. The class Autotuner measures in the first steps whether to
+overlap them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _Bucket:
     """Neighbouring gradients that are reduced together.
 
     Attributes:
-        members: The indices of the parameters, from the last parameter to the first.
-        array: The part of the flat buffer that contains the gradients.
+        members: The indices of the bucket's parameters, from the last parameter to the first.
+        array: The part of a flat buffer that contains the gradients of the bucket.
     """
 
     members: tuple[int, ...]
@@ -45,14 +46,15 @@ class _Bucket:
 class Buckets:
     """The gradients of one model, divided into buckets.
 
-    The buckets begin with the last parameter, because a backward pass usually completes the last
-    parameters first. All instances reduce the buckets in the same order. A gradient is complete
-    once backward passes have added to it as often as in the window before.
+    The first bucket contains the last parameters, because a backward pass usually completes the
+    gradients of the last parameters first. All instances reduce the buckets in the same order. A
+    gradient counts as complete when backward passes have added to the gradient as often as in the
+    accumulation window before.
 
     Args:
-        views: The gradients in the flat buffers.
-        communicator: The communicator for calls between the instances.
-        reduction_of: A function that returns the ``Reduction`` of a bucket.
+        views: The gradients of the model, as views of flat buffers.
+        communicator: The communicator that connects the instances.
+        reduction_of: A function that returns the ``Reduction`` of a bucket's array.
     """
 
     def __init__(
@@ -65,16 +67,17 @@ class Buckets:
         self._communicator = communicator
         self._buckets = _in_buckets(views)
         self._reductions = [
-            # ``members`` begins with the last parameter, and the array with the first parameter.
+            # The order is reversed, because ``members`` begins with the last parameter but the
+            # array begins with the first.
             reduction_of(bucket.array, [views[index].shape for index in reversed(bucket.members)])
             for bucket in self._buckets
         ]
         self._arrivals = [0] * len(views)
         self._expected = [0] * len(views)
         self._num_started = 0
-        # The function that completes the bucket whose reduction was started last.
+        # The function that completes the reduction that was started last.
         self._finish: Callable[[], None] | None = None
-        # One handle for each bucket whose completion was submitted to the background thread.
+        # A handle for each bucket whose reduction the background thread is completing.
         self._handles: list[Handle[None]] = []
         self._is_open = False
         self._has_learned = False
@@ -83,9 +86,9 @@ class Buckets:
         """Start an accumulation window.
 
         Args:
-            overlap: Whether buckets may be reduced before the call of ``reduced``. After a window
-                without a call of ``reduced``, ``overlap`` is ignored. Such windows occur when
-                replica back ends are compared.
+            overlap: Whether buckets may be reduced before the call of ``reduced``. The argument is
+                ignored if ``reduced`` was not called in the window before, as when replica back
+                ends are compared.
         """
         self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
         self._finish_started()
@@ -94,7 +97,7 @@ class Buckets:
         self._has_learned = False
 
     def on_grad_ready(self, index: int) -> None:
-        """Count an addition to one gradient, and start to reduce the buckets that are complete."""
+        """Count an addition to one gradient, and start to reduce buckets that are now complete."""
         self._arrivals[index] += 1
         if not self._is_open:
             return
@@ -113,9 +116,9 @@ class Buckets:
         )
 
     def _start_next(self) -> None:
-        """Start to reduce the next bucket, and then finish the bucket before.
+        """Start the reduction of the next bucket, and then complete that of the bucket before.
 
-        In this order, the connection between two hosts does not idle between two buckets.
+        In this order, the network connection between hosts is not idle between two buckets.
         """
         reduction = self._reductions[self._num_started]
         self._num_started += 1
@@ -132,10 +135,10 @@ class Buckets:
             self._finish = None
 
     def reduced(self) -> Iterator[Sequence[int]]:
-        """Reduce the remaining buckets; all gradients must be in their views.
+        """Reduce the remaining buckets. All gradients must be in their views.
 
-        Yields:
-            The indices of the parameters of each bucket, as soon as the bucket is reduced.
+        Yields: For each bucket, the indices of its parameters, as soon as the bucket has been
+        reduced.
         """
         self._is_open = False
         self._has_learned = True
@@ -148,7 +151,7 @@ class Buckets:
 
 
 def _finish(started: Handle[None], finish: Callable[[], None]) -> None:
-    """Finish a reduction; if the start of the reduction failed, raise the error instead."""
+    """Complete a reduction. If the start of the reduction failed, raise the error instead."""
     started.wait()
     finish()
 
@@ -170,7 +173,7 @@ def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
 def _span(views: Sequence[torch.Tensor]) -> Array:
     """Return the part of the flat buffer that contains all ``views``.
 
-    The last view is the first in the buffer, and the first view is the last in the buffer.
+    The views have the reverse order of the buffer: the last view is the first in the buffer.
     """
     first, last = views[-1], views[0]
     size = last.storage_offset() + last.numel() - first.storage_offset()
@@ -179,13 +182,13 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 
 
 class Autotuner:
-    """A yes-or-no choice that is made by timing the first steps without and with an option.
+    """A choice whether to use an option, made by timing the first steps with and without it.
 
     All instances make the same choice.
 
     Args:
         agree: A function that returns the maximum of a number over all instances.
-        fixed: The choice, if it is known without measurements; None to measure.
+        fixed: Whether to use the option, if this is known without measurements; None to measure.
     """
 
     def __init__(self, agree: Callable[[float], float], fixed: bool | None = None) -> None:
@@ -195,7 +198,7 @@ class Autotuner:
         self._start = 0.0
 
     def begin(self) -> bool:
-        """Start a step; return whether the step uses the option."""
+        """Start the time of a step, and return whether the step uses the option."""
         if self._choice is not None:
             return self._choice
         self._start = time.perf_counter()
@@ -204,14 +207,14 @@ class Autotuner:
         return len(self._times) % 2 == 1
 
     def end(self) -> None:
-        """End a step."""
+        """Stop the time of a step, and make the choice if enough steps were measured."""
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        measured = self._times[2:]  # Skip the first step of each choice, which is a warm-up.
+        measured = self._times[2:]  # The first steps are warm-up.
         if len(measured) == 2 * _STEPS or (
             len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
         ):
-            # Use the minimum of each choice, because disturbances can only make a step longer.
+            # The shortest times are compared, because disturbances can only make a step longer.
             without, with_it = (min(measured[kind::2]) for kind in (0, 1))
             self._choice = self._agree(with_it) < self._agree(without)

@@ -1,7 +1,7 @@
-"""Gradients and optimiser state with the precision of float16, which are stored in float32.
+"""Rounding of float32 gradients and optimiser state to the precision of float16.
 
-Torch computes with these tensors in float32. After each computation whose result the device would
-store in float16, the tensors are rounded to the nearest float16 numbers.
+An IPU would store these gradients and this state in float16, but torch computes and stores them in
+float32. Therefore each result is rounded to the nearest float16 numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def round_gradients(gradients: Gradients) -> None:
 
 
 def keep_half_state(optimizer: torch.optim.Optimizer, source: torch.optim.Optimizer) -> None:
-    """Make ``optimizer`` round its state after each step, if the user's optimiser requires it.
+    """Make ``optimizer`` round its state after each step, if ``source`` has float16 state.
 
     Args:
         optimizer: The optimiser whose state is rounded.
-        source: The user's optimiser, which determines the state tensors with float16 precision.
+        source: The user's optimiser, whose settings name the state tensors with float16 precision.
     """
     type_of = getattr(source, "_state_type", None)
     if type_of is None:

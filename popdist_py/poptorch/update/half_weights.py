@@ -1,9 +1,9 @@
 """Updates of float16 weights, which are computed in float32 and rounded to float16.
 
-The weights are rounded to the nearest float16 number or at random. Updates with rounding to the
-nearest number run in blocks of elements, if torch has a fused update. The float32 copies of one
-block fit into the cache of a CPU core. An update in blocks gives the same bits as an update of all
-elements at once. This module does not depend on the user's optimiser.
+New weights are rounded to the nearest float16 number, or up or down at random. With rounding to the
+nearest number, the weights are updated in blocks of elements, if torch has a fused update. The
+float32 copies of one block fit into the cache of a CPU core. An update in blocks gives the same
+bits as an update of all elements at once. This module does not depend on the user's optimiser.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["HalfWeights", "stochastic_half"]
 
 # The number of mantissa bits in float32 minus the number of mantissa bits in float16.
 _DROPPED = 13
-# The number of elements in a block. This number is a multiple of the number of elements that
-# torch's kernels process at a time. So the kernels divide a block as they divide a whole parameter.
+# The number of elements in a block. It is a multiple of the number of elements that torch's kernels
+# process at a time. Therefore the kernels divide a block in the same way as a whole parameter.
 _BLOCK: Final = 1 << 17
 
 Kernel = Callable[..., None]
@@ -31,13 +31,13 @@ Kernel = Callable[..., None]
 def stochastic_half(values: torch.Tensor) -> torch.Tensor:
     """Return float32 ``values`` as float16, rounded up or down at random.
 
-    The probability of each neighbour is proportional to its closeness, so the expected result
-    equals the value. Values below the normal range of float16 (6.1e-5) are rounded to a multiple of
-    2^-24, the smallest float16 number.
+    Each value is rounded to one of the two nearest float16 numbers. The nearer number is more
+    likely, so that the expected result equals the value. Values below the normal range of float16
+    (6.1e-5) are rounded to a multiple of 2^-24, the smallest float16 number.
     """
     noise = torch.rand_like(values)
-    # The sum of the dropped bits and random bits carries into the kept bits with the probability of
-    # rounding up.
+    # Random bits are added to the bits that float16 does not have. The sum carries into the kept
+    # bits with the probability of rounding up.
     bits = values.view(torch.int32) + (noise * (1 << _DROPPED)).to(torch.int32)
     normal = (bits & ~((1 << _DROPPED) - 1)).view(torch.float32)
     small = torch.floor(values * 2.0**24 + noise) * 2.0**-24
@@ -54,13 +54,13 @@ class _Shadow:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of a parameter that belongs to one block.
+    """The part of a float16 parameter that is updated in one block.
 
     Attributes:
-        shadow: The parameter with its float32 tensor.
-        part: The slice of the parameter's elements; None for all elements.
-        weights: The memory for the float32 weights of the piece.
-        gradients: The memory for the float32 gradients of the piece.
+        shadow: The float16 parameter with its float32 tensor.
+        part: The slice of the parameter's elements; None for the whole parameter.
+        weights: The memory for the float32 copy of these weights.
+        gradients: The memory for the float32 copy of these gradients.
     """
 
     shadow: _Shadow
@@ -69,12 +69,12 @@ class _Piece:
     gradients: torch.Tensor
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the piece's elements of a tensor that has the shape of the parameter."""
+        """Return this part's elements of a tensor with the shape of the parameter."""
         return tensor if self.part is None else tensor.view(-1)[self.part]
 
 
 class HalfWeights:
-    """The float16 parameters of one optimiser.
+    """The float16 parameters that one optimiser updates in float32.
 
     Args:
         at_random: Whether updated weights are rounded at random.
@@ -82,21 +82,24 @@ class HalfWeights:
 
     def __init__(self, *, at_random: bool) -> None:
         self._at_random = at_random
-        # The pairs of float16 parameter and float32 tensor, by the id of the float32 tensor.
+        # The pairs of float16 parameter and float32 tensor, keyed by the ``id`` of the float32
+        # tensor.
         self._shadows: dict[int, _Shadow] = {}
-        # The pairs that torch's optimiser updates in the present step, without blocks.
+        # The pairs of parameter and float32 tensor that torch's optimiser updates in the present
+        # step, and not in blocks.
         self._rest: list[_Shadow] = []
-        # Torch's optimiser state of each float32 tensor, by the id of the tensor. A lookup in
-        # torch's optimiser takes longer than a small update.
+        # Torch's optimiser state of each float32 tensor, keyed by the ``id`` of the tensor. It is
+        # stored here because a look-up in torch's optimiser takes longer than a small update.
         self._states: dict[int, dict[str, Any]] = {}
-        # For each parameter group, the pairs that the last step updated in blocks, and the blocks.
+        # For each parameter group, the pairs of parameter and float32 tensor that the last step
+        # updated in blocks, and the blocks.
         self._blocks: dict[int, tuple[list[_Shadow], list[list[_Piece]]]] = {}
 
     def __len__(self) -> int:
         return len(self._shadows)
 
     def add(self, half: torch.Tensor) -> torch.Tensor:
-        """Return a new float32 tensor that torch's optimiser updates for a float16 parameter."""
+        """Return a new float32 tensor, for torch's optimiser, in place of a float16 parameter."""
         single = half.detach().float().requires_grad_()
         self._shadows[id(single)] = _Shadow(half, single)
         return single
@@ -106,11 +109,11 @@ class HalfWeights:
     ) -> None:
         """Update parameters in blocks, and prepare all other parameters for ``optimizer``.
 
-        The preparation copies weights and gradients to float32 tensors.
+        To prepare a parameter, the method copies its weights and gradients to float32 tensors.
 
         Args:
             optimizer: The optimiser of the float32 tensors.
-            loss_scale: The loss scale of the gradients, which the update divides out.
+            loss_scale: The loss scale, by which the update divides the gradients.
             each_alone: Whether the update of each element is independent of all other elements.
         """
         if len(self._states) != len(self._shadows):
@@ -129,7 +132,7 @@ class HalfWeights:
             set_gradients([shadow.single], [single])
 
     def end_step(self) -> None:
-        """Round the weights that the optimiser has updated to float16."""
+        """Round the float32 weights that the optimiser has updated, and store them as float16."""
         for shadow in self._rest:
             single = shadow.single
             shadow.half.copy_(stochastic_half(single) if self._at_random else single)
@@ -143,7 +146,7 @@ class HalfWeights:
         keys: Sequence[str],
         loss_scale: float,
     ) -> set[int]:
-        """Update the parameters of a group in blocks, if they have gradients and state.
+        """Update those parameters of a group in blocks that have gradients and optimiser state.
 
         Returns:
             The ids of the float32 tensors of the updated parameters.
@@ -191,19 +194,21 @@ def _update(
 
 
 def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ...]] | None:
-    """Return torch's fused update for a group, and the update's state keys.
+    """Return torch's fused update function for a group, and the state keys that it needs.
 
-    The arguments of the update are the weights, the gradients, and one list for each state key.
+    The function gets lists of weights and gradients, and a list of state tensors for each state
+    key.
 
     Returns:
-        The update and its keys; None if the optimiser's settings lack a fused update.
+        The function and the keys; None if torch has no fused update for the optimiser's settings.
     """
     settings = {name: group[name] for name in ("lr", "weight_decay", "maximize") if name in group}
     if kind is torch.optim.SGD:
         settings.update({name: group[name] for name in ("momentum", "dampening", "nesterov")})
         return partial(_sgd, **settings), ("momentum_buffer",) if group["momentum"] else ()
     if kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]:
-        # Before torch 2.7, groups lack decoupled_weight_decay, and the class determines its value.
+        # Before torch 2.7, parameter groups do not contain decoupled_weight_decay. Then the
+        # optimiser's class determines the value.
         decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
         function = torch._fused_adamw_ if decoupled else torch._fused_adam_
         settings.update(beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"])
@@ -235,7 +240,7 @@ def _adam(
 def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) -> bool:
     """Tell whether a parameter's gradient and state exist and are contiguous.
 
-    The first step of torch's optimiser creates the state.
+    The state does not exist before the first step of torch's optimiser.
     """
     half = shadow.half
     for tensor in (half, half.grad, *map(state.get, keys)):
@@ -245,7 +250,7 @@ def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) ->
 
 
 def _blocks(shadows: Sequence[_Shadow]) -> Iterator[list[_Piece]]:
-    """Yield the pieces of each block; all blocks use the same float32 memory."""
+    """Yield the parameter pieces of each block. All blocks use the same float32 memory."""
     weights, gradients = torch.empty(2, _BLOCK).unbind()
     block: list[_Piece] = []
     used = 0

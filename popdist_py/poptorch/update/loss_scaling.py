@@ -1,8 +1,8 @@
 """Automatic loss scaling, which keeps float16 gradients in the range of float16.
 
-The rule comes from PopART. After an update, the loss scale is halved if too many elements of the
-gradients are near the largest float16 value. Otherwise the loss scale is doubled. The class
-AutomaticLossScaling inspects gradients and adapts a factor, like torch.amp.GradScaler.
+After a weight update, the loss scale is halved if too many elements of the gradients are near the
+largest float16 value. Otherwise the loss scale is doubled. This rule comes from PopART. Like
+torch.amp.GradScaler, the class AutomaticLossScaling inspects gradients and adapts a factor.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["AutomaticLossScaling"]
 
-# The largest power of two in float16. Loss scales stay between this number and its inverse.
+# The largest power of two in float16. A loss scale stays between this number and the number's
+# inverse.
 _LARGEST: Final = 2.0**15
 
 
 class AutomaticLossScaling:
-    """An adaptive factor on the optimiser's ``loss_scaling``, equal on all instances.
+    """An adaptive factor on the optimiser's ``loss_scaling``. It is equal on all instances.
 
     Args:
-        communicator: The communicator for calls between the instances.
-        bin_edge_location: The magnitude above which an element counts as large, as a fraction of
-            the largest float16 value.
-        threshold_upper_count_proportion: The largest accepted fraction of large elements.
+        communicator: The communicator that connects the instances.
+        bin_edge_location: The magnitude above which a gradient element counts as large, as a
+            fraction of the largest float16 value.
+        threshold_upper_count_proportion: The largest accepted proportion of large elements.
         update_period: The number of steps between two changes of the factor.
 
     Attributes:
-        factor: The present factor, a power of two.
+        factor: The present factor on the loss scaling, a power of two.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class AutomaticLossScaling:
         self._steps = 0
 
     def state(self) -> dict[str, float]:
-        """Return the state that a checkpoint saves."""
+        """Return the state of automatic loss scaling for a checkpoint."""
         return {"factor": self.factor, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, float]) -> None:
@@ -69,21 +70,21 @@ class AutomaticLossScaling:
         """Tell whether too many gradient elements are near the largest float16 value.
 
         All instances must call this method. The method counts elements of every instance's
-        gradients before the gradients are reduced. If the factor will not be adapted after this
-        step, the result is False.
+        gradients before the gradients are reduced. The method returns False without counting if the
+        factor will not be adapted after this step.
         """
         if not self._ends_period:
             return False
         counts = np.zeros(2)
         for gradient in (gradient for local in gradients.local_sums() for gradient in local):
-            # Count the elements that are not large, so that a NaN counts as large.
+            # The elements that are not large are counted, so that NaN counts as large.
             inside = torch.count_nonzero(gradient.abs() <= self._edge)
             counts += (gradient.numel() - int(inside), gradient.numel())
         self._communicator.all_reduce(counts, name="gradients near half's largest value")
         return bool(counts[0] > self._allowed * counts[1])
 
     def adapt(self, too_large: bool, loss_scale: float) -> None:
-        """End a step; at the end of a period, halve or double the factor.
+        """End a step. At the end of a period of steps, halve or double the factor.
 
         Args:
             too_large: Whether ``overflows`` found too many large elements.

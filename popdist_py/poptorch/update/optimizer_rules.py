@@ -1,4 +1,4 @@
-"""Checks of the user's optimiser and scheduler, and rules for changes after compiling."""
+"""Checks of the user's optimiser and scheduler, and rules for their changes after compiling."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
 __all__ = ["Layout", "OptimizerRules", "check_optimizer", "check_scheduler", "mean_strategy"]
 
-# The optimiser classes that the device can run. For a subclass, the device runs the arithmetic of
-# the parent class.
+# The optimiser classes that the device can run. For a subclass of one of them, the device runs the
+# arithmetic of the parent class.
 _KNOWN: Final = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -42,7 +42,8 @@ _BUILT_IN: Final = (
     "second_order_momentum_accum_type",
 )
 
-# The arguments that choose the implementation of torch's optimisers on the host.
+# The arguments that choose the implementation of torch's optimisers on the host, and do not affect
+# the device.
 _SWITCHES_OF_TORCH: Final = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -50,8 +51,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Check that the device can run ``optimizer``.
 
     Raises:
-        AssertionError: The type of the optimiser is not supported, ``centered`` differs between
-            groups, or ``betas`` is not a pair.
+        AssertionError: The optimiser's type is not supported, ``centered`` differs between
+            parameter groups, or ``betas`` is not a pair.
         ValueError: The optimiser uses amsgrad.
     """
     kind_of(optimizer)
@@ -78,8 +79,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Check that ``scheduler`` can be stepped after each weight update of ``optimizer``.
 
     Raises:
-        Error: ``scheduler`` is not a scheduler of torch, needs a metric, or belongs to another
-            optimiser.
+        Error: ``scheduler`` is not a learning-rate scheduler of torch, its step() needs a metric,
+            or it belongs to another optimiser.
     """
     for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
         name = type(part).__name__
@@ -103,8 +104,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:
     """Return the strategy for averaging gradients that the optimiser's accumulators need.
 
-    Float16 accumulators need a running mean, which keeps the values in the range of float16. With
-    ``use_combined_accum``, the mean is computed after the accumulation.
+    Float16 gradient accumulators need a running mean, which keeps their values in the range of
+    float16. With ``use_combined_accum``, the mean is computed after the accumulation instead.
     """
     half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
     if half and not getattr(optimizer, "use_combined_accum", False):
@@ -114,12 +115,13 @@ def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrate
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parts of an optimiser that are fixed in a compiled program.
+    """The properties of an optimiser that are fixed in a compiled program.
 
     Attributes:
         type: The optimiser class whose arithmetic the device runs.
-        groups: For each group, the ids of its parameters and the keys of its state tensors.
-        built_in: The values of other attributes that determine the computation of the update.
+        groups: For each parameter group, the ``id`` of its parameters and the keys of its state
+            tensors.
+        built_in: The values of other attributes that determine how the update is computed.
     """
 
     type: type
@@ -128,7 +130,7 @@ class Layout:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Layout:
-        """Return the layout of a user's optimiser."""
+        """Return the Layout of a user's optimiser."""
         kind = kind_of(optimizer)
         groups = tuple(
             (tuple(map(id, group["params"])), *(key for key in kind.state if is_kept(key, group)))
@@ -137,20 +139,20 @@ class Layout:
         return cls(kind.type, groups, tuple(getattr(optimizer, n, None) for n in _BUILT_IN))
 
     def trains_as(self, other: Layout) -> bool:
-        """Tell whether two layouts have the same parameters in the same order.
+        """Tell whether this Layout and ``other`` have the same parameters in the same order.
 
-        The division of the parameters into groups may differ.
+        The parameters may be divided into different parameter groups.
         """
         own, others = ([i for ids, *_ in one.groups for i in ids] for one in (self, other))
         return own == others
 
 
 class OptimizerRules:
-    """A comparison of an optimiser with its state at the last call of ``accept``.
+    """A check that the program changes only settings that may change after compiling.
 
     Args:
-        relaxed: Whether warnings are logged at the debug level.
-        automatic_loss_scaling: Whether the loss scaling changes automatically.
+        relaxed: Whether warnings are logged only at the debug level.
+        automatic_loss_scaling: Whether the loss scaling is adapted automatically.
     """
 
     def __init__(self, *, relaxed: bool, automatic_loss_scaling: bool = False) -> None:
@@ -163,14 +165,14 @@ class OptimizerRules:
         self._ignored: list[Any] | None = None
 
     def accept(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> bool:
-        """Store the optimiser's settings; return whether they differ from the last settings.
+        """Check and store the optimiser's settings, and return whether any setting has changed.
 
         Args:
             optimizer: The user's optimiser.
-            compiled: Whether the model is compiled.
+            compiled: Whether the model has already been compiled.
 
         Raises:
-            Error: A constant attribute differs from its value at compile time.
+            Error: A constant setting differs from its value at compile time.
         """
         if self._automatic_loss_scaling and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
@@ -194,10 +196,10 @@ class OptimizerRules:
         return changed
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store the settings that must not change after compiling, with their present values.
+        """Store the present values of the settings that must not change after compiling.
 
-        A PopTorch optimiser marks its variable settings. In a torch optimiser, a setting other than
-        the learning rate is constant if it has torch's default value.
+        A PopTorch optimiser stores which of its settings are variable. In a torch optimiser, the
+        learning rate is variable, and any other setting with torch's default value is constant.
         """
         self._constants = {
             name: value
@@ -225,7 +227,8 @@ class OptimizerRules:
     def _look_for_ignored(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn if ``velocity_scaling`` has changed and this variant of SGD ignores it.
 
-        The constructor of the optimiser has warned of the first value already.
+        The optimiser's constructor has already warned about the first value of
+        ``velocity_scaling``.
         """
         ignored = [
             group.get("velocity_scaling")
@@ -237,7 +240,7 @@ class OptimizerRules:
         self._ignored = ignored
 
     def _look_for_idle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn of arguments that only affect torch's implementation on the host."""
+        """Warn about arguments that only choose torch's implementation on the host."""
         groups = optimizer.param_groups
         found = [name for name in _SWITCHES_OF_TORCH if any(group.get(name) for group in groups)]
         if found:
@@ -283,13 +286,13 @@ def _scales_velocity(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_marked(optimizer: torch.optim.Optimizer, setting: str) -> bool:
-    """Tell whether a PopTorch optimiser marks a setting as variable after compiling."""
+    """Tell whether the program marked a PopTorch optimiser's setting as variable."""
     attributes = getattr(optimizer, "variable_attrs", None)
     return attributes is not None and setting.split(" of ")[0] in attributes._variable_attributes
 
 
 def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
-    """Return advice for the user to make a setting variable after compiling."""
+    """Return advice for the user on how to make a setting variable after compiling."""
     name = setting.split(" of ")[0]
     cycled = any("max_momentum" in group for group in optimizer.param_groups)
     scheduler = ", or give the scheduler cycle_momentum=False" if cycled else ""
@@ -306,7 +309,7 @@ def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
 
 
 def _is_variable(optimizer: torch.optim.Optimizer, setting: str) -> bool:
-    """Tell whether a setting may change after compiling."""
+    """Tell whether a setting of the optimiser may change after compiling."""
     if hasattr(optimizer, "variable_attrs"):
         return _is_marked(optimizer, setting)
     name = setting.split(" of ")[0]

@@ -20,12 +20,12 @@ _OTHERS: Final = ("learningRate", "weightDecay")
 
 
 def name_of(rate: str, parameter: str) -> str:
-    """Return the device's name for the rate of one parameter."""
+    """Return the device's name for a rate (such as the learning rate) of one parameter."""
     return f"{rate}___specific___{parameter}"
 
 
 def of_parameter(parameter: str, rates: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return the rates in ``rates`` that belong to one parameter."""
+    """Select those rates from ``rates`` that belong to one parameter."""
     names = {rate: name_of(rate, parameter) for rate in (*_SGD, *_OTHERS)}
     return {rate: float(rates[name]) for rate, name in names.items() if name in rates}
 
@@ -33,7 +33,7 @@ def of_parameter(parameter: str, rates: Mapping[str, torch.Tensor]) -> dict[str,
 def device_rates(
     settings: Mapping[str, Any], loss_scaling: float, *, is_sgd: bool
 ) -> dict[str, torch.Tensor]:
-    """Return the rates that the device stores for the settings of a group."""
+    """Convert the settings of a parameter group to the rates that the device stores."""
     lr, decay = float(settings["lr"]), float(settings["weight_decay"])
     if is_sgd:
         rate = lr * (1 - float(settings["dampening"]))
@@ -46,11 +46,12 @@ def device_rates(
 def given(
     settings: Mapping[str, Any], loaded: Mapping[str, float], loss_scaling: float, *, is_sgd: bool
 ) -> tuple[Any, Any]:
-    """Return the learning rate and the weight decay that correspond to the device's rates.
+    """Convert the device's rates of a parameter to a learning rate and a weight decay.
 
     Args:
         settings: The settings of the parameter's group in the user's optimiser.
-        loaded: The loaded rates of one parameter that differ from the rates of ``settings``.
+        loaded: The rates of one parameter that the program loaded and that differ from
+            ``settings``.
         loss_scaling: The loss scaling on the device.
         is_sgd: Whether the optimiser is SGD.
     """
@@ -60,7 +61,8 @@ def given(
     if not is_sgd:
         return loaded.get("learningRate", lr), loaded.get("weightDecay", decay)
     share = 1 - float(settings["dampening"])
-    # On the device, a loaded learning rate does not change the factor on the weights.
+    # On the device, the learning rate and the factor on the weights are separate numbers. Loading
+    # only a learning rate does not change this factor.
     factor = loaded.get("weightDecayScaleFactor0", 1 - float(lr) * share * float(decay))
     if share and "scaledLearningRate0" in loaded:
         lr = loaded["scaledLearningRate0"] * loss_scaling / share

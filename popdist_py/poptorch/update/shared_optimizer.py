@@ -1,12 +1,13 @@
 """The class SharedOptimizer, which updates weights in memory that the instances of a host share.
 
-Without sharing, all instances would make the same update of the same weights. With sharing, each
-instance sums the gradients of one slice of the weights, and updates this slice in the shared
-memory. So the instances do not exchange reduced gradients, and the host stores weights and
-optimiser state only once.
+Without shared weights, all instances would make the same update of the same weights. With shared
+weights, each instance sums the gradients of one slice of the weights, and updates this slice in the
+shared memory. Therefore the instances do not exchange reduced gradients, and the host stores
+weights and optimiser state only once.
 
-The shared memory is written only in a step, which all instances make together. Weights and state
-that a program loads between steps remain in the instance's own memory until the next step.
+Instances write to the shared memory only during an optimiser step, which all instances make
+together. Weights and state that a program loads between steps remain in the instance's own memory
+until the next step.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def can_share(
 ) -> bool:
     """Tell whether the instances may use a SharedOptimizer.
 
-    The instances must share memory, and the update of each element must be independent of the other
-    elements. The parameters must be contiguous and of dtype float32 or float64.
+    The instances must share memory, and the update of each weight must be independent of all other
+    weights. The parameters must be contiguous and of dtype float32 or float64.
 
     Args:
         optimizer: The user's optimiser.
-        parameters: The device parameters that a step updates.
-        communicator: The communicator for calls between the instances.
+        parameters: The device parameters that an optimiser step updates.
+        communicator: The communicator that connects the instances.
     """
     return (
         communicator.host_memory is not None
@@ -59,8 +60,8 @@ class _Shard:
     Attributes:
         parameter: The index of the parameter.
         name: The name of the parameter.
-        part: The slice of the elements in the flattened parameter.
-        weights: The elements in the shared memory, as the tensor that torch's optimiser updates.
+        part: The position of these elements in the flattened parameter, as a slice.
+        weights: The tensor of these elements in the shared memory, which torch's optimiser updates.
     """
 
     parameter: int
@@ -70,19 +71,19 @@ class _Shard:
 
 
 class SharedOptimizer(DeviceOptimizer):
-    """An optimiser that updates this instance's slice of weights that all instances share.
+    """An optimiser that updates one slice of the weights that all instances of a host share.
 
-    The constructor is a collective call, and moves the parameters into shared memory.
+    All instances must call the constructor together. It moves the parameters into shared memory.
 
     Args:
         source: The user's optimiser.
         device_of: A function that returns the device parameters of a host parameter.
-        names: The device parameters that a step updates, by name.
-        parameters: The device parameters in ``names``, in the order of ``gradients``. All instances
-            must use the same order.
-        gradients: The tensor that contains this instance's gradient of each parameter.
-        communicator: The communicator for calls between the instances, which must have a
-            ``host_memory``.
+        names: The device parameters that an optimiser step updates, by name.
+        parameters: The device parameters in ``names``, in the order of ``gradients``. The order
+            must be equal on all instances.
+        gradients: For each parameter, the tensor that contains this instance's gradient.
+        communicator: The communicator that connects the instances. Its attribute ``host_memory``
+            must not be None.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class SharedOptimizer(DeviceOptimizer):
             [shard.weights for shard in self._shards],
             [gradients[shard.parameter].view(-1)[shard.part] for shard in self._shards],
         )
-        # The number of steps made, and for each parameter the difference between a loaded step
-        # count and this number.
+        # The number of optimiser steps made, and for each parameter the difference between a loaded
+        # step count and this number.
         self._done = 0
         self._ahead: dict[str, float] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -136,7 +137,7 @@ class SharedOptimizer(DeviceOptimizer):
         return False
 
     def sync(self, source: torch.optim.Optimizer) -> None:
-        """Copy the present settings of the user's optimiser."""
+        """Copy the present settings of the user's optimiser to the device's optimiser."""
         super().sync(source)
         self._state_is_shared = False
 
@@ -145,7 +146,7 @@ class SharedOptimizer(DeviceOptimizer):
         """Update this instance's slice of the weights, and wait for the other instances.
 
         Args:
-            loss_scale: The loss scale of the gradients, which the update divides out.
+            loss_scale: The loss scale, by which the update divides the gradients.
         """
         self._take_weights()
         self._take_loaded()
@@ -155,13 +156,13 @@ class SharedOptimizer(DeviceOptimizer):
         try:
             self._communicator.agree(_UPDATED)
         except PopdistError:
-            # The lost instance may not have updated its slice of the weights.
+            # An instance was lost, and may not have updated its slice of the weights.
             self._is_half_done = True
             raise
         self._show_weights()
 
     def _update(self, loss_scale: float) -> None:
-        # An instance without a slice still takes part in the reduction of the norm.
+        # An instance whose slice is empty still takes part in the reduction of the gradients' norm.
         if self._shards:
             super()._update(loss_scale)
         elif self.max_grad_norm != float("inf"):
@@ -174,7 +175,7 @@ class SharedOptimizer(DeviceOptimizer):
         )
         total = np.array([squares])
         self._communicator.all_reduce(total, name="squared norm of the gradients")
-        # torch.nn.utils.clip_grad_norm_ uses the same factor.
+        # The factor is the same as in torch.nn.utils.clip_grad_norm_.
         factor = min(1.0, self.max_grad_norm / (float(total[0]) ** 0.5 + 1e-6))
         if gradients:
             torch._foreach_mul_(gradients, factor)
@@ -189,7 +190,7 @@ class SharedOptimizer(DeviceOptimizer):
                 shard.weights.copy_(parameter.detach().view(-1)[shard.part])
 
     def _show_weights(self) -> None:
-        """Make all parameters use the shared memory."""
+        """Make all parameters use the shared memory again."""
         places = zip(self.parameters, self._addresses, self._weights.views, strict=True)
         for parameter, address, view in places:
             if parameter.data_ptr() != address:
@@ -198,15 +199,15 @@ class SharedOptimizer(DeviceOptimizer):
     # -- state --------------------------------------------------------------------------------
 
     def _begin_state(self) -> None:
-        """Fill this instance's slice of the state with the initial values."""
+        """Fill this instance's slice of the optimiser state with the initial values."""
         for key, rooms in self._state.items():
             first = self._first_value(key)
-            # New shared memory already contains zeros.
+            # Only values other than zero are written, because new shared memory contains zeros.
             for shard in self._shards if first else ():
                 rooms.views[shard.parameter].view(-1)[shard.part].fill_(first)
 
     def _share_state(self) -> None:
-        """Move state tensors that torch has allocated into memory that all instances can read."""
+        """Move state tensors that torch has allocated into the shared memory."""
         if self._state_is_shared:
             return
         for shard in self._shards:
@@ -221,12 +222,12 @@ class SharedOptimizer(DeviceOptimizer):
         self._state_is_shared = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the optimiser's state tensors, with the device's names as keys.
+        """Return copies of the optimiser's state tensors, by their names on the device.
 
         Before the first step, the state tensors have their initial values.
 
         Raises:
-            Error: An instance was lost during an update.
+            Error: An instance was lost during a weight update.
         """
         self.check_whole()
         state = {}
@@ -247,7 +248,7 @@ class SharedOptimizer(DeviceOptimizer):
         ).clone()
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the state tensors in ``tensors``; other state tensors keep their values."""
+        """Load the given state tensors. All other state tensors keep their values."""
         for parameter in self.parameters:
             name = self._names[id(parameter)]
             for key, prefix in self._kind.state.items():
@@ -263,13 +264,13 @@ class SharedOptimizer(DeviceOptimizer):
         self._has_loaded = True
 
     def _take_loaded(self) -> None:
-        """Copy this instance's slice of loaded state into the shared memory."""
+        """Copy this instance's slice of loaded optimiser state into the shared memory."""
         if not self._has_loaded:
             return
         for shard in self._shards:
             group = self._present[self._group_of[shard.parameter]]
             state = self._optimizer.state[shard.weights]
-            # All of torch's optimisers except SGD count their steps.
+            # All of torch's optimisers except SGD expect a step count in the state.
             state.setdefault("step", torch.zeros(()))
             for key, prefix in self._kind.state.items():
                 if not is_kept(key, group):
@@ -287,7 +288,7 @@ class SharedOptimizer(DeviceOptimizer):
 
 
 def _common(tensors: Sequence[torch.Tensor], memory: HostMemory) -> FlatBuffers:
-    """Return flat buffers for the tensors, in memory that all instances share.
+    """Return flat buffers for the tensors, in memory that all instances of the host share.
 
     All instances must call this function.
     """
@@ -306,13 +307,13 @@ def _shards(
 ) -> list[_Shard]:
     """Return the part of each parameter that is in this instance's slice of the flat buffers.
 
-    Parameters outside the slice are left out.
+    The result does not contain parameters outside this slice.
 
     Args:
         parameters: The parameters, in the order of the flat buffers.
         names: The names of the parameters.
         weights: The flat buffers in the shared memory.
-        memory: The shared memory, which determines this instance's slice.
+        memory: The shared memory of the host, which divides each buffer among the instances.
     """
     slices = {dtype: memory.own_slice(flat.numel()) for dtype, flat in weights.buffers.items()}
     shards = []

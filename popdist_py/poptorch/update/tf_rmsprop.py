@@ -11,11 +11,11 @@ __all__ = ["TensorFlowRMSprop"]
 
 
 class TensorFlowRMSprop(torch.optim.Optimizer):
-    """RMSprop with the arithmetic of TensorFlow.
+    """An optimiser: RMSprop with the arithmetic of TensorFlow.
 
     The mean of the squared gradients starts at one, and eps is added before the square root. The
     momentum buffer sums updates that are already multiplied by the learning rate. The parameter
-    groups contain lr, alpha, eps, weight_decay, momentum and centered.
+    groups must contain lr, alpha, eps, weight_decay, momentum and centered.
     """
 
     FIRST_SQUARE: Final = 1.0  # The initial value of the mean of the squared gradients.

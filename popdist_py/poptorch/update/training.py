@@ -1,8 +1,8 @@
-"""The steps of an accumulation window of a training model.
+"""The class Training, which executes the steps of an accumulation window of a training model.
 
-A window clears the gradients, accumulates and reduces them, and runs the optimiser. No other module
-waits for the reduction of gradients or runs the optimiser. ``gradients.py`` sums gradients,
-``loss_scaling.py`` adapts the loss scale, and the optimisers update the weights.
+In an accumulation window, the gradients are cleared, accumulated and reduced, and the optimiser
+updates the weights. No other module waits for the reduction of gradients or runs the optimiser. The
+module ``gradients.py`` sums gradients, and ``loss_scaling.py`` adapts the loss scale.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ class Training:
 
     Attributes:
         optimizer: The optimiser that updates the device's copy of the weights.
-        gradients: The reduction of gradients over replicas and instances.
+        gradients: The object that reduces gradients over replicas and instances.
         gradient_scale: The factor on every micro-batch's gradients, without the loss scale. The
             factor is 1 / (gradient accumulation x all replicas) for a mean, and 1 for a sum.
         half_accumulators: Whether gradients are rounded to float16 after every micro-batch.
-        scaler: The object that adapts the loss scale. If ``scaler`` is None, the program sets the
-            loss scale.
-        rounding: A function that seeds the random rounding of an update. The argument of the
-            function is the number of the micro-batch. If ``rounding`` is None, updates are rounded
-            to the nearest value.
-        compression: The compression of gradients between hosts; None for no compression.
+        scaler: The object that adapts the loss scale; None if the program sets the loss scale.
+        rounding: A function that seeds the stochastic rounding of a weight update; None to round to
+            the nearest value. The function gets the number of the micro-batch.
+        compression: The compression of gradients between hosts; None if they are not compressed.
     """
 
     optimizer: DeviceOptimizer
@@ -50,7 +48,7 @@ class Training:
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss; the update divides the gradients by this factor."""
+        """The factor on the loss, by which the update divides the gradients."""
         factor = 1.0 if self.scaler is None else self.scaler.factor
         return self.optimizer.loss_scaling * factor
 
@@ -66,7 +64,7 @@ class Training:
         self.gradients.zero()
 
     def accumulate(self) -> None:
-        """Finish a micro-batch, after all local replicas have added their gradients."""
+        """Finish a micro-batch, after all replicas of this instance have added their gradients."""
         if self.half_accumulators:
             round_gradients(self.gradients)
 
@@ -87,8 +85,8 @@ class Training:
             with activities.doing(activities.UPDATING):
                 self.optimizer.step(loss_scale)
         else:
-            # step_in_parts also waits for reductions. The time of these waits does not count as
-            # updating.
+            # The method step_in_parts also waits for the reduction of gradients. The waiting time
+            # is not recorded as updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
         # Torch's fused updates do not count their changes in the version counters of parameters.
@@ -98,7 +96,7 @@ class Training:
 
 
 class NoUpdate:
-    """The counterpart of ``Training`` for an inference model, whose methods do nothing."""
+    """A replacement of ``Training`` for inference models, whose methods do nothing."""
 
     scale = 1.0
 

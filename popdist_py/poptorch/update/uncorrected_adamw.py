@@ -11,10 +11,10 @@ __all__ = ["UncorrectedAdamW"]
 
 
 class UncorrectedAdamW(torch.optim.Optimizer):
-    """AdamW without bias correction of the moments.
+    """An optimiser: AdamW without bias correction of the moments.
 
     Both moments begin at zero, so the first updates differ from those of torch.optim.AdamW. The
-    parameter groups contain lr, betas, eps, weight_decay and maximize.
+    parameter groups must contain lr, betas, eps, weight_decay and maximize.
     """
 
     def __init__(self, params: Any) -> None:

@@ -1,5 +1,5 @@
-"""Gradients between hosts with fewer bits: in 16 bits, or as the factors of PowerSGD.
+"""Compression of the gradients that hosts send each other: to 16 bits, or to PowerSGD's factors.
 
-What a step does not send is added to the gradients of the next step (``error_feedback``).
+The compression errors of a step are added to the gradients of the next step (``error_feedback``).
 Nothing here reduces gradients within a host. May call: logger, and the library's collectives.
 """

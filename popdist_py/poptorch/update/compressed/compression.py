@@ -1,6 +1,6 @@
 """The class CompressedGradients, which compresses one model's gradients between hosts.
 
-The options choose the compression method. Data within a host is not compressed.
+The options of the model name the compression method. Gradients are not compressed within a host.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["CompressedGradients", "Reduction", "ReductionOf", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The reduction of one array, in one or two steps.
+    """The reduction of one array of gradients over all instances, in one or two steps.
 
     Attributes:
         start: A function that starts the reduction.
-        finish: A function that completes the oldest reduction that was started and not completed.
-            ``finish`` is None if ``start`` does the whole reduction.
+        finish: A function that completes the oldest reduction that has been started but not
+            completed; None if ``start`` does the whole reduction.
     """
 
     start: Callable[[], None]
@@ -43,13 +43,13 @@ class Reduction:
             self.finish()
 
 
-# A function that returns the Reduction of an array of gradients. Its arguments are the array and
-# the shapes of the array's parameters, in the order of the array.
+# A function that returns the Reduction of an array of gradients. The function gets the array, and
+# the shapes of the parameters in the order of their gradients in the array.
 ReductionOf: TypeAlias = Callable[[Array, Sequence[Sequence[int]]], Reduction]
 
 
 def exact(communicator: Communicator) -> ReductionOf:
-    """Return a function that makes reductions without compression."""
+    """Return a function that returns Reductions without compression."""
     return lambda array, _: Reduction(partial(communicator.all_reduce, array, name="gradients"))
 
 
@@ -57,19 +57,19 @@ class _Kept(Compression, Protocol):
     """A compression whose state can be saved and loaded."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, without the error feedback."""
+        """Return the state of the compression for a checkpoint, without the error feedback."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the states that ``state`` returned on all instances."""
+        """Load the states that the method ``state`` returned on all instances."""
 
 
 class CompressedGradients:
-    """The compressions of all arrays of gradients of one model.
+    """The compression of all gradients of one model between hosts.
 
     Args:
         method: The compression method, ``fp16``, ``bf16`` or ``powersgd``.
-        settings: The settings of the method.
-        communicator: The communicator for calls between the instances.
+        settings: The settings of the compression method.
+        communicator: The communicator that connects the instances.
         links: The connections between the hosts.
     """
 
@@ -88,13 +88,14 @@ class CompressedGradients:
         self._made: list[tuple[_Kept, ErrorFeedback, list[list[int]]]] = []
 
     def reduction(self, array: Array, shapes: Sequence[Sequence[int]]) -> Reduction:
-        """Return the reduction of ``array``, which has compression unless the dtype is float64.
+        """Return the Reduction of ``array``, with compression unless the dtype is float64.
 
         Args:
             array: A flat array of gradients, in memory made by ``gradient_buffer``.
             shapes: The shapes of the parameters, in the order of their gradients in ``array``.
         """
-        # A program that uses float64 needs the precision that compression would lose.
+        # Float64 gradients are not compressed, because a program that uses float64 needs the
+        # precision that compression would lose.
         if array.dtype == np.float64:
             return self._exact(array, shapes)
         feedback = ErrorFeedback(array.size)
@@ -116,16 +117,17 @@ class CompressedGradients:
     @property
     def _layout(self) -> list[Any]:
         """The values that must be equal in two models to copy error feedback between them."""
-        # The rank of PowerSGD determines which matrices are compressed, and their factors' shapes.
+        # The rank of PowerSGD determines which matrices are compressed, and the shapes of their
+        # factors.
         rank = self._settings.get("rank")
         method = self._method if rank is None else f"{self._method} rank {rank}"
         hosts = [list(instances) for instances in self._links.hosts]
         return [method, hosts, [shapes for *_, shapes in self._made]]
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as nested dicts and lists of plain values.
+        """Return the state of the compression for a checkpoint.
 
-        The plain values are tensors, numbers and strings.
+        The state consists of nested dicts and lists of tensors, numbers and strings.
         """
         return {
             "layout": self._layout,
@@ -138,12 +140,13 @@ class CompressedGradients:
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the states that :meth:`state` returned on all instances.
 
-        The error feedback is not loaded if the compression, the hosts, the instances or the
-        parameters differ from those of the saved states, because the errors would belong to other
-        elements. The loss of the error feedback is as small as the compression error of one step.
+        The stored compression errors are not loaded if the compression, the hosts, the instances or
+        the parameters have changed since the states were saved, because the errors would belong to
+        other elements. Losing these errors costs no more precision than the compression of one
+        step.
 
         Args:
-            states: The states, in the order of the instances.
+            states: The states of all instances, in the order of the instances.
         """
         method, hosts, shapes = states[0]["layout"]
         own_method, own_hosts, own_shapes = self._layout
@@ -160,7 +163,7 @@ class CompressedGradients:
             )
 
     def take_over(self, before: CompressedGradients) -> None:
-        """Copy the state of ``before``, which compressed the gradients of the same parameters.
+        """Copy the state of another object that compressed the gradients of the same parameters.
 
         If the gradients are divided into other arrays than in ``before``, the state is not copied.
         """

@@ -1,7 +1,7 @@
 """The class ErrorFeedback, which stores compression errors of gradients for the next step.
 
-This module only stores the errors. The compressions compute the errors of a step and add them to
-the gradients of the next step.
+This module only stores the errors. The modules ``power_sgd`` and ``rounded_sums`` compute the
+errors of a step and add the errors to the gradients of the next step.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class ErrorFeedback:
     """The compression errors of one array of gradients, for the parts that this instance reduces.
 
     Args:
-        size: The number of elements of the array.
+        size: The number of elements of the array of gradients.
     """
 
     def __init__(self, size: int) -> None:
-        # np.zeros allocates memory pages only when they are written. An instance writes only the
-        # parts that it reduces.
+        # The arrays take little memory: np.zeros allocates a memory page only when the page is
+        # written, and an instance writes only the parts that it reduces.
         self._rooms = {kind: np.zeros(size, np.float32) for kind in ("values", "sums")}
         self._parts: dict[str, set[tuple[int, int]]] = {kind: set() for kind in self._rooms}
         self._scale = 1.0
 
     def values(self, part: slice) -> Array:
-        """Return the errors of compressing this host's sum of a part, to be changed in place."""
+        """Return the errors of compressing this host's sum. The caller changes them in place."""
         return self._room("values", part)
 
     def sums(self, part: slice) -> Array:
-        """Return the errors of compressing the sum over all hosts, to be changed in place.
+        """Return the errors of compressing all hosts' sum. The caller changes them in place.
 
-        Only the host that computes the sum of a segment has errors for the segment.
+        Each host has these errors only for the segment of the part that the host sums.
         """
         return self._room("sums", part)
 
@@ -47,7 +47,7 @@ class ErrorFeedback:
         return self._rooms[kind][part]
 
     def rescale(self, scale: float) -> None:
-        """Convert the stored errors to gradients that are multiplied by ``scale``."""
+        """Adapt the stored errors to a new loss scale, by which gradients are multiplied."""
         if scale == self._scale:
             return
         factor = np.float32(scale / self._scale)
@@ -57,7 +57,7 @@ class ErrorFeedback:
                 self._rooms[kind][start:stop] *= factor
 
     def state(self) -> dict[str, Any]:
-        """Return the stored errors and their scale, as tensors and numbers."""
+        """Return the stored errors and their loss scale, as tensors and numbers."""
         kept = {
             kind: [
                 (start, torch.from_numpy(self._rooms[kind][start:stop].copy()))

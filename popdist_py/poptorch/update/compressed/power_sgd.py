@@ -1,12 +1,12 @@
 """PowerSGD, which sends the gradient of a matrix as two thin factors (Vogels et al. 2019).
 
-For a gradient M [n, m], the hosts sum P = M Q [n, r], make its columns orthonormal, and sum
-Q = M^T P [m, r]. Every host then computes P Q^T, an approximation of the sum of M. The error of the
-approximation is added to M in the next step, which starts from the Q of this step. The gradients of
-the first steps, and gradients whose factors would be too large, are sent without compression, as in
-torch's ``powerSGD_hook``.
+For a gradient M [n, m], the hosts sum P = M Q [n, r], make the columns of P orthonormal, and sum Q
+= M^T P [m, r]. Every host then computes P Q^T, which is an approximation of the sum of M over the
+hosts. The error of the approximation is added to M in the next step. The next step starts from the
+Q of this step. As in torch's ``powerSGD_hook``, the gradients of the first steps, and gradients
+whose factors would be too large, are sent without compression.
 
-This module does not send data itself, but yields ``Round`` objects for a communicator.
+This module does not send data itself, but yields ``Round`` objects, which a communicator executes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from popdist_py.poptorch.update.compressed.rounded_sums import own_slice, pieces
 
 __all__ = ["PowerSgd", "PowerSgdSettings"]
 
-# A matrix is compressed if it is at least this many times larger than its two factors. In torch's
-# powerSGD_hook, this number is called min_compression_rate.
+# A matrix is compressed if it is at least this many times larger than its two factors. The name of
+# this number in torch's powerSGD_hook is min_compression_rate.
 _SMALLEST_RATE: Final = 2
 _NOTHING: Final = np.empty(0, np.float32)
 
@@ -36,9 +36,10 @@ class PowerSgdSettings:
     """The settings of PowerSGD that a program may choose.
 
     Attributes:
-        rank: The number r of columns of the factors.
+        rank: The number r of columns of the factors P and Q.
         start_step: The number of steps without compression before the first compressed step.
-        warm_start: Whether a step starts from the Q of the step before, instead of random numbers.
+        warm_start: Whether a step starts from the factor Q of the step before, instead of random
+            numbers.
     """
 
     rank: int
@@ -52,12 +53,13 @@ class PowerSgdSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A parameter whose gradient is compressed.
+    """The properties of a parameter whose gradient is compressed as a matrix.
 
     Attributes:
-        index: The index among the matrices of the array, which is equal on all hosts.
-        rows: The number n of rows.
-        columns: The number m of columns.
+        index: The index of the matrix among the matrices in the array of gradients, which is equal
+            on all hosts.
+        rows: The number n of the matrix's rows.
+        columns: The number m of the matrix's columns.
     """
 
     index: int
@@ -66,12 +68,12 @@ class _Matrix:
 
 
 class PowerSgd:
-    """The PowerSGD ``Compression`` of one array of gradients.
+    """The ``Compression`` of one array of gradients by PowerSGD.
 
     Args:
-        settings: The settings, which are the same for all arrays.
-        shapes: The shapes of the parameters, in the order of the array.
-        feedback: The error feedback of the array.
+        settings: The settings of PowerSGD, which are the same for all arrays.
+        shapes: The shapes of the parameters, in the order of their gradients in the array.
+        feedback: The store for the compression errors of the array.
     """
 
     def __init__(
@@ -84,23 +86,23 @@ class PowerSgd:
         self._settings = settings
         self._feedback = feedback
         self._matrices, self._others, self._size = _cut(shapes, settings.rank)
-        self._factors: dict[int, Array] = {}  # The last Q of each matrix, by the matrix's index.
+        self._factors: dict[int, Array] = {}  # Each matrix's last Q, by index.
         self._steps = 0
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
-        """Return the parts of the array that one owner reduces (see ``Compression``).
+        """Return the parts of the array that one instance of a host reduces (see ``Compression``).
 
-        In the first ``start_step`` steps, the parts are pieces of a slice. In later steps, the
-        parts are whole matrices, and pieces of the elements between the matrices. This method
-        counts the steps, so it must be called once in each step.
+        In the first ``start_step`` steps, the parts are pieces of one slice of the array. In later
+        steps, the parts are whole matrices, and pieces of the array between the matrices. This
+        method counts the steps, so it must be called once in each step.
         """
         self._steps += 1
         if self._steps <= self._settings.start_step:
             return pieces(own_slice(self._size, owner, num_owners))
         rest = [piece for other in self._others for piece in pieces(other)]
         wholes = [slice(*bounds) for bounds in self._matrices]
-        # Assign each part, the largest first, to the owner with the fewest elements at that point.
-        # All hosts compute the same assignment.
+        # Each part is assigned to the instance ("owner") with the fewest elements so far, beginning
+        # with the largest part. All hosts compute the same assignment.
         loads, own = [0] * num_owners, []
         for part in sorted([*wholes, *rest], key=lambda s: (s.start - s.stop, s.start)):
             least = loads.index(min(loads))
@@ -111,26 +113,28 @@ class PowerSgd:
         return own
 
     def _forget_factors_of_others(self, own: Sequence[slice]) -> None:
-        """Delete loaded factors of matrices that other owners reduce.
+        """Delete loaded factors of matrices that other instances of the host reduce.
 
-        The other owners continue with newer factors of these matrices.
+        These factors would become outdated, because the other instances continue with newer
+        factors.
         """
         bounds = {(part.start, part.stop) for part in own}
         owned = {matrix.index for key, matrix in self._matrices.items() if key in bounds}
         self._factors = {index: q for index, q in self._factors.items() if index in owned}
 
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
-        """Yield the rounds that reduce one part (see ``Compression``).
+        """Yield the exchanges between hosts that reduce one part (see ``Compression``).
 
-        A compressed matrix has two rounds, the first for P and the second for Q. A part without
-        compression has one round.
+        A compressed matrix needs two exchanges (rounds): one for P and one for Q. A part without
+        compression needs one exchange.
         """
         found = self._matrices.get((part.start, part.stop))
         if found is None or self._steps <= self._settings.start_step:
             yield exact_round(total, np.add, rank, num_hosts)
             return
-        # One host computes the sums and sends them to all hosts. So the result is bit-identical on
-        # all hosts, even if their processors would compute different bits.
+        # One host computes the sums of P and Q and sends the sums to all hosts. Therefore the
+        # results are bit-identical on all hosts, even if their processors would compute different
+        # bits.
         holder = found.index % num_hosts
         matrix = total.reshape(found.rows, found.columns)
         left = self._feedback.values(part).reshape(matrix.shape)
@@ -139,8 +143,8 @@ class PowerSgd:
         own, second = _second_factor(matrix, first)
         yield _sum_at(holder, second, rank, num_hosts, orthonormal=False)
         is_finite = _rebuild(matrix, left, first, own, second)
-        # If a gradient is infinite or NaN, the whole result becomes NaN. After a result of NaN, the
-        # next step starts without error feedback and from a random Q.
+        # If a gradient is infinite or NaN, the whole result becomes NaN. After such a result, the
+        # next step starts from a random Q and without the errors of this step.
         if is_finite:
             self._factors[found.index] = second
         else:
@@ -148,10 +152,10 @@ class PowerSgd:
             left[:] = 0
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Return the Q [m, r] that this step starts from, which is equal on all hosts."""
+        """Return the factor Q [m, r] from which this step starts. Q is equal on all hosts."""
         known = self._factors.get(matrix.index) if self._settings.warm_start else None
-        # A gradient of zeros makes columns of Q zero, and these columns would remain zero in all
-        # later steps. So a Q with a zero column is replaced by random numbers.
+        # A gradient of zeros makes columns of Q zero, and zero columns would remain zero in all
+        # later steps. Therefore random numbers replace a Q that has a zero column.
         if known is not None and known.any(axis=0).all():
             return known
         seed = (self._steps, matrix.index)
@@ -161,19 +165,20 @@ class PowerSgd:
     def state(self) -> dict[str, Any]:
         """Return the number of steps, and the last Q of each matrix that this instance reduces.
 
-        Between loading a state and the next step, the result contains all loaded factors.
+        After a state was loaded and before the next step, the result contains all loaded factors.
         """
         factors = {index: torch.from_numpy(q.copy()) for index, q in self._factors.items()}
         return {"steps": self._steps, "factors": factors}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the states of all instances; each state has the factors of its instance."""
+        """Load the states of all instances, which each contain the factors of one instance."""
         self._steps = max(state["steps"] for state in states)
         self._factors = {
             index: factor.numpy().copy()
             for state in states
-            # An instance that reduces no part does not count steps. The factors of such an instance
-            # are skipped, because they are as old as the last checkpoint that it loaded.
+            # An instance that does not reduce any part does not count steps. The factors of such an
+            # instance are skipped, because they are as old as the last checkpoint that the instance
+            # loaded.
             if state["steps"] == self._steps
             for index, factor in state["factors"].items()
         }
@@ -182,11 +187,11 @@ class PowerSgd:
 def _cut(
     shapes: Sequence[Sequence[int]], rank: int
 ) -> tuple[dict[tuple[int, int], _Matrix], list[slice], int]:
-    """Divide an array of gradients into matrices to compress and the parts between them.
+    """Divide an array of gradients into matrices to compress, and the slices between them.
 
     Returns:
-        The matrices, by their bounds in the array; the slices between them; and the size of the
-        array.
+        The matrices, keyed by their bounds in the array; the slices between the matrices; and the
+        size of the array.
     """
     matrices: dict[tuple[int, int], _Matrix] = {}
     others: list[slice] = []
@@ -208,7 +213,7 @@ def _cut(
 
 @np.errstate(invalid="ignore", over="ignore")
 def _first_factor(matrix: Array, left: Array, start: Array) -> Array:
-    """Add the errors ``left`` to ``matrix`` in place; return this host's P."""
+    """Add the last step's errors ``left`` to ``matrix`` in place, and return this host's P."""
     first = np.empty((len(matrix), start.shape[1]), np.float32)
     for block in _blocks(matrix):
         np.add(matrix[block], left[block], out=matrix[block])
@@ -218,24 +223,25 @@ def _first_factor(matrix: Array, left: Array, start: Array) -> Array:
 
 @np.errstate(invalid="ignore", over="ignore")
 def _second_factor(matrix: Array, first: Array) -> tuple[Array, Array]:
-    """Return this host's Q, and a copy that will be overwritten with the sum over the hosts."""
+    """Return this host's Q, and a copy that will be overwritten with the sum of all hosts' Q."""
     own = np.ascontiguousarray(matrix.T @ first)
     return own, own.copy()
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array) -> bool:
-    """Write the approximation P Q^T into ``matrix``, and the error of this host into ``left``.
+    """Write the product P Q^T into ``matrix``, and the error of this host's product into ``left``.
 
     Args:
-        matrix: The gradient of this host with the error of the last step; overwritten.
-        left: The memory for the error of this step; overwritten.
+        matrix: The gradient of this host plus the error of the last step. The function overwrites
+            it with the result.
+        left: The memory for the error of this step, which the function overwrites.
         first: The factor P.
         own: The factor Q of this host.
-        second: The sum of the factors Q of all hosts.
+        second: The sum of the factors Q over all hosts.
 
     Returns:
-        Whether both factors are finite.
+        Whether all numbers of the summed factors P and Q are finite.
     """
     own_columns, columns = own.T.copy(), second.T.copy()
     blocks = _blocks(matrix)
@@ -244,8 +250,8 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
         part, thin = matrix[block], first[block]
         product = scratch[: len(part)]
         np.subtract(part, np.matmul(thin, own_columns, out=product), out=left[block])
-        # Multiply and add column by column, because these operations give the same bits on all
-        # processors. A matrix product may give different bits.
+        # P Q^T is computed column by column, because element-wise products and sums have the same
+        # bits on all processors. The bits of a matrix product may differ between processors.
         np.multiply(thin[:, :1], columns[0], out=part)
         for k in range(1, thin.shape[1]):
             np.multiply(thin[:, k : k + 1], columns[k], out=product)
@@ -254,17 +260,17 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
 
 
 def _blocks(matrix: Array) -> list[slice]:
-    """Divide the rows of ``matrix`` into blocks that fit into the CPU cache."""
+    """Divide the rows of a matrix into blocks that fit into the CPU cache."""
     rows = max(1, CHUNK_BYTES // 4 // matrix.shape[1])
     return [slice(start, start + rows) for start in range(0, len(matrix), rows)]
 
 
 def _sum_at(holder: int, factor: Array, rank: int, num_hosts: int, *, orthonormal: bool) -> Round:
-    """Return the round that sums ``factor`` over the hosts in place.
+    """Return the exchange (round) that sums ``factor`` over the hosts in place.
 
     Args:
         holder: The rank of the host that computes the sum and sends it to all hosts.
-        factor: The factor of this host; overwritten with the sum.
+        factor: The factor of this host, which the exchange overwrites with the sum.
         rank: The rank of this host.
         num_hosts: The number of hosts.
         orthonormal: Whether the columns of the sum are made orthonormal.
@@ -286,7 +292,8 @@ def _sum_at(holder: int, factor: Array, rank: int, num_hosts: int, *, orthonorma
 def _orthonormal(factor: Array) -> Array:
     """Return orthonormal columns whose span contains the columns of ``factor``.
 
-    ``factor`` may have linearly dependent columns. If ``factor`` is not finite, the result is NaN.
+    The columns of ``factor`` may be linearly dependent. If a number in ``factor`` is not finite,
+    all numbers of the result are NaN.
     """
     if not np.isfinite(factor).all():
         return np.full_like(factor, np.nan)

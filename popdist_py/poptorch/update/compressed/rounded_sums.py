@@ -1,11 +1,11 @@
 """Gradient sums that hosts send to each other in fp16 or bf16, with error feedback.
 
 The rounding error of a sum is added to the sum of the next step (Seide et al. 2014). With more than
-two hosts, one host adds up a segment and rounds the sum a second time (Tang et al. 2019). NumPy
-does the arithmetic, and torch converts between formats. NumPy's own conversion of float16 takes
-fifty times as long.
+two hosts, each host adds up one segment of the array and rounds the segment's sum a second time
+(Tang et al. 2019). The module adds with NumPy and converts between formats with torch, because
+NumPy's conversion of float16 takes fifty times as long.
 
-This module does not send data itself, but yields ``Round`` objects for a communicator.
+This module does not send data itself, but yields ``Round`` objects, which a communicator executes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
 __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 
 FORMATS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# The number of elements in one piece. Reductions without compression send pieces of the same size.
+# The number of elements in one piece of an array, as in reductions without compression.
 _PIECE: Final = 2 * CHUNK_BYTES // 4
 # An encoded segment begins with the exponent of its scale, a 32-bit integer.
 _HEADER_BYTES: Final = 4
 # Before rounding to float16, values are scaled by a power of two, so that the largest magnitude is
-# just below 2 ** 15. The largest float16 value is 65504. The limit of the exponent keeps the scale
-# and its inverse in the range of normal float32 numbers.
+# just below 2 ** 15. The largest float16 value is 65504. The limit of the exponent keeps both the
+# scale and its inverse in the range of normal float32 numbers.
 _TOP, _LARGEST_EXPONENT = 15, 126
-# From this exponent on, a value that is rounded up may overflow float32 when the scale is undone.
+# With a scale of this exponent or a larger one, a value that was rounded up may overflow float32
+# when the scale is undone.
 _MAY_OVERFLOW = 128 - _TOP
 
 
 def own_slice(size: int, owner: int, num_owners: int) -> slice:
-    """Return the slice of an array with ``size`` elements that one owner reduces."""
+    """Return the slice of an array of ``size`` elements that one instance of a host reduces."""
     return slice(size * owner // num_owners, size * (owner + 1) // num_owners)
 
 
 def pieces(whole: slice) -> list[slice]:
-    """Divide a slice into pieces.
+    """Divide a slice of an array into pieces of about equal size.
 
     A piece fits into the CPU cache, and is large enough to keep the number of calls small.
     """
@@ -53,12 +54,12 @@ def pieces(whole: slice) -> list[slice]:
 
 
 class RoundedSums:
-    """The ``Compression`` of one array whose sums are sent in a 16-bit format.
+    """The ``Compression`` of one array of gradients, whose sums are sent in a 16-bit format.
 
     Args:
-        name: The format, ``fp16`` or ``bf16``.
+        name: The name of the 16-bit format, ``fp16`` or ``bf16``.
         size: The number of elements of the array.
-        feedback: The error feedback of the array.
+        feedback: The store for the rounding errors of the array.
     """
 
     def __init__(self, name: str, size: int, feedback: ErrorFeedback) -> None:
@@ -66,20 +67,20 @@ class RoundedSums:
         self._format = FORMATS[name]
         self._size = size
         self._feedback = feedback
-        # Buffers are kept for later rounds, because new memory costs one page fault for every
-        # 4 KiB. A page fault takes as long as converting 4 KiB of values.
+        # Buffers are kept for later steps, because new memory causes one page fault for every 4
+        # KiB. A page fault takes as long as the conversion of 4 KiB of values.
         self._decoded = np.empty(min(size, _PIECE), np.float32)
         self._free: dict[int, list[Array]] = {}
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
-        """Return the parts of the array that one owner reduces, which are pieces of its slice."""
+        """Return the pieces of the array's slice that one instance of a host reduces."""
         return pieces(own_slice(self._size, owner, num_owners))
 
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
-        """Yield the one round that sums ``total`` over the hosts (see ``Compression``).
+        """Yield the only exchange (round) that sums ``total`` over the hosts (see ``Compression``).
 
-        Each host sends rounded values. With more than two hosts, each host sums one segment and
-        also sends the rounded sum to the other hosts.
+        Each host sends its values, rounded to 16 bits. With more than two hosts, each host sums one
+        segment of the array, and also sends the rounded sum to the other hosts.
         """
         cut = segments(total, num_hosts)
         own = cut[min(rank, len(cut) - 1)]
@@ -98,7 +99,8 @@ class RoundedSums:
         else:
             sums += [self._room(one.nbytes) for one in encoded]
             yield Round(encoded, combine, sums)
-            # The segment that this host has summed already contains the rounded values.
+            # The segment that this host has summed is skipped, because it already contains the
+            # rounded values.
             for segment, one in zip(cut, sums, strict=True):
                 if segment is not own:
                     self._decode(one, segment)
@@ -111,14 +113,15 @@ class RoundedSums:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _encode(self, values: Array, left: Array, out: Array | None = None) -> Array:
-        """Encode the sum of ``values`` and ``left`` in 16 bits; return the encoded bytes.
+        """Encode the sum of ``values`` and ``left`` in 16 bits, and return the encoded bytes.
 
         Infinite and NaN values remain infinite and NaN, and their rounding error counts as 0.
 
         Args:
-            values: The values to encode; overwritten with the rounded values.
-            left: The rounding errors of the last step; overwritten with those of this step.
-            out: The buffer for the encoded bytes; by default one of this object's buffers.
+            values: The values to encode. The method overwrites them with the rounded values.
+            left: The rounding errors of the last step. The method overwrites them with the errors
+                of this step.
+            out: The buffer for the encoded bytes. The default is one of this object's buffers.
         """
         encoded = self._room(_HEADER_BYTES + 2 * values.size) if out is None else out
         np.add(values, left, out=left)
@@ -132,9 +135,9 @@ class RoundedSums:
         np.subtract(left, values, out=left)
         is_finite = is_finite and exponent < _MAY_OVERFLOW
         if not is_finite and not math.isfinite(left.sum()):
-            # If a finite value was rounded to infinity, its error is infinite. If a value was
-            # infinite or NaN before, its error is NaN. Subtracting 1 from the bits replaces a wrong
-            # infinity by the next value towards zero, which is finite.
+            # The rounding error of a value is infinite if a finite value was rounded to infinity.
+            # The rounding error is NaN if the value was already infinite or NaN. Subtracting 1 from
+            # the bits replaces a wrong infinity by the next value towards zero, which is finite.
             rounded_up = np.isinf(left)
             if rounded_up.any():
                 encoded[_HEADER_BYTES:].view(np.int16)[rounded_up] -= 1
@@ -154,21 +157,21 @@ class RoundedSums:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _add_others(self, values: Sequence[Array], rank: int, own: Array) -> None:
-        """Add the values that the other hosts sent to ``own``.
+        """Add the other hosts' values to the segment ``own`` of this host.
 
-        With two hosts, both hosts compute bit-identical sums.
+        If there are two hosts, both compute bit-identical sums.
         """
         other = self._decoded[: own.size]
         for sender, value in enumerate(values):
             if sender != rank:
                 self._decode(value, other)
-                # Add in the order of the hosts. The sum of two NaN values has the bits of the first
-                # operand, so the order affects the result.
+                # The values are added in the order of the hosts. The order affects the result,
+                # because the sum of two NaN values has the bits of the first operand.
                 first, second = (other, own) if sender < rank else (own, other)
                 np.add(first, second, out=own)
 
     def state(self) -> dict[str, Any]:
-        """Return an empty state, because only the error feedback persists between steps."""
+        """Return an empty state, because only the rounding errors persist between steps."""
         return {}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
