@@ -24,7 +24,7 @@ from popdist_py.poptorch import (
     testing,
     torch_ops,
 )
-from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
+from popdist_py.poptorch.calls.custom_type_parsers import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.dataloader import DataLoader
 from popdist_py.poptorch.enums import (

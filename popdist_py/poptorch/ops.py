@@ -22,15 +22,15 @@ from popdist_py.poptorch.operators.point_clouds import fps, nearest
 from popdist_py.poptorch.operators.printing import ipu_print_tensor
 from popdist_py.poptorch.tracing import current_forward
 from popdist_py.poptorch.tracing.block_recorder import on_host
-from popdist_py.poptorch.tracing.observations import (
-    note_checkpoint,
-    note_proportion,
-    serial_products,
-)
 from popdist_py.poptorch.tracing.operator_limits import check_proportion
 from popdist_py.poptorch.tracing.overlapped_io import (
     set_overlap_for_input,
     set_overlap_for_output,
+)
+from popdist_py.poptorch.tracing.recorded_operations import (
+    note_checkpoint,
+    note_proportion,
+    serial_products,
 )
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.calls.custom_types import parser_of
+from popdist_py.poptorch.calls.custom_type_parsers import parser_of
 from popdist_py.poptorch.errors import Error
 
 __all__ = [

@@ -23,7 +23,7 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import give_back_kept_memory
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation import backends
-from popdist_py.poptorch.compilation.agreement import Agreement
+from popdist_py.poptorch.compilation.backend_comparison import Agreement
 from popdist_py.poptorch.compilation.backends import Backend
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.replicas import DeviceModel, Replicas

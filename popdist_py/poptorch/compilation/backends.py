@@ -40,7 +40,6 @@ import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.device_context import Mode
-from popdist_py.poptorch.execution.modes import MixedPrecision
 from popdist_py.poptorch.execution.replica_graphs.graph_replicas import GraphReplicas
 from popdist_py.poptorch.execution.replicas import (
     DeviceModel,
@@ -48,6 +47,7 @@ from popdist_py.poptorch.execution.replicas import (
     LoopReplicas,
     Replicas,
 )
+from popdist_py.poptorch.execution.torch_modes import MixedPrecision
 from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
 from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 

@@ -17,7 +17,7 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import freed_memory_given_back
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation.compiled import Compiled, Executable
+from popdist_py.poptorch.compilation.compiled_model import Compiled, Executable
 from popdist_py.poptorch.compilation.model_checks import (
     check_changed_buffers,
     check_norm_groups,
@@ -27,20 +27,20 @@ from popdist_py.poptorch.compilation.program_builder import build_program
 from popdist_py.poptorch.compilation.source_model import SourceModel
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.device_context import DeviceContext
-from popdist_py.poptorch.execution.modes import MixedPrecision
+from popdist_py.poptorch.execution.torch_modes import MixedPrecision
 from popdist_py.poptorch.group_norms.batch_norm import OneValueAllowed
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.graph_of_model import graph_or_none, watched_model
 from popdist_py.poptorch.on_ipu.memory_check import check_memory
 from popdist_py.poptorch.on_ipu.published_figures import keep_device_document
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.options_without_effect import say_idle_options
 from popdist_py.poptorch.options.profile_folder import profile_folder
-from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.tracing.first_forward import FirstForward, first_forward
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers
+from popdist_py.poptorch.weights.copy_before_read import plain_class
 from popdist_py.poptorch.weights.device_state import DeviceState
 from popdist_py.poptorch.weights.norm_statistics import norm_statistics
-from popdist_py.poptorch.weights.watched_module import plain_class
 from popdist_py.timeline import spans
 
 __all__ = ["compile_model"]

@@ -20,7 +20,7 @@ from popdist_py.atomic_file import open_private, replaced_at_end
 from popdist_py.own_files.owner import NotOwnFileError, check_own_folder, open_own
 from popdist_py.own_files.seal import is_sealed, sealed
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation.compiled import Executable
+from popdist_py.poptorch.compilation.compiled_model import Executable
 from popdist_py.poptorch.compilation.model_key import model_key
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options

@@ -12,7 +12,7 @@ from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.options.without_effect import say_idle_in_model
+from popdist_py.poptorch.options.options_without_effect import say_idle_in_model
 from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 
 __all__ = ["check_changed_buffers", "check_norm_groups", "check_placement"]

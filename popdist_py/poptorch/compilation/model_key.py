@@ -10,16 +10,16 @@ from torch import nn
 
 from popdist_py import __version__
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation.code_text import code_text
+from popdist_py.poptorch.compilation.model_key_text import code_text
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.annotations import is_block
-from popdist_py.poptorch.weights.watched_module import plain_class
+from popdist_py.poptorch.weights.copy_before_read import plain_class
 
 __all__ = ["model_key"]
 
 # The version of the file format of executables (stored compiled models). Increase this version if a
 # new release cannot read the executables that earlier releases stored.
-_FORMAT = 4
+_FORMAT = 5
 
 
 def model_key(

@@ -37,7 +37,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from popdist_py.poptorch.weights.watched_module import plain_class
+from popdist_py.poptorch.weights.copy_before_read import plain_class
 
 __all__ = ["code_text"]
 

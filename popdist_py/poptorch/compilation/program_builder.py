@@ -15,19 +15,19 @@ from torch import nn
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.backend_choice import BackendChoice
-from popdist_py.poptorch.compilation.compiled import Compiled, Executable
+from popdist_py.poptorch.compilation.compiled_model import Compiled, Executable
 from popdist_py.poptorch.compilation.source_model import SourceModel
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.execution.anchors import Anchors
+from popdist_py.poptorch.execution.call_times import Counters
 from popdist_py.poptorch.execution.device_context import DeviceContext, Mode
 from popdist_py.poptorch.execution.device_loop import Program
 from popdist_py.poptorch.execution.floating_point_traps import FloatingPointTraps
-from popdist_py.poptorch.execution.modes import MixedPrecision, OneThread
 from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
-from popdist_py.poptorch.execution.timings import Counters
+from popdist_py.poptorch.execution.torch_modes import MixedPrecision, OneThread
 from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
-from popdist_py.poptorch.group_norms.exchange import GroupExchange
+from popdist_py.poptorch.group_norms.statistics_exchange import GroupExchange
 from popdist_py.poptorch.on_ipu.published_figures import IpuRows, modelled_times
 from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
 from popdist_py.poptorch.tracing.first_forward import FirstForward

@@ -1,6 +1,6 @@
 """Functions that compute distances between tensors, and tolerances for rounding errors.
 
-The module ``agreement.py`` uses the functions to compare the results of replica back ends.
+The module ``backend_comparison.py`` uses the functions to compare the results of replica back ends.
 """
 
 from __future__ import annotations

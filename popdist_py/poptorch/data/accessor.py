@@ -22,8 +22,8 @@ from typing import Any, Final
 import torch
 
 from popdist_py import activities, context
-from popdist_py.poptorch.calls import custom_types
-from popdist_py.poptorch.data import drawn_orders, loader_process
+from popdist_py.poptorch.calls import custom_type_parsers
+from popdist_py.poptorch.data import loader_process, sampler_order_check
 from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
@@ -37,10 +37,10 @@ from popdist_py.poptorch.data.loader_messages import (
     Stop,
 )
 from popdist_py.poptorch.data.loader_process import Job
-from popdist_py.poptorch.data.memory_pickle import Parcel
 from popdist_py.poptorch.data.sample_source import source_of
+from popdist_py.poptorch.data.set_epoch_calls import ToldEpochs
+from popdist_py.poptorch.data.shared_file_pickle import Parcel
 from popdist_py.poptorch.data.shared_slots import Slot, read
-from popdist_py.poptorch.data.told_epochs import ToldEpochs
 from popdist_py.poptorch.enums import SharingStrategy
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -133,7 +133,7 @@ class AsynchronousDataAccessor:
                 multiprocessing.get_start_method(allow_none=True)
                 or multiprocessing.get_all_start_methods()[0]
             ),
-            parsers=custom_types.registered(),
+            parsers=custom_type_parsers.registered(),
         )
         self._slots = job.slots
         self._buffer_size = len(job.slots)
@@ -179,7 +179,7 @@ class AsynchronousDataAccessor:
         assert isinstance(first, Ready)
         self._start = first.start
         if first.order is not None:
-            drawn_orders.note(first.order)
+            sampler_order_check.note(first.order)
 
     def _explain_start(self, details: str) -> str:
         if self._process.exitcode == _UNGUARDED:

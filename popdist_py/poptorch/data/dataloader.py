@@ -21,12 +21,7 @@ from torch.utils.data import IterableDataset
 from popdist_py import activities
 from popdist_py.errors import counted
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
-from popdist_py.poptorch.data.batch_needs import (
-    empty_share,
-    too_few_batches,
-    too_few_elements,
-)
-from popdist_py.poptorch.data.epoch_start import Draws, own_random
+from popdist_py.poptorch.data.epoch_random_state import Draws, own_random
 from popdist_py.poptorch.data.loader_arguments import (
     check_batch_sampler,
     check_iterable,
@@ -37,7 +32,12 @@ from popdist_py.poptorch.data.loader_arguments import (
 from popdist_py.poptorch.data.loader_samplers import group_batches, shard_sampler
 from popdist_py.poptorch.data.sample_source import Source, length_of, loader_source
 from popdist_py.poptorch.data.samplers import GroupedBatchSampler, num_elements_of
-from popdist_py.poptorch.data.told_epochs import dataset_epochs
+from popdist_py.poptorch.data.set_epoch_calls import dataset_epochs
+from popdist_py.poptorch.data.too_small_messages import (
+    empty_share,
+    too_few_batches,
+    too_few_elements,
+)
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger

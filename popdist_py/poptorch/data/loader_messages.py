@@ -11,8 +11,8 @@ import select
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from popdist_py.poptorch.data.drawn_orders import DrawnOrder
-from popdist_py.poptorch.data.told_epochs import ToldEpochs
+from popdist_py.poptorch.data.sampler_order_check import DrawnOrder
+from popdist_py.poptorch.data.set_epoch_calls import ToldEpochs
 
 __all__ = [
     "Begun",

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.calls import custom_types
+from popdist_py.poptorch.calls import custom_type_parsers
 from popdist_py.poptorch.calls.nested_values import map_tensors, tensors_of
-from popdist_py.poptorch.data.epoch_start import Draws
+from popdist_py.poptorch.data.epoch_random_state import Draws
 from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
@@ -42,8 +42,8 @@ from popdist_py.poptorch.data.loader_messages import (
 )
 from popdist_py.poptorch.data.sample_source import LoaderArguments
 from popdist_py.poptorch.data.samplers import drawn_order
+from popdist_py.poptorch.data.set_epoch_calls import ToldEpochs
 from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
-from popdist_py.poptorch.data.told_epochs import ToldEpochs
 from popdist_py.timeline import spans
 
 __all__ = ["Job", "run"]
@@ -130,7 +130,7 @@ class _InPlaceDataset(torch.utils.data.Dataset[Any]):
             return slot, [self._dataset[index] for index in indices]
 
 
-class _InPlaceCollate(custom_types.CarriesParsers):
+class _InPlaceCollate(custom_type_parsers.CarriesParsers):
     """A collate function that writes a batch to a slot of shared memory and describes the batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], slots: list[Slot]) -> None:
@@ -405,7 +405,7 @@ def run(job: Job, connection: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     random.seed(job.seed)
-    custom_types.restore(job.parsers)
+    custom_type_parsers.restore(job.parsers)
     channel = Channel(connection)
     try:
         _Loader(job, channel).run()

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.calls.custom_types import CarriesParsers, parser_of
-from popdist_py.poptorch.data import drawn_orders
+from popdist_py.poptorch.calls.custom_type_parsers import CarriesParsers, parser_of
+from popdist_py.poptorch.data import sampler_order_check
 from popdist_py.sharding import Shard
 
 __all__ = [
@@ -55,7 +55,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._epoch = 0
         self._number = next(_numbers)
         # The description of the first order that ``order`` yields, if ``order`` is a sampler.
-        self.drawn: drawn_orders.DrawnOrder | None = None
+        self.drawn: sampler_order_check.DrawnOrder | None = None
 
     @property
     def sampler(self) -> Any:
@@ -70,8 +70,8 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._epoch += 1
         order = list(self._order)
         if self.drawn is None and not isinstance(self._order, range):
-            self.drawn = drawn_orders.DrawnOrder.of(self._number, self._order, order)
-            drawn_orders.note(self.drawn)
+            self.drawn = sampler_order_check.DrawnOrder.of(self._number, self._order, order)
+            sampler_order_check.note(self.drawn)
         if self._generator is None:
             return iter(order[window.start : window.stop])
         permutation = torch.randperm(len(order), generator=self._generator)
@@ -219,7 +219,7 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
         sampler = getattr(sampler, "sampler", None)
 
 
-def drawn_order(sampler: Any) -> drawn_orders.DrawnOrder | None:
+def drawn_order(sampler: Any) -> sampler_order_check.DrawnOrder | None:
     """Return the description of the first order that the program's own sampler drew.
 
     Returns:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from popdist_py.poptorch.calls.custom_types import parser_of
+from popdist_py.poptorch.calls.custom_type_parsers import parser_of
 from popdist_py.poptorch.calls.nested_values import map_tensors
-from popdist_py.poptorch.data.memory_pickle import aligned, anonymous_file
+from popdist_py.poptorch.data.shared_file_pickle import aligned, anonymous_file
 
 __all__ = ["Leaf", "Slot", "SlotWriter", "read"]
 

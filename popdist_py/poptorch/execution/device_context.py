@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.execution.modes import WithoutValueReads
 from popdist_py.poptorch.execution.random_streams import host_stream_kept
+from popdist_py.poptorch.execution.torch_modes import WithoutValueReads
 from popdist_py.poptorch.tracing import current_forward
 from popdist_py.poptorch.weights.device_state import DeviceState
 

@@ -16,9 +16,9 @@ from popdist_py.poptorch import enums
 from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.anchors import Anchors
+from popdist_py.poptorch.execution.call_times import Counters
 from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.replicas import Replicas
-from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.update.training import NoUpdate, Training
 from popdist_py.timeline import spans
 

@@ -20,8 +20,8 @@ from popdist_py.poptorch.calls.nested_values import Call, flatten
 from popdist_py.poptorch.execution.batch_folding import folded_batches
 from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.random_streams import RandomStreams
-from popdist_py.poptorch.group_norms.exchange import GroupExchange
-from popdist_py.poptorch.group_norms.turns import OneEnded, in_turns
+from popdist_py.poptorch.group_norms.replica_scheduler import OneEnded, in_turns
+from popdist_py.poptorch.group_norms.statistics_exchange import GroupExchange
 from popdist_py.poptorch.tracing.first_forward import FirstForward
 from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
 from popdist_py.poptorch.tracing.losses import Losses

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from popdist_py.errors import counted
-from popdist_py.poptorch.group_norms.exchange import OF_GROUP, GroupExchange
+from popdist_py.poptorch.group_norms.statistics_exchange import OF_GROUP, GroupExchange
 
 __all__ = ["GroupNorms", "OneValueAllowed", "replicas_as_channels"]
 

@@ -19,7 +19,7 @@ import torch
 
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.group_norms.turns import meet
+from popdist_py.poptorch.group_norms.replica_scheduler import meet
 
 __all__ = ["KERNELS", "GroupExchange", "Question"]
 

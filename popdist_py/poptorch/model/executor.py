@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from popdist_py.poptorch.compilation.compiled import Executable
+from popdist_py.poptorch.compilation.compiled_model import Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model import inspection, training_state
 from popdist_py.poptorch.model.device_reports import DeviceReports

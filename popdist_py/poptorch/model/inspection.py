@@ -5,7 +5,7 @@ Some functions accept None for a model that is not compiled. The functions do no
 
 from __future__ import annotations
 
-from popdist_py.poptorch.compilation.compiled import Compiled
+from popdist_py.poptorch.compilation.compiled_model import Compiled
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution import anchors
 from popdist_py.poptorch.options.options import Options

@@ -21,12 +21,12 @@ from popdist_py.poptorch.calls.call_signature import CallSignature
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.synthetic_data import SyntheticTransfer
 from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
-from popdist_py.poptorch.compilation.compiled import Compiled, Executable
+from popdist_py.poptorch.compilation.compiled_model import Compiled, Executable
 from popdist_py.poptorch.compilation.compiler import compile_model
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 from popdist_py.poptorch.compilation.program_builder import build_program
 from popdist_py.poptorch.compilation.source_model import SourceModel
-from popdist_py.poptorch.data import drawn_orders
+from popdist_py.poptorch.data import sampler_order_check
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model import compile_hooks, devices, inspection
@@ -35,8 +35,8 @@ from popdist_py.poptorch.model.other_instances import communicator_for
 from popdist_py.poptorch.model.progress import progress_bar
 from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.weights import watched_module
-from popdist_py.poptorch.weights.freshness import WeightCopy, pull_newer
+from popdist_py.poptorch.weights import copy_before_read
+from popdist_py.poptorch.weights.newer_weights import WeightCopy, pull_newer
 
 __all__ = ["ModelOnDevice"]
 
@@ -69,7 +69,7 @@ class ModelOnDevice:
         options._freeze()
         heartbeat.expect()
         self._user_model = model
-        self._model = watched_module.shallow_copy(model)
+        self._model = copy_before_read.shallow_copy(model)
         self._options = _own_options(options, training=training)
         self._training = training
         self._activity = activities.COMPUTING if training else activities.VALIDATING
@@ -93,12 +93,12 @@ class ModelOnDevice:
             self._wrap_user_model()
 
     def _wrap_user_model(self) -> None:
-        if watched_module.is_wrapped(self._user_model):
+        if copy_before_read.is_wrapped(self._user_model):
             raise RuntimeError(
                 f"{type(self._user_model).__name__} has already been wrapped in a "
                 "poptorch.trainingModel: call destroy() on that wrapper first"
             )
-        self._unwatch = watched_module.watch(
+        self._unwatch = copy_before_read.watch(
             self._user_model, self.copyWeightsToHostIfNeeded, self.destroy
         )
 
@@ -181,7 +181,7 @@ class ModelOnDevice:
                 compiled = compile_model(source, self._last_call, earlier, advance, self._placed)
                 cache.store(compiled.executable)
         if self._training:
-            drawn_orders.check(source.communicator)
+            sampler_order_check.check(source.communicator)
         return compiled, source.communicator.num_instances
 
     @property
@@ -403,7 +403,7 @@ class ModelOnDevice:
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-        self._model = watched_module.shallow_copy(self._user_model)
+        self._model = copy_before_read.shallow_copy(self._user_model)
 
     def _fetch(self) -> None:
         """Copy the weights and the optimiser state to the host, if the device has newer values."""

@@ -14,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from popdist_py.poptorch import enums, optim
-from popdist_py.poptorch.compilation.compiled import Compiled
+from popdist_py.poptorch.compilation.compiled_model import Compiled
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.update.optimizer_rules import (
     Layout,

@@ -18,7 +18,7 @@ from popdist_py import __version__
 from popdist_py.own_files.owner import NotOwnFileError, open_own
 from popdist_py.own_files.seal import is_sealed, sealed
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation.compiled import Executable
+from popdist_py.poptorch.compilation.compiled_model import Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options

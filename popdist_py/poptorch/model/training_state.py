@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from popdist_py import context
-from popdist_py.poptorch.compilation.compiled import Compiled
+from popdist_py.poptorch.compilation.compiled_model import Compiled
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 

@@ -24,13 +24,13 @@ from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.device_context import DeviceContext
-from popdist_py.poptorch.execution.modes import MixedPrecision
+from popdist_py.poptorch.execution.torch_modes import MixedPrecision
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
 from popdist_py.poptorch.on_ipu.operations_to_steps import forward_of
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.tracing.first_forward import WatchedModel
-from popdist_py.poptorch.tracing.observations import Observed, Observer
+from popdist_py.poptorch.tracing.recorded_operations import Observed, Observer
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["graph_of_forward", "graph_of_model", "graph_or_none", "watched_model"]

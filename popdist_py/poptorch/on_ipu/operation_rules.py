@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from popdist_py.ipu.graph import Kind, Product, Type
-from popdist_py.poptorch.tracing.observations import Seen
+from popdist_py.poptorch.tracing.recorded_operations import Seen
 
 __all__ = [
     "ATTENTIONS",

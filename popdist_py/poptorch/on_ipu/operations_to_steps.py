@@ -31,7 +31,7 @@ from popdist_py.poptorch.on_ipu.operation_rules import (
     per_sample,
     rule_of,
 )
-from popdist_py.poptorch.tracing.observations import (
+from popdist_py.poptorch.tracing.recorded_operations import (
     CHECKPOINT,
     PROPORTION,
     Observation,

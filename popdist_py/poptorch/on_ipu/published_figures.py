@@ -16,7 +16,7 @@ from popdist_py.ipu.runs.device_document import model_document
 from popdist_py.ipu.runs.micro_batch_times import timeline
 from popdist_py.ipu.runs.timeline_rows import ShownPiece, call_pieces
 from popdist_py.ipu.searches import Run
-from popdist_py.poptorch.execution.timings import CallTimes
+from popdist_py.poptorch.execution.call_times import CallTimes
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 from popdist_py.run_files import device_file

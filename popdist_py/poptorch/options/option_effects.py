@@ -1,8 +1,9 @@
 """The table of options, with the effect that each option has on emulated IPUs.
 
 To add an option, write its setter, its row in this table, and the code that reads the option. The
-module ``without_effect`` logs the options of a program whose rows say that they do nothing. A
-session option or an engine option can be read only if its row says that it has an effect.
+module ``options_without_effect`` logs the options of a program whose rows say that they do
+nothing. A session option or an engine option can be read only if its row says that it has an
+effect.
 """
 
 from __future__ import annotations

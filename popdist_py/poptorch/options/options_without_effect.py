@@ -14,9 +14,9 @@ from typing import Final
 
 from popdist_py.errors import counted
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options.idle_variables import idle_variables
 from popdist_py.poptorch.options.option_effects import LOCATIONS, STORED, STRATEGY, Effect, Option
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.variables_without_effect import idle_variables
 from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 
 __all__ = ["idle_options", "say_idle_in_model", "say_idle_options"]

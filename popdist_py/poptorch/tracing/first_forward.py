@@ -21,8 +21,8 @@ from popdist_py.poptorch.tracing.block_places import ForwardPlaces, Strategy
 from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
 from popdist_py.poptorch.tracing.forward_watch import ForwardWatch, WatchPart
 from popdist_py.poptorch.tracing.losses import Losses
-from popdist_py.poptorch.tracing.observations import Observer
 from popdist_py.poptorch.tracing.overlapped_io import OverlapConditions, OverlapMarks
+from popdist_py.poptorch.tracing.recorded_operations import Observer
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["FirstForward", "WatchedForward", "WatchedModel", "first_forward"]

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
 from popdist_py.poptorch.tracing.current_forward import current_watch, watched_by
 from popdist_py.poptorch.tracing.losses import Losses
-from popdist_py.poptorch.tracing.observations import Observer
 from popdist_py.poptorch.tracing.overlapped_io import OverlapMarks
+from popdist_py.poptorch.tracing.recorded_operations import Observer
 
 __all__ = ["ForwardWatch", "WatchPart"]
 

@@ -14,7 +14,7 @@ from torch import nn
 import popdist_py
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.compilation import backends
-from popdist_py.poptorch.compilation.agreement import Agreement
+from popdist_py.poptorch.compilation.backend_comparison import Agreement
 
 
 class Noisy(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation import agreement, backends, tensor_distances
+from popdist_py.poptorch.compilation import backend_comparison, backends, tensor_distances
 from popdist_py.poptorch.compilation.backends import BACKENDS, Backend
 from popdist_py.poptorch.execution.replicas import LoopReplicas
 
@@ -74,7 +74,7 @@ def test_rounding_that_a_model_enlarges_is_no_error(monkeypatch):
     assert compiled(Deep(), "fused", 12) == "fused graph"
     use(monkeypatch, OtherRounding)
     assert compiled(Deep(), "device", 12) == "toy"
-    monkeypatch.setattr(agreement, "_NOISE", 0.0)
+    monkeypatch.setattr(backend_comparison, "_NOISE", 0.0)
     with pytest.raises(poptorch.Error, match="not those of the loop"):
         compiled(Deep(), "device", 12)
 
@@ -322,7 +322,7 @@ def test_the_loop_over_two_replicas_rounds_as_the_loop_over_all(dtype, monkeypat
         )
         return distances[-1]
 
-    monkeypatch.setattr(agreement, "distances", noted)
+    monkeypatch.setattr(backend_comparison, "distances", noted)
     model = Mixed().to(dtype)
     options = quiet_options().replicationFactor(4)
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))

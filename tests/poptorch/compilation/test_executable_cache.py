@@ -35,9 +35,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.compilation import backends, model_key
-from popdist_py.poptorch.compilation.agreement import Agreement
-from popdist_py.poptorch.compilation.code_text import code_text
+from popdist_py.poptorch.compilation.backend_comparison import Agreement
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
+from popdist_py.poptorch.compilation.model_key_text import code_text
 
 
 def back_end_of(folder):

@@ -9,7 +9,7 @@ from poptorch.data.loading import ASYNC, FORK, REBATCHED, Stream, flat, numbers,
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, DataLoaderMode, Options, SharingStrategy
-from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
+from popdist_py.poptorch.calls.custom_type_parsers import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.data import accessor as accessor_module
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 

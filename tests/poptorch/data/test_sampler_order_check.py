@@ -9,7 +9,7 @@ import torch
 from poptorch.data.loading import ASYNC, numbers, read
 
 from popdist_py.poptorch import DataLoader, Options
-from popdist_py.poptorch.data import drawn_orders, samplers
+from popdist_py.poptorch.data import sampler_order_check, samplers
 
 
 class Everyone:
@@ -48,7 +48,7 @@ def torchs(seed):
 
 @pytest.fixture(autouse=True)
 def nothing_is_noted(monkeypatch):
-    monkeypatch.setattr(drawn_orders, "_drawn", [])
+    monkeypatch.setattr(sampler_order_check, "_drawn", [])
 
 
 def said(caplog, monkeypatch, seeds, make, mode):
@@ -63,7 +63,7 @@ def said(caplog, monkeypatch, seeds, make, mode):
         for _ in range(2):
             read(loader)
         loader.terminate()
-        drawn_orders.check(Everyone(process, noted))
+        sampler_order_check.check(Everyone(process, noted))
     return caplog.text
 
 
@@ -80,10 +80,10 @@ def test_one_order_is_right(caplog, monkeypatch, mode):
 
 
 def test_other_loaders_of_an_instance_are_not_taken_for_the_same(caplog):
-    noted = [(), (drawn_orders.DrawnOrder.of(0, Shuffled(1), [3, 1]),)]
-    for other in (drawn_orders.DrawnOrder.of(0, [], [1, 3]),
-                  drawn_orders.DrawnOrder.of(1, Shuffled(1), [1, 3]),
-                  drawn_orders.DrawnOrder.of(0, Shuffled(1), [1, 3, 2])):  # fmt: skip
-        drawn_orders.note(other)
-        drawn_orders.check(Everyone(0, noted))
+    noted = [(), (sampler_order_check.DrawnOrder.of(0, Shuffled(1), [3, 1]),)]
+    for other in (sampler_order_check.DrawnOrder.of(0, [], [1, 3]),
+                  sampler_order_check.DrawnOrder.of(1, Shuffled(1), [1, 3]),
+                  sampler_order_check.DrawnOrder.of(0, Shuffled(1), [1, 3, 2])):  # fmt: skip
+        sampler_order_check.note(other)
+        sampler_order_check.check(Everyone(0, noted))
     assert caplog.text == ""

@@ -19,7 +19,7 @@ from poptorch.group_norms.group_models import (
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.group_norms import exchange
+from popdist_py.poptorch.group_norms import statistics_exchange
 
 SETTER = "distributedBatchNormReplicaGroupSize"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
@@ -238,9 +238,9 @@ class Two:
 
 def test_a_group_of_two_instances_has_the_numbers_in_the_order_of_replicas():
     rows = torch.arange(100.0, 103.0).unsqueeze(1)  # replicas 3 to 5 of 6
-    groups = exchange.GroupExchange(2, 3, Two())
-    told = exchange.OF_GROUP(rows, groups.handle, "a norm").squeeze(2)
+    groups = statistics_exchange.GroupExchange(2, 3, Two())
+    told = statistics_exchange.OF_GROUP(rows, groups.handle, "a norm").squeeze(2)
     assert told.tolist() == [[2, 100], [101, 102], [101, 102]]
     with groups.alone():
-        absent = exchange.OF_GROUP(rows, groups.handle, "a norm").squeeze(2)
+        absent = statistics_exchange.OF_GROUP(rows, groups.handle, "a norm").squeeze(2)
     assert absent.tolist() == [[204, 100], [101, 102], [101, 102]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from popdist_py.poptorch.execution.modes import OneThread
-from popdist_py.poptorch.group_norms.turns import OneEnded, in_turns, meet
+from popdist_py.poptorch.execution.torch_modes import OneThread
+from popdist_py.poptorch.group_norms.replica_scheduler import OneEnded, in_turns, meet
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
-from popdist_py.poptorch.tracing.observations import Observer
+from popdist_py.poptorch.tracing.recorded_operations import Observer
 from tools.device import ipu_graphs
 
 

@@ -16,7 +16,7 @@ from popdist_py.poptorch.on_ipu.operation_rules import (
     per_sample,
     rule_of,
 )
-from popdist_py.poptorch.tracing.observations import Seen
+from popdist_py.poptorch.tracing.recorded_operations import Seen
 
 
 def seen(*shape):

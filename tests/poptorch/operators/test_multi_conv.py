@@ -11,7 +11,7 @@ from popdist_py.poptorch.enums import (
     MultiConvPlanType,
 )
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.options import without_effect
+from popdist_py.poptorch.options import options_without_effect
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Convolution(nn.Module):
 
 
 def test_settings_are_warned_of_once_by_instance_0(caplog, monkeypatch):
-    monkeypatch.setattr(without_effect, "_said", set())
+    monkeypatch.setattr(options_without_effect, "_said", set())
     some = Convolution(lambda: ops.MultiConv().availableMemoryProportions(0.1).cycleBackOff(0.1))
     none = Convolution(lambda: ops.MultiConv().planType(None))
     for model, process in ((some, 1), (none, 0), (some, 0), (some, 0)):
@@ -60,7 +60,7 @@ def test_settings_are_warned_of_once_by_instance_0(caplog, monkeypatch):
 def test_settings_of_a_cached_executable_are_warned_of(caplog, monkeypatch, tmp_path):
     model = Convolution(lambda: ops.MultiConv().perConvReservedTiles(10))
     for _ in range(2):
-        monkeypatch.setattr(without_effect, "_said", set())
+        monkeypatch.setattr(options_without_effect, "_said", set())
         options = quiet_options().enableExecutableCaching(str(tmp_path))
         poptorch.inferenceModel(model, options).compile(torch.ones(1, 2, 8, 8))
     text = "These options change the speed or memory of hardware only: "

@@ -15,7 +15,7 @@ from torch import nn
 import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch import old_spellings
-from popdist_py.poptorch.options import without_effect
+from popdist_py.poptorch.options import options_without_effect
 from popdist_py.poptorch.options.store import OptionStore
 
 # Setters that change what a model does: tests of these models see it.
@@ -208,7 +208,7 @@ def setters():
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(without_effect, "_said", set())
+    monkeypatch.setattr(options_without_effect, "_said", set())
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ from torch import nn
 from popdist_py import poptorch
 from popdist_py.poptorch.tracing.block_recorder import BlockRecorder
 from popdist_py.poptorch.tracing.forward_watch import ForwardWatch
-from popdist_py.poptorch.tracing.observations import CHECKPOINT, Observer, Seen, note_checkpoint
+from popdist_py.poptorch.tracing.recorded_operations import (
+    CHECKPOINT,
+    Observer,
+    Seen,
+    note_checkpoint,
+)
 
 
 def new_observer():

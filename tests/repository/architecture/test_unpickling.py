@@ -28,7 +28,7 @@ KNOWN = {
     "popdist_py/poptorch/checkpoint.py": ["torch.load(io.BytesIO(data), weights_only=True)"],
     # A pipe or a pair of sockets between a process and its child, without a name.
     "popdist_py/poptorch/data/loader_messages.py": ["pickle.loads(self._connection.recv_bytes())"],
-    "popdist_py/poptorch/data/memory_pickle.py": ["pickle.loads(pickled, buffers=buffers)"],
+    "popdist_py/poptorch/data/shared_file_pickle.py": ["pickle.loads(pickled, buffers=buffers)"],
     "popdist_py/poptorch/data/shared_slots.py": ["pickle.loads(description.original)"],
     "poprun_py/python_api/messages.py": ["pickle.loads(data)"],
     # What this very function has pickled.

@@ -20,7 +20,7 @@ from torch import fx
 from popdist_py.poptorch.execution.replica_graphs.passes import simplify
 from popdist_py.poptorch.execution.replica_graphs.recording import RecordedGraph
 from popdist_py.poptorch.execution.replica_order import KERNELS
-from popdist_py.poptorch.group_norms import exchange
+from popdist_py.poptorch.group_norms import statistics_exchange
 
 __all__ = ["function_of"]
 
@@ -60,7 +60,7 @@ def _fast_calls() -> dict[Any, Callable[..., Any]]:
         calls[getattr(_ATEN, name).Tensor] = getattr(torch, name)
     for name in ("view", "expand", "new_zeros"):
         calls[getattr(_ATEN, name).default] = getattr(torch.Tensor, name)
-    calls.update(KERNELS | exchange.KERNELS)
+    calls.update(KERNELS | statistics_exchange.KERNELS)
     calls[_ATEN.transpose.int] = torch.transpose
     calls[_ATEN.ne.Scalar] = torch.ne
     calls[_ATEN.where.self] = torch.where
