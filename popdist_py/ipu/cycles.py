@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from popdist_py.ipu.accumulation_window import Window, lay_out
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
 from popdist_py.ipu.stage_cycles import CYCLE_MODEL, CycleModel, StageCycles, stage_cycles
 from popdist_py.ipu.transfers import host_traffic
-from popdist_py.ipu.window import Window, lay_out
 
 __all__ = [
     "CYCLE_MODEL",

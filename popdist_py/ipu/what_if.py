@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from popdist_py.ipu.graph import Type
-from popdist_py.ipu.identical_parts import reused
+from popdist_py.ipu.identical_modules import reused
 from popdist_py.ipu.memory_contents import IpuMemory
 from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import SGD, Location

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from popdist_py.errors import plural
-from popdist_py.ipu.window import Piece, Window
+from popdist_py.ipu.accumulation_window import Piece, Window
 
 __all__ = ["MOST_PIECES", "ShownPiece", "call_pieces"]
 
