@@ -184,5 +184,5 @@ torch_ops.install()
 Options._names_in_files["poptorch"] = sys.modules[__name__]
 install_excepthook()
 
-if not TYPE_CHECKING:  # So type checkers still report unknown names.
+if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.
     __getattr__ = old_spellings.module_names("poptorch", __name__)

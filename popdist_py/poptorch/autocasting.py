@@ -16,7 +16,7 @@ __all__ = ["Policy", "autocast", "default"]
 
 
 class Policy:
-    """The dtypes in which operations should run. The emulation stores them but does not use them.
+    """Lists of operations by the dtype to run them with. The emulation does not use the lists.
 
     Args:
         fp16: The operations that should run in float16.

@@ -421,8 +421,8 @@ def _load_parts_state(loader: Any, state: list[dict[str, Any]]) -> None:
     for part, part_state in zip(_parts(loader), state, strict=False):
         values = getattr(part, "__dict__", {})
         for name, value in part_state.items():
-            # A loader for another number of instances may have samplers of other classes, without
-            # this attribute.
+            # A loader for another number of instances may have samplers that do not have all saved
+            # attributes.
             if isinstance(value, torch.Tensor) and isinstance(values.get(name), torch.Generator):
                 values[name].set_state(value)
             elif isinstance(values.get(name), int):

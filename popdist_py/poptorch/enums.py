@@ -78,7 +78,7 @@ class ConnectionType(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The way in which IPUs synchronise. It does not change the results of a model."""
+    """The way in which IPUs synchronise, which does not change a model's results."""
 
     Full = 0
     SinglePipeline = 1
@@ -149,5 +149,5 @@ class OverlapMode(Enum):
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-if not TYPE_CHECKING:  # So type checkers still report unknown names.
+if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.
     __getattr__ = old_spellings.module_names("poptorch.enums", __name__)

@@ -1,6 +1,6 @@
 """The exceptions of the PopTorch API, with PopTorch's names and attributes.
 
-As in Graphcore's PopTorch, an argument of a wrong *type* raises AssertionError instead.
+As in Graphcore's PopTorch, an argument of a wrong *type* raises AssertionError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The log of the PopTorch API, a logger with the name ``poptorch::python`` that writes to stderr.
 
-The names and numbers of log levels are those of PopTorch. This module converts them to the level
-numbers of Python's package logging.
+The names and numbers of log levels are those of PopTorch. This module converts PopTorch's log
+levels to the levels of Python's package logging.
 """
 
 from __future__ import annotations

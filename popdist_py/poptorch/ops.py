@@ -70,7 +70,7 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep these tensors for the backward pass, instead of recomputing them there.
+    """Keep tensors for the backward pass, instead of recomputing them in the backward pass.
 
     Args:
         *tensors: The tensors to keep, or one list or tuple of these tensors.
@@ -107,7 +107,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
         available_memory_proportion: The proportion of the memory of each tile, from 0 to 1.
 
     Returns:
-        The same tensor.
+        A view of ``tensor``.
 
     Raises:
         Error: ``tensor`` is not a tensor.

@@ -49,7 +49,7 @@ class SGD(Optimizer, torch.optim.SGD):
         loss_scaling: The factor that multiplies the loss before the backward pass and divides the
             gradients after it.
         velocity_scaling: The factor by which hardware scales the velocity in a combined
-            accumulator. The emulation ignores the factor.
+            accumulator. The emulation ignores ``velocity_scaling``.
         use_combined_accum: Whether one tensor stores both the velocity and the accumulated
             gradients.
         accum_type: The dtype of the gradient accumulator, float32 or float16.
@@ -298,5 +298,5 @@ class LARS(Optimizer, layerwise.LARS):
         self._begin(layerwise.LARS, locals())
 
 
-if not TYPE_CHECKING:  # So type checkers still report unknown names.
+if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.
     __getattr__ = old_spellings.module_names("poptorch.optim", __name__)

@@ -109,8 +109,8 @@ class Optimizer:
         """Connect the optimiser to a device. The device receives the optimiser's state, if any.
 
         Args:
-            fetch: A function that copies the optimiser state from the device to this object. It is
-                called before the program reads the state.
+            fetch: A function that copies the optimiser state from the device to this object. The
+                optimiser calls ``fetch`` before the program reads the state.
         """
         self._fetch = fetch
         self._pending = self._has_state

@@ -80,7 +80,7 @@ def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
         if name in settings:
             return (writer,)
     if "betas" in settings:
-        decoupled = settings.get("decoupled_weight_decay")  # Missing in older torch.
+        decoupled = settings.get("decoupled_weight_decay")  # Older torch does not have this key.
         if decoupled is None:
             return ("Adam", "AdamW")
         return ("AdamW",) if decoupled else ("Adam",)

@@ -51,9 +51,8 @@ class Channel:
 def into_timeline(profiler: torch.profiler.profile) -> None:
     """Add the trace of a torch.profiler profile to the timeline, if a timeline is recorded.
 
-    Pass the function ``into_timeline`` to torch.profiler, whose schedule chooses the steps to
-    record: ``torch.profiler.profile(schedule=...,
-    on_trace_ready=poptorch.profiling.into_timeline)``.
+    Pass ``into_timeline`` to torch.profiler, whose schedule chooses the recorded steps, as in
+    ``torch.profiler.profile(schedule=..., on_trace_ready=poptorch.profiling.into_timeline)``.
     """
     path = spans.torch_trace_path()
     if path is not None:

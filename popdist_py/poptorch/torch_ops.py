@@ -1,4 +1,4 @@
-"""The operators in ``torch.ops.poptorch``, which some programs call instead of the functions.
+"""The operators in ``torch.ops.poptorch``, which programs call instead of PopTorch's functions.
 
 Each operator has the arguments of PopTorch's operator, and calls the Python function with the same
 effect. Operators that only build the graph for hardware do not exist in this library.
@@ -27,7 +27,7 @@ __all__ = ["OPERATORS", "install"]
 
 
 def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
-    """Begin a block on the given stage and IPU, without asking the execution strategy."""
+    """Begin a block on the given stage and IPU, without a call of the execution strategy."""
     blocks = current_blocks()
     if blocks is not None:
         place = BlockPlace(str(stage_id), ipu_id, max(stage_id, 0), max(phase_id, 0))

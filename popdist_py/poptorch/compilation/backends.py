@@ -92,7 +92,7 @@ class Backend:
 
 
 def _always(_: DeviceModel) -> None:
-    """Return None for "no reason against the back end", because the loop can run every model."""
+    """Return None instead of a reason, because the loop can run every model."""
 
 
 def _why_not_recorded(model: DeviceModel) -> str | None:

@@ -70,7 +70,7 @@ class AsynchronousDataAccessor:
 
     Args:
         dataset: A DataLoader, a data set or any other iterable. The items are tensors, registered
-            custom types, or lists, tuples or dicts of tensors. The object must be picklable unless
+            custom types, or lists, tuples or dicts of tensors. ``dataset`` must be picklable unless
             the strategy is Fork.
         buffer_size: The number of items that are kept in memory, including the item in use.
         miss_sleep_time_in_ms: The time after which PopTorch checks again for an item that was not
@@ -159,8 +159,8 @@ class AsynchronousDataAccessor:
         self._process = _start(job, theirs, strategy)
         theirs.close()
         self._channel = Channel(ours, self._process.sentinel)
-        # The finalizer ends the loader process when the accessor is deleted. Otherwise it runs at
-        # the end of the program, before Python waits for its child processes.
+        # The finalizer ends the loader process when the accessor is deleted. Otherwise the
+        # finalizer runs at the end of the program, before Python waits for its child processes.
         self._finalizer = util.Finalize(
             self, _shut_down, (self._process, self._channel), exitpriority=100
         )

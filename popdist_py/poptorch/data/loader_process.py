@@ -116,7 +116,7 @@ _Token = tuple[int, Any]
 
 
 class _InPlaceDataset(torch.utils.data.Dataset[Any]):
-    """A data set wrapper that returns the samples for a request, and the request's slot index."""
+    """A data set that returns the samples with the given indices, and the given slot's index."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -222,7 +222,7 @@ class _Copied:
 def _iterate(items: Any) -> Iterator[Any]:
     if hasattr(items, "__iter__") or not hasattr(items, "__len__"):
         return iter(items)
-    # The object is a map-style data set.
+    # A map-style data set need not have the method ``__iter__``.
     return (items[index] for index in range(len(items)))
 
 
@@ -237,7 +237,7 @@ def _num_rows(item: Any) -> int:
 
 
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of parts of items. The parts of a list have ``size`` rows together.
+    """Yield lists of slices of items, to assemble batches of ``size`` rows.
 
     A row is one element along dimension 0. The slices of the last list may have fewer rows.
     """
@@ -279,8 +279,8 @@ class _Loader:
         self._sent: Any = None
         # The state of the random generators, from which the order of this epoch was drawn.
         self._start: dict[str, Any] = {}
-        # The saved random state at the start of the next epoch, and the number of items to skip.
-        # Both values come from ``Start.resume``.
+        # The saved random state at the start of the next epoch and the number of items to skip,
+        # from ``Start.resume``.
         self._resume: tuple[dict[str, Any], int] | None = None
         # The epochs to set on samplers and data sets before the next epoch.
         self._told: ToldEpochs | None = None

@@ -1,7 +1,8 @@
 """The samplers that make a DataLoader's batches contain the elements for one call of a model.
 
-One function groups the batches of the program's batch sampler. The other function divides the order
-of the data set among the processes. The module ``samplers.py`` defines the classes of the samplers.
+The function ``group_batches`` groups the batches of the program's batch sampler. The function
+``shard_sampler`` divides the order of the data set among the processes. The module ``samplers.py``
+defines the classes of the samplers.
 """
 
 from __future__ import annotations

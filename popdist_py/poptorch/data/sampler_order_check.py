@@ -17,7 +17,8 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["DrawnOrder", "check", "note"]
 
-# Two different orders almost certainly differ within this number of their first elements.
+# Only this number of first indices is compared, because two different orders almost certainly
+# differ there.
 _COMPARED_ELEMENTS: Final = 10_000
 
 

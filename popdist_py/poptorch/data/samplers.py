@@ -212,7 +212,7 @@ def set_sampler_epochs(sampler: Any, epochs: Sequence[int]) -> None:
 
 
 def _with_epoch(sampler: Any) -> Iterator[Any]:
-    """Yield those of a sampler and its inner samplers that have ``set_epoch()`` and ``epoch``."""
+    """Yield a sampler and its inner samplers, if they have ``set_epoch()`` and an ``epoch``."""
     while sampler is not None:
         if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int):
             yield sampler

@@ -75,7 +75,7 @@ def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
 
 
 def _with_set_epoch(dataset: Any) -> Iterator[Any]:
-    """Yield those of a data set and its inner data sets that have a method ``set_epoch()``.
+    """Yield a data set and its inner data sets, except those without a method ``set_epoch()``.
 
     The function also starts to record the calls of ``set_epoch()``.
     """

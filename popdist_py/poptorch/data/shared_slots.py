@@ -133,8 +133,8 @@ class SlotWriter:
         leaf = Leaf(aligned(self._end), tuple(shape), dtype)
         tensor = self._slot.place(len(self._placed), leaf)
         self._end = leaf.offset + leaf.nbytes
-        # A tensor is found by its ``id()``. The stored reference prevents that another object gets
-        # the same id.
+        # The method ``put`` finds a tensor by its ``id()``. The stored reference keeps the tensor
+        # alive, so that another object cannot get the same id.
         self._placed[id(tensor)] = (tensor, leaf)
         return tensor
 

@@ -66,8 +66,8 @@ def host_stream_kept(random: bool) -> Iterator[None]:
     """Restore the state of the host's random generator at the end of the ``with`` block.
 
     Args:
-        random: Whether the ``with`` block draws random numbers. If it does not, the state is not
-            saved.
+        random: Whether the ``with`` block draws random numbers. The state is saved only in this
+            case.
     """
     if not random:
         yield

@@ -148,8 +148,8 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    # This function must be fast, because it is called for every product. Therefore it does not use
-    # map_tensors(), which takes twice as long.
+    # This function must be fast, because it is called for every product. Therefore this function
+    # does not use map_tensors(), which takes twice as long.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):

@@ -169,7 +169,7 @@ class _GroupNorm(torch.autograd.Function):
         """
         samples, weight, mean, variance, total = ctx.saved_tensors
         scale = (variance + ctx.eps).rsqrt()
-        # The gradients of weight and bias: sums over this replica's samples, normalised with the
+        # The gradients of weight and bias are sums over this replica's samples, normalised with the
         # group's mean and scale.
         _, of_weight, of_bias = _ATEN.native_batch_norm_backward(
             gradient, samples, None, None, None, mean, scale, True, ctx.eps, [False, True, True]

@@ -75,9 +75,8 @@ def in_turns(
         functions: The functions to run. Each function runs in a separate thread, with the torch
             modes and the context variables of the caller.
         answers: A function that gets the arguments of one round of ``meet()`` calls, and returns
-            the calls' results. It runs in the caller's thread.
-        name: The first part of the names of the threads. The second part is the index of the
-            function.
+            the calls' results. ``answers`` runs in the caller's thread.
+        name: The first part of the names of the threads, before the index of the function.
         resumed: A callback that gets the index of a function before the function starts or
             continues.
         paused: A callback that gets the index of a function after the function has called
@@ -170,12 +169,12 @@ class _Thread:
         """Stop the function at its present or next call of ``meet()``, and join the thread."""
         if self._thread is None:
             return
-        # The object stops a function that waits in ``meet()``. A function that has ended does not
-        # read the object.
+        # The _Closed object stops a function that waits in ``meet()``. A function that has already
+        # ended does not read this object.
         self._replies.put(_Closed())
         # A thread whose start was interrupted may not be alive, and a thread that is not alive
-        # cannot be joined. If this thread begins to run later, its function ends at the first call
-        # of meet().
+        # cannot be joined. If such a thread begins to run later, its function ends at the first
+        # call of meet().
         if self._thread.is_alive():
             self._thread.join()
 

@@ -42,7 +42,7 @@ class GroupExchange:
     """An exchange that returns the numbers of a whole group to each replica of this instance.
 
     Args:
-        size: The number n of replicas in a group. It must divide the number of all replicas.
+        size: The number n of replicas in a group, which must divide the number of all replicas.
         replicas: The number of replicas of this instance, which is equal on all instances.
         communicator: The communicator that connects the instances.
 
@@ -153,7 +153,7 @@ def _rows_of_groups(rows: torch.Tensor, handle: int, name: str) -> torch.Tensor:
 
 
 _LIBRARY: Final = torch.library.Library("popdist", "FRAGMENT")
-# The tag prevents that torch removes or merges calls of the operator. Every call must take place,
+# The tag keeps torch from removing or merging calls of the operator. Every call must take place,
 # because the result also depends on other replicas.
 _LIBRARY.define(
     "of_group(Tensor rows, int handle, str name) -> Tensor",

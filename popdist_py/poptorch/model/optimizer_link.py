@@ -96,7 +96,7 @@ class OptimizerLink:
             compression.take_over(before.compression)
 
     def disconnect(self) -> None:
-        """Copy the device's optimiser state to the host, and forget the compiled model."""
+        """Copy the device's optimiser state to the host, and detach from the compiled model."""
         self.fetch_state()
         self._compiled = None
 

@@ -84,8 +84,8 @@ def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Pre
                 if label == blank:
                     continue
                 if prefix and prefix[-1] == label:
-                    # The same label at two consecutive time steps is one label of the sequence. It
-                    # is two labels only if there is a blank between the two time steps.
+                    # The same label at two consecutive time steps is one label of the sequence. The
+                    # label counts twice only if there is a blank between the two time steps.
                     _extend(following, prefix, ends_in_label=in_label + value)
                     _extend(following, (*prefix, label), ends_in_label=in_blank + value)
                 else:

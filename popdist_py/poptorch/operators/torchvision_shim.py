@@ -23,17 +23,17 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-# The torch library object with the defined operators. It is stored here because torch removes the
-# operators when the object is deleted.
+# The torch library object with the defined operators. The object is stored here, because torch
+# removes the operators when the library object is deleted.
 _library: torch.library.Library | None = None
 
 
 def define_when_imported() -> None:
     """Define the missing operators as soon as torchvision is imported.
 
-    If torchvision is already imported, the function defines the operators at once. Otherwise it
-    waits for the import, because another program or tool may define the operators itself. A second
-    definition of an operator fails.
+    If torchvision is already imported, the function defines the operators at once. Otherwise the
+    function waits for the import, because another program or tool may define the operators before.
+    A second definition of an operator fails.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):

@@ -201,16 +201,16 @@ class PipelinedExecution(ShardedExecution):
     def setSchedule(self, schedule: PipelineSchedule) -> PipelinedExecution:
         """Set the order of forward and backward passes that the model of the device assumes.
 
-        The schedule changes the modelled memory and time, but not the results. The option follows
-        ``PipelineSchedule`` of TensorFlow for the IPU. Graphcore's PopTorch does not have the
-        option.
+        The schedule changes the modelled memory and time, but not the results. ``setSchedule``
+        follows ``PipelineSchedule`` of TensorFlow for the IPU. Graphcore's PopTorch does not have
+        this method.
 
         Args:
-            schedule: ``grouped`` or ``interleaved``. The default, ``grouped``, is PopTorch's
-                schedule: in each pipeline cycle, every IPU runs a forward and a backward pass. With
-                ``interleaved``, an IPU runs either a forward or a backward pass in each cycle. A
-                cycle lasts as long as its slowest forward or backward pass. With ``interleaved``, a
-                stage keeps the activations of about half as many micro-batches as with ``grouped``.
+            schedule: The default, ``grouped``, is PopTorch's order, with a forward and a backward
+                pass on every IPU in each pipeline cycle. With ``interleaved``, an IPU runs either a
+                forward or a backward pass in each cycle. A cycle lasts as long as its slowest
+                forward or backward pass. With ``interleaved``, a stage keeps the activations of
+                about half as many micro-batches as with ``grouped``.
 
         Raises:
             ValueError: The schedule is unknown.

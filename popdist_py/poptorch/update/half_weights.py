@@ -59,8 +59,8 @@ class _Piece:
     Attributes:
         shadow: The float16 parameter with its float32 tensor.
         part: The slice of the parameter's elements; None for the whole parameter.
-        weights: The memory for the float32 copy of these weights.
-        gradients: The memory for the float32 copy of these gradients.
+        weights: The memory for the float32 copy of the part's weights.
+        gradients: The memory for the float32 copy of the part's gradients.
     """
 
     shadow: _Shadow
@@ -88,8 +88,9 @@ class HalfWeights:
         # The pairs of parameter and float32 tensor that torch's optimiser updates in the present
         # step, and not in blocks.
         self._rest: list[_Shadow] = []
-        # Torch's optimiser state of each float32 tensor, keyed by the ``id`` of the tensor. It is
-        # stored here because a look-up in torch's optimiser takes longer than a small update.
+        # Torch's optimiser state of each float32 tensor, keyed by the ``id`` of the tensor. The
+        # state is stored here because a look-up in torch's optimiser takes longer than a small
+        # update.
         self._states: dict[int, dict[str, Any]] = {}
         # For each parameter group, the pairs of parameter and float32 tensor that the last step
         # updated in blocks, and the blocks.
@@ -207,7 +208,7 @@ def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ..
         settings.update({name: group[name] for name in ("momentum", "dampening", "nesterov")})
         return partial(_sgd, **settings), ("momentum_buffer",) if group["momentum"] else ()
     if kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]:
-        # Before torch 2.7, parameter groups do not contain decoupled_weight_decay. Then the
+        # Before torch 2.7, parameter groups do not contain decoupled_weight_decay, and the
         # optimiser's class determines the value.
         decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
         function = torch._fused_adamw_ if decoupled else torch._fused_adam_

@@ -24,7 +24,7 @@ _LARGEST: Final = 2.0**15
 
 
 class AutomaticLossScaling:
-    """An adaptive factor on the optimiser's ``loss_scaling``. It is equal on all instances.
+    """An adaptive factor on the optimiser's ``loss_scaling``, with the same value on all instances.
 
     Args:
         communicator: The communicator that connects the instances.

@@ -73,7 +73,8 @@ class _Shard:
 class SharedOptimizer(DeviceOptimizer):
     """An optimiser that updates one slice of the weights that all instances of a host share.
 
-    All instances must call the constructor together. It moves the parameters into shared memory.
+    The constructor moves the parameters into shared memory. All instances must call the constructor
+    together.
 
     Args:
         source: The user's optimiser.
@@ -82,8 +83,7 @@ class SharedOptimizer(DeviceOptimizer):
         parameters: The device parameters in ``names``, in the order of ``gradients``. The order
             must be equal on all instances.
         gradients: For each parameter, the tensor that contains this instance's gradient.
-        communicator: The communicator that connects the instances. Its attribute ``host_memory``
-            must not be None.
+        communicator: The communicator that connects the instances. It must have a ``host_memory``.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ def _shards(
 ) -> list[_Shard]:
     """Return the part of each parameter that is in this instance's slice of the flat buffers.
 
-    The result does not contain parameters outside this slice.
+    The result does not contain parameters outside this instance's slice.
 
     Args:
         parameters: The parameters, in the order of the flat buffers.

@@ -38,8 +38,8 @@ def is_wrapped(module: nn.Module) -> bool:
 def watch(module: nn.Module, fetch: Fetch, destroy: Callable[[], None]) -> Callable[[], None]:
     """Call ``fetch`` before every read of a tensor of ``module``.
 
-    Several wrapped modules may share a tensor. A read of the tensor then calls the ``fetch``
-    functions of all these modules.
+    Several wrapped modules may share a tensor. A read of a shared tensor calls the ``fetch``
+    functions of all modules that share the tensor.
 
     Args:
         module: The user's module, whose class and whose tensors' classes are replaced.

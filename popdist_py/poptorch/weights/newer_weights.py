@@ -26,8 +26,8 @@ class WeightCopy:
     Args:
         tensors: The model's parameters and buffers on the host.
         download: A function that copies the tensors that this model changes from the device to the
-            host. It does not copy tensors that the model only reads, because another model may
-            train those tensors.
+            host. ``download`` does not copy tensors that the model only reads, because another
+            model may train those tensors.
         download_all: A function that copies all of the device's tensors to the host.
         check: A function that raises an error if the device's tensors must not be copied to the
             host, for example after an incomplete weight update.
@@ -101,8 +101,8 @@ class WeightCopy:
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
         # ``download`` may read the host's tensors, and such a read starts a download of newer
-        # weights. Removing this object from the set first prevents that the read starts a second
-        # download.
+        # weights. Therefore this object is removed from the set first. Otherwise the read would
+        # start a second download.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()

@@ -84,8 +84,8 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
     value = first.meta.get("val") if isinstance(first, fx.Node) else None
     if target is _ATEN._to_copy.default and value is not None and list(node.kwargs) == ["dtype"]:
         dtype: Any = node.kwargs["dtype"]
-        # The operation returns a new tensor, but half() and float() return the same tensor if the
-        # dtype does not change.
+        # ``_to_copy`` always returns a new tensor, but half() and float() return the same tensor if
+        # the dtype does not change.
         if dtype in _CASTS and dtype != value.dtype:
             return _CASTS[dtype], [first], {}
     if target is _ATEN.repeat.default and value is not None and value.dim() == 1:

@@ -142,8 +142,8 @@ def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
 def _source_in_same_order(node: fx.Node) -> fx.Node | None:
     """Return the first tensor in a chain of views that has the same memory order as ``node``.
 
-    This tensor and ``node`` are contiguous views of the same memory. Therefore the reorderings of
-    dimensions between the two cancel each other out.
+    The returned tensor and ``node`` are contiguous views of the same memory. Therefore the
+    reorderings of dimensions between these two cancel each other out.
     """
     found, source = None, node
     while source.target in _VIEWS | _REORDERED and isinstance(source.args[0], fx.Node):

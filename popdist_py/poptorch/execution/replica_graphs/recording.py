@@ -27,13 +27,13 @@ _ATEN: Final = torch.ops.aten
 # elements. Recording 50,000 operations takes about two seconds, and the code of a larger graph
 # exceeds a CPU's instruction cache.
 _MAX_NODES: Final = 50_000
-# The operations that count as products. Matrix products and convolutions take most of the time of a
-# run.
+# The torch operations that the recorder treats as products. Matrix products and convolutions take
+# most of the time of a run.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
-# For each convolution, the index of the argument with the images. The argument after it contains
-# the kernels.
+# For each convolution, the index of the argument with the images. The argument after the images
+# contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
 # A product counts as large if its largest argument has at least this number of elements. For
 # smaller products, computing the values is faster than computing only the shape of the result.
@@ -75,8 +75,7 @@ def record(
     """Run a function once, and return a graph to repeat its operations with other arguments.
 
     Args:
-        function: The function to record. Each item of the sequence that it returns is a tensor or
-            None.
+        function: The function to record, which returns a sequence whose items are tensors or None.
         arguments: The arguments of the function, which must all be different tensors. If the
             function changes its arguments, the changes are not undone.
         is_real: Whether large products are computed. Otherwise zeros replace their results.

@@ -32,11 +32,11 @@ class ErrorFeedback:
         self._scale = 1.0
 
     def values(self, part: slice) -> Array:
-        """Return the errors of compressing this host's sum. The caller changes them in place."""
+        """Return the errors of compressing this host's sum, for the caller to change in place."""
         return self._room("values", part)
 
     def sums(self, part: slice) -> Array:
-        """Return the errors of compressing all hosts' sum. The caller changes them in place.
+        """Return the errors of compressing all hosts' sum, for the caller to change in place.
 
         Each host has these errors only for the segment of the part that the host sums.
         """

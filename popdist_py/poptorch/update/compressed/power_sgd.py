@@ -102,7 +102,7 @@ class PowerSgd:
         rest = [piece for other in self._others for piece in pieces(other)]
         wholes = [slice(*bounds) for bounds in self._matrices]
         # Each part is assigned to the instance ("owner") with the fewest elements so far, beginning
-        # with the largest part. All hosts compute the same assignment.
+        # with the largest part. All hosts assign the parts to instances in the same way.
         loads, own = [0] * num_owners, []
         for part in sorted([*wholes, *rest], key=lambda s: (s.start - s.stop, s.start)):
             least = loads.index(min(loads))

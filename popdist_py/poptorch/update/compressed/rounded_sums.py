@@ -118,10 +118,10 @@ class RoundedSums:
         Infinite and NaN values remain infinite and NaN, and their rounding error counts as 0.
 
         Args:
-            values: The values to encode. The method overwrites them with the rounded values.
-            left: The rounding errors of the last step. The method overwrites them with the errors
+            values: The values to encode, which the method overwrites with the rounded values.
+            left: The rounding errors of the last step, which the method overwrites with the errors
                 of this step.
-            out: The buffer for the encoded bytes. The default is one of this object's buffers.
+            out: The buffer for the encoded bytes; None to use a buffer of this object.
         """
         encoded = self._room(_HEADER_BYTES + 2 * values.size) if out is None else out
         np.add(values, left, out=left)
