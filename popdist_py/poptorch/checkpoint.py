@@ -47,8 +47,8 @@ class TrainingCheckpoints:
     Args:
         folder: The folder of the checkpoint files, on the host of instance 0.
         model: The model from ``poptorch.trainingModel``.
-        loader: The data loader that ``batches()`` reads. It may be any iterable that starts a new
-            epoch at each ``iter()``.
+        loader: The data loader that ``batches()`` reads, or any iterable that starts a new epoch at
+            each ``iter()``.
         keep: The number of newest checkpoints to keep. Older checkpoints are deleted.
     """
 

@@ -117,7 +117,7 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # The epochs of the sampler and the data set that the loader process was last sent.
+        # The epochs of the sampler and the data set that were last sent to the loader process.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,

@@ -342,7 +342,7 @@ class _Loader:
         return tokens, next(tokens, None)
 
     def _wait_for(self, epoch: int) -> None:
-        """Execute the accessor's commands until they permit to load this epoch or a later epoch."""
+        """Execute the accessor's commands until one of them permits this epoch or a later epoch."""
         while self._newest < epoch:
             self._answer()
 

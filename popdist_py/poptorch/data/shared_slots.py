@@ -88,7 +88,7 @@ class Slot:
         return tensor
 
     def tensor(self, leaf: Leaf) -> torch.Tensor:
-        """Return the tensor at the place ``leaf``, without a copy. The slot grows if necessary."""
+        """Return a tensor that uses the slot's memory at ``leaf``. The slot grows if necessary."""
         count = prod(leaf.shape)
         if count == 0:
             return torch.empty(leaf.shape, dtype=leaf.dtype)

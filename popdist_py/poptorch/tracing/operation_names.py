@@ -41,7 +41,7 @@ class OperationNames:
         return self._open[-1] if self._open else ""
 
     def begin_scope(self, name: str) -> None:
-        """Begin a name scope. The names of the following operations begin with its name."""
+        """Begin a name scope. Names of the following operations begin with the scope's name."""
         self._scopes.append(name)
 
     def end_scope(self) -> None:

@@ -344,7 +344,7 @@ class _NumPy(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a torch function. If it converts a tensor to an array, check the tensor first."""
+        """Call a torch function, but check a tensor before its conversion to an array."""
         if getattr(func, "__name__", "") in _LEAVING:
             self._recorder.check_numpy(args[0])
         return func(*args, **(kwargs or {}))
