@@ -205,6 +205,9 @@ class DeviceOptimizer:
         Args:
             loss_scale: The loss scale of the gradients, which the update divides out.
         """
+        if not self._halves:
+            self._update(loss_scale)
+            return
         each_alone = self.max_grad_norm == float("inf")
         self._halves.begin_step(self._optimizer, loss_scale, each_alone=each_alone)
         self._update(loss_scale)
@@ -255,12 +258,12 @@ class DeviceOptimizer:
             )
 
     def _update(self, loss_scale: float) -> None:
-        updated = self._all()
-        gradients = [p.grad for p in updated if p.grad is not None]
-        if gradients and loss_scale != 1.0:
-            torch._foreach_div_(gradients, loss_scale)
+        if loss_scale != 1.0:
+            gradients = [p.grad for p in self._all() if p.grad is not None]
+            if gradients:
+                torch._foreach_div_(gradients, loss_scale)
         if self.max_grad_norm != float("inf"):
-            self._clip(updated)
+            self._clip(self._all())
         self._optimizer.step()
 
     def _clip(self, updated: Sequence[torch.Tensor]) -> None:
