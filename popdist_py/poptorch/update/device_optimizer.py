@@ -1,7 +1,7 @@
 """The class DeviceOptimizer, which runs torch's optimisers on the device's copy of the weights.
 
-The settings come from the user's optimiser. This module chooses torch's implementation of the
-update, and the names of the state tensors that programs read and write.
+DeviceOptimizer copies its settings from the user's optimiser. This module chooses torch's
+implementation of the update, and the names of the state tensors that programs read and write.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Kind:
     """An optimiser that the device supports.
 
     Attributes:
-        type: The class of torch, or of ``poptorch.optim`` for optimisers that torch lacks.
-        settings: The names of the group settings that affect the update.
+        type: The class of the optimiser in torch, or in ``poptorch.optim`` if torch lacks the
+            optimiser.
+        settings: The names of the settings of parameter groups that affect the weight update.
         state: A mapping from torch's name of each state tensor to the device's name.
         is_elementwise: Whether the update of each element is independent of all other elements.
     """
@@ -80,7 +81,7 @@ _KINDS: Final = (
 
 
 def kind_of(source: torch.optim.Optimizer) -> Kind:
-    """Return the kind of a user's optimiser.
+    """Return the entry of ``_KINDS`` that describes a user's optimiser.
 
     Raises:
         AssertionError: The device does not support the optimiser.
@@ -104,9 +105,10 @@ class DeviceOptimizer:
         stochastic_rounding: Whether updates of float16 parameters are rounded at random.
 
     Attributes:
-        parameters: The device parameters that the optimiser updates, in the order of the groups.
+        parameters: The device parameters that the optimiser updates, in the order of the parameter
+            groups.
         max_grad_norm: The limit for the Euclidean norm of all gradients; infinity for no limit.
-        loss_scaling: The loss scaling of the device.
+        loss_scaling: The factor for loss scaling on the device.
 
     Raises:
         AssertionError: The device does not support the optimiser.
@@ -131,9 +133,11 @@ class DeviceOptimizer:
             for used, group in zip(self._groups, source.param_groups, strict=True)
         ]
         self._optimizer = _make(self._kind.type, groups, source)
-        # The index of the user's parameter group for each group of torch's optimiser.
+        # For each group of torch's optimiser, the index of the corresponding group of the user's
+        # optimiser.
         self._group_indices = list(range(len(groups)))
-        # The rates that a program loaded and that differ from the rates of the user's settings.
+        # The rates (such as learning rates) that a program loaded and that differ from the rates of
+        # the user's optimiser.
         self._loaded_rates: dict[str, torch.Tensor] = {}
         self._rates: Rates | None = None
         # Whether an instance was lost while some parameters were updated and others were not.
@@ -158,7 +162,8 @@ class DeviceOptimizer:
     def sync(self, source: torch.optim.Optimizer) -> None:
         """Copy the present settings of the user's optimiser.
 
-        If the user's rates have changed since the last call, they replace loaded rates.
+        If a rate (such as the learning rate) of the user's optimiser has changed since the last
+        call, the user's rates replace all loaded rates.
         """
         self._present = [self._settings(group) for group in source.param_groups]
         self.max_grad_norm = float(getattr(source, "max_grad_norm", float("inf")))
@@ -169,7 +174,7 @@ class DeviceOptimizer:
         self._set_groups()
 
     def _set_groups(self) -> None:
-        """Apply the settings and the loaded rates to the groups of torch's optimiser.
+        """Apply the user's settings and the loaded rates to the groups of torch's optimiser.
 
         If the parameters of one group have different loaded rates, the group is divided into
         several groups of torch's optimiser.
@@ -190,7 +195,7 @@ class DeviceOptimizer:
                 own = rates.of_parameter(self._names[id(parameter)], self._loaded_rates)
                 given = rates.given(settings, own, self.loss_scaling, is_sgd=self._is_sgd)
                 targets.setdefault(given, []).extend(self._targets[id(parameter)])
-            if not targets:  # Keep groups without trained parameters.
+            if not targets:  # Keep parameter groups without trained parameters.
                 targets[settings["lr"], settings["weight_decay"]] = []
             for (lr, decay), tensors in targets.items():
                 rest = {"lr": lr, "weight_decay": decay, "params": tensors}
@@ -200,10 +205,10 @@ class DeviceOptimizer:
 
     @torch.no_grad()
     def step(self, loss_scale: float) -> None:
-        """Update the parameters from their ``grad``.
+        """Update the parameters with the gradients in their attributes ``grad``.
 
         Args:
-            loss_scale: The loss scale of the gradients, which the update divides out.
+            loss_scale: The loss scale by which the update divides the gradients.
         """
         if not self._halves:
             self._update(loss_scale)
@@ -219,19 +224,20 @@ class DeviceOptimizer:
         return not self._halves and self.max_grad_norm == float("inf")
 
     def step_in_parts(self, loss_scale: float, parts: Iterable[Sequence[torch.Tensor]]) -> None:
-        """Update the parameters in several parts; call this only if ``updates_each_alone``.
+        """Update one group of parameters after the other; requires ``updates_each_alone``.
 
         Args:
-            loss_scale: The loss scale of the gradients, which the update divides out.
-            parts: An iterable of groups of parameters whose gradients are reduced. While one group
-                is updated, the gradients of later groups may still be incomplete.
+            loss_scale: The loss scale by which the update divides the gradients.
+            parts: An iterable that yields groups of parameters as soon as their gradients are
+                reduced. While one group is updated, the gradients of later groups may still be
+                incomplete.
         """
         remaining = iter(parts)
-        # While the iterator computes the first part, it still needs the gradients of all
-        # parameters.
+        # Until the iterator yields the first group of parameters, the iterator needs the gradients
+        # of all parameters.
         first = next(remaining, ())
-        # Torch's optimiser updates each parameter that has a gradient. So only the parameters of
-        # the present part have their gradients.
+        # Torch's optimiser updates each parameter that has a gradient. So only the present group of
+        # parameters has gradients during its update.
         no_gradients = [None] * len(self.parameters)
         try:
             with gradients_replaced(self.parameters, no_gradients) as gradients:
@@ -246,10 +252,10 @@ class DeviceOptimizer:
             raise
 
     def check_whole(self) -> None:
-        """Check that all weights and state tensors belong to the same step.
+        """Check that all weights and state tensors belong to the same optimiser step.
 
         Raises:
-            Error: An instance was lost during an update.
+            Error: An instance was lost during a weight update.
         """
         if self._is_half_done:
             raise Error(
@@ -273,7 +279,7 @@ class DeviceOptimizer:
     def _all(self) -> list[torch.Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
-    # -- state that programs see --------------------------------------------------------------
+    # -- state tensors that programs can read and write ---------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return copies of the optimiser's state tensors, with the device's names as keys.
@@ -281,7 +287,7 @@ class DeviceOptimizer:
         Before the first step, the state tensors have their initial values.
 
         Raises:
-            Error: An instance was lost during an update.
+            Error: An instance was lost during a weight update.
         """
         self.check_whole()
         return {
@@ -298,7 +304,8 @@ class DeviceOptimizer:
         """Check that loaded state tensors fit the parameters of this optimiser.
 
         Raises:
-            Error: None of the state tensors belongs to this optimiser, or one has another shape.
+            Error: None of the state tensors belongs to this optimiser, or a state tensor has a
+                wrong shape.
         """
         shapes = {
             f"{prefix}___{self._names[id(parameter)]}": () if key == "step" else parameter.shape
@@ -342,7 +349,7 @@ class DeviceOptimizer:
                     state[key] = value.to(dtype).reshape(shape).contiguous()
 
     def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the state tensor ``value``; for None, return the initial tensor."""
+        """Return a copy of the state tensor ``value``; the initial tensor if ``value`` is None."""
         if value is None:
             return torch.full(
                 () if key == "step" else parameter.shape,
@@ -361,7 +368,7 @@ class DeviceOptimizer:
     ) -> dict[str, torch.Tensor]:
         """Return the loss scaling, the learning rates and the weight decays of all parameters.
 
-        The keys of the result are the device's names of these rates.
+        The keys of the result are the device's names of these values, made by ``rates.name_of``.
 
         Args:
             source: The user's optimiser. If the optimiser's rates have changed since the last
@@ -381,11 +388,11 @@ class DeviceOptimizer:
         return {**values, **loaded}
 
     def loaded_rates(self) -> dict[str, torch.Tensor]:
-        """Return the rates that a program has loaded, and has not changed since."""
+        """Return the rates that a program has loaded and that are still in use."""
         return dict(self._loaded_rates)
 
     def load_parameter_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the rates in ``tensors``; set other rates to those of the user's optimiser."""
+        """Load the rates in ``tensors``; reset all other rates to those of the user's optimiser."""
         assert self._rates is not None
         self._loaded_rates = {}
         self.loss_scaling = self._rates.loss_scaling
@@ -400,9 +407,10 @@ class DeviceOptimizer:
     def _take_rate(
         self, name: str, present: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Load one rate, unless it equals the present rate in float32.
+        """Load one rate, unless the rate equals the present rate in float32.
 
-        An equal rate is not loaded, because the present value may be more precise than float32.
+        A rate that is equal in float32 is not loaded, because the present value may be more precise
+        than float32.
         """
         loaded = tensors.get(name)
         if loaded is not None and float(loaded.to(torch.float32)) != float(present):
@@ -410,7 +418,7 @@ class DeviceOptimizer:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return a text with the first names and the number of names."""
+    """Return a text with the first three of ``names`` and the number of all names."""
     every = sorted(names)
     return f"{', '.join(every[:3])}{', ...' if len(every) > 3 else ''} ({len(every)} in all)"
 

@@ -25,8 +25,9 @@ from popdist_py.poptorch.update.compressed.compression import ReductionOf
 __all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-# The autotuner decides after _STEPS steps with each choice. If the first _FEW_STEPS steps with each
-# choice took longer than _LONG_SECONDS in total, the autotuner decides after _FEW_STEPS steps.
+# The autotuner measures training steps with and without an option, and decides after _STEPS steps
+# of each kind. If the first _FEW_STEPS steps of each kind took longer than _LONG_SECONDS in total,
+# the autotuner decides after these steps.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
@@ -83,7 +84,7 @@ class Buckets:
         self._has_learned = False
 
     def zero(self, *, overlap: bool) -> None:
-        """Start an accumulation window.
+        """Start an accumulation window, before its first backward pass.
 
         Args:
             overlap: Whether buckets may be reduced before the call of ``reduced``. The argument is
@@ -184,7 +185,7 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 class Autotuner:
     """A choice whether to use an option, made by timing the first steps with and without it.
 
-    All instances make the same choice.
+    All instances choose the same value of the option.
 
     Args:
         agree: A function that returns the maximum of a number over all instances.
@@ -202,8 +203,8 @@ class Autotuner:
         if self._choice is not None:
             return self._choice
         self._start = time.perf_counter()
-        # Steps without and with the option alternate, so that other changes of the load affect
-        # both choices equally.
+        # Steps without and with the option alternate, so that changes of the machine's load affect
+        # both kinds of steps equally.
         return len(self._times) % 2 == 1
 
     def end(self) -> None:

@@ -30,8 +30,8 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
 # A gradient of at least this size is copied to its flat buffer during the backward pass, while the
-# CPU cache still holds the gradient. For a smaller gradient, a separate call takes longer than the
-# cache saves.
+# CPU cache still holds the gradient. For a smaller gradient, a separate copy call takes more time
+# than the cache saves.
 _LARGE_BYTES = 1 << 20
 
 
@@ -72,10 +72,10 @@ class Gradients(Protocol):
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether the next window overwrites the memory of this window's gradients."""
+        """Whether the next accumulation window overwrites the memory of this window's gradients."""
 
     def zero(self) -> None:
-        """Start a window without gradients."""
+        """Start an accumulation window, and delete the gradients of the previous window."""
 
     def select_replica(self, replica: int) -> None:
         """Make the next backward pass add to the gradients of one local replica."""
@@ -84,7 +84,7 @@ class Gradients(Protocol):
         """Handle a gradient that a running backward pass has just accumulated.
 
         Args:
-            index: The index of the parameter.
+            index: The index of the gradient's parameter.
         """
 
     def collect(self) -> None:
@@ -93,34 +93,36 @@ class Gradients(Protocol):
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
         """Yield lists of this instance's gradients, to be read or changed in place.
 
-        If all local replicas add to the same gradients, the method yields one list. Otherwise it
-        yields one list for each replica.
+        If all local replicas add to the same gradients, the method yields one list. If each replica
+        has separate gradients, the method yields one list for each replica.
         """
 
     def all_reduce(self) -> None:
         """Store the sum over all replicas of all instances in every parameter's ``grad``."""
 
     def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
-        """Reduce as ``all_reduce`` does, and yield groups of parameters once they are reduced.
+        """Reduce like ``all_reduce``, and yield groups of parameters with reduced gradients.
 
         Returns:
-            The iterator, or None if all parameters are reduced at the same time.
+            An iterator over groups of parameters; None if all gradients are reduced at the same
+            time.
         """
 
 
 class SharedGradients:
     """Gradients that are shared by all local replicas of an instance.
 
-    The sum over instances may be computed in any order.
+    The sum of gradients over all instances may be computed in any order.
 
     Args:
         parameters: The parameters that have the gradients.
         communicator: The communicator for calls between the instances.
         overlap: Whether gradients are reduced during the backward pass. If ``overlap`` is None and
-            there are several hosts, both choices are measured and the faster choice is used. If
-            ``overlap`` is None and there is one host, gradients are reduced after the backward
-            pass.
-        slices_only: Whether each instance needs only the sums of the slice that it updates.
+            there are several hosts, the step times with and without overlap are measured, and the
+            faster way is used. If ``overlap`` is None and there is one host, gradients are reduced
+            after the backward pass.
+        slices_only: Whether each instance needs the summed gradients only of the slice of weights
+            that it updates.
         reduction_of: A function that returns the ``Reduction`` of an array of gradients; by default
             an all-reduce without compression.
     """
@@ -161,7 +163,7 @@ class SharedGradients:
             self._listen()
 
     def _listen(self) -> None:
-        """Register hooks that call ``on_grad_ready`` during autograd's backward pass."""
+        """Register gradient hooks that call ``on_grad_ready`` during autograd's backward pass."""
         listener = weakref.WeakMethod(self.on_grad_ready)
         handles = [
             parameter.register_post_accumulate_grad_hook(partial(_tell, listener, index))
@@ -170,15 +172,16 @@ class SharedGradients:
             )
             if self._buckets is not None or view.nbytes >= _LARGE_BYTES
         ]
-        # The parameters outlive this object, so its end has to remove the hooks.
+        # The parameters outlive this SharedGradients object, so the hooks are removed when this
+        # object is deleted.
         weakref.finalize(self, _remove, handles)
 
     @torch.no_grad()
     def on_grad_ready(self, index: int) -> None:
         """Move a gradient to its flat buffer, and start to reduce complete buckets.
 
-        A large gradient is moved immediately, because it is still in the CPU cache. Without
-        buckets, small gradients are moved later by ``collect``.
+        A large gradient is moved immediately, because the CPU cache still holds the gradient. If
+        there are no buckets, the method ``collect`` moves small gradients later.
         """
         if self._flat is None:
             return
@@ -193,12 +196,12 @@ class SharedGradients:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """The view in the flat buffers for each parameter's gradient; empty with one instance."""
+        """The view of a flat buffer for each parameter's gradient; empty with one instance."""
         return self._flat.views if self._flat is not None else []
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether the gradients are stored in flat buffers, which are reused by every window."""
+        """Whether gradients are stored in flat buffers, which every accumulation window reuses."""
         return self._flat is not None
 
     def _largest(self, seconds: float) -> float:
@@ -207,7 +210,7 @@ class SharedGradients:
         return float(largest[0])
 
     def zero(self) -> None:
-        """Start a window, and delete the gradients of the window before."""
+        """Start an accumulation window, and delete the gradients of the previous window."""
         clear_gradients(self._parameters)
         if self._buckets is not None:
             self._buckets.zero(overlap=self._autotuner.begin())
@@ -253,9 +256,10 @@ class SharedGradients:
 class TreeGradients:
     """Separate gradients for each replica, which are summed in a fixed order.
 
-    The order is a binary tree over the global replica index. First the neighbours 0 + 1, 2 + 3, ...
-    are added, then the neighbouring sums, and so on. The tree does not depend on the number of
-    instances. Therefore a job with any number of instances gets the same bits.
+    The order of additions is a binary tree over the global replica index. First the gradients of
+    neighbouring replicas are added (0 + 1, 2 + 3, ...), then neighbouring sums, and so on. This
+    tree does not depend on the number of instances. Therefore jobs with different numbers of
+    instances compute bit-identical gradients.
 
     Args:
         parameters: The parameters that have the gradients.
@@ -279,11 +283,11 @@ class TreeGradients:
         self._selected = 0
 
     def zero(self) -> None:
-        """Start a window without gradients."""
+        """Start an accumulation window, and delete the gradients of the previous window."""
         self._own = [[None] * len(self._parameters) for _ in self._rows]
 
     def select_replica(self, replica: int) -> None:
-        """Make the next backward pass add to the gradients of this replica."""
+        """Make the next backward pass add to the gradients of the given replica."""
         self._selected = replica
         set_gradients(self._parameters, self._own[replica])
 
@@ -314,5 +318,5 @@ class TreeGradients:
 
 
 def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients of those parameters that have a gradient."""
+    """Return the gradients of all parameters that have a gradient."""
     return [gradient for gradient in gradients_of(parameters) if gradient is not None]

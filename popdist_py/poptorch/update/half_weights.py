@@ -46,7 +46,7 @@ def stochastic_half(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shadow:
-    """A float16 parameter and the float32 tensor that replaces it in torch's optimiser."""
+    """A float16 parameter, and the float32 tensor that torch's optimiser updates instead."""
 
     half: torch.Tensor
     single: torch.Tensor
@@ -174,7 +174,7 @@ def _update(
     keys: Sequence[str],
     loss_scale: float,
 ) -> None:
-    """Update the weights of one block."""
+    """Update the weights of one block with torch's fused update."""
     halves = [piece.of(piece.shadow.half) for piece in block]
     weights = [piece.weights for piece in block]
     gradients = [piece.gradients for piece in block]

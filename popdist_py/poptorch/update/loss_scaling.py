@@ -58,12 +58,12 @@ class AutomaticLossScaling:
         return {"factor": self.factor, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore a state that :meth:`state` returned."""
+        """Restore a loss scaling state that :meth:`state` returned."""
         self.factor, self._steps = float(state["factor"]), int(state["steps"])
 
     @property
     def _ends_period(self) -> bool:
-        """Whether the factor will be adapted at the end of the present step."""
+        """Whether the loss scaling factor will be adapted at the end of the present step."""
         return (self._steps + 1) % self._period == 0
 
     def overflows(self, gradients: Gradients) -> bool:
@@ -87,8 +87,8 @@ class AutomaticLossScaling:
         """End a step. At the end of a period of steps, halve or double the factor.
 
         Args:
-            too_large: Whether ``overflows`` found too many large elements.
-            loss_scale: The loss scale of the step, which includes the factor.
+            too_large: Whether ``overflows`` found too many large elements in the gradients.
+            loss_scale: The loss scale of the training step, which includes the adaptive factor.
         """
         change = 0.5 if too_large else 2.0
         if self._ends_period and 1 / _LARGEST <= loss_scale * change <= _LARGEST:

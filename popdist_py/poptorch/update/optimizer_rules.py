@@ -258,7 +258,7 @@ class OptimizerRules:
 # The attributes that torch's learning-rate schedulers add to an optimiser.
 _HOOK_ATTRIBUTES: Final = {"step", "_step_count", "_opt_called", "_step_supports_amp_scaling"}
 # The entries that torch's schedulers store in parameter groups for their own use. Optimisers do not
-# read these entries.
+# read the entries of schedulers.
 _SCHEDULER_ENTRIES: Final = {
     *("initial_lr", "min_lr", "max_lr", "swa_lr"),
     *("base_momentum", "max_momentum"),
@@ -266,7 +266,7 @@ _SCHEDULER_ENTRIES: Final = {
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the settings that the device uses, with keys such as ``lr of group 0``."""
+    """Return the optimiser settings that the device uses, with keys such as ``lr of group 0``."""
     names = kind_of(optimizer).settings
     if _scales_velocity(optimizer):
         names = (*names, "velocity_scaling")

@@ -133,7 +133,7 @@ class SharedOptimizer(DeviceOptimizer):
 
     @property
     def updates_each_alone(self) -> bool:
-        """Always False, because all gradients of a slice are reduced at the same time."""
+        """Always False, because all gradients of a weight slice are reduced at the same time."""
         return False
 
     def sync(self, source: torch.optim.Optimizer) -> None:
@@ -180,7 +180,7 @@ class SharedOptimizer(DeviceOptimizer):
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- weights in the shared memory ---------------------------------------------------------
 
     def _take_weights(self) -> None:
         """Copy this instance's slice of loaded weights into the shared memory."""
@@ -196,7 +196,7 @@ class SharedOptimizer(DeviceOptimizer):
             if parameter.data_ptr() != address:
                 parameter.data = view
 
-    # -- state --------------------------------------------------------------------------------
+    # -- optimiser state in the shared memory -------------------------------------------------
 
     def _begin_state(self) -> None:
         """Fill this instance's slice of the optimiser state with the initial values."""

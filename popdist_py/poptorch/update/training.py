@@ -58,7 +58,7 @@ class Training:
         return self.gradient_scale * self.loss_scale
 
     def zero(self) -> None:
-        """Start an accumulation window."""
+        """Start an accumulation window, and clear the gradients."""
         if self.compression is not None:
             self.compression.begin(self.loss_scale)
         self.gradients.zero()
@@ -101,10 +101,10 @@ class NoUpdate:
     scale = 1.0
 
     def zero(self) -> None:
-        """Do nothing."""
+        """Do nothing, because an inference model has no gradients."""
 
     def accumulate(self) -> None:
-        """Do nothing."""
+        """Do nothing, because an inference model has no gradients."""
 
     def step(self, number: int) -> None:
-        """Do nothing."""
+        """Do nothing, because an inference model has no weight update."""

@@ -37,7 +37,7 @@ class Reduction:
     finish: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Reduce the array."""
+        """Reduce the array of gradients."""
         self.start()
         if self.finish is not None:
             self.finish()
@@ -54,7 +54,7 @@ def exact(communicator: Communicator) -> ReductionOf:
 
 
 class _Kept(Compression, Protocol):
-    """A compression whose state can be saved and loaded."""
+    """A compression of gradients whose state can be saved and loaded."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of the compression for a checkpoint, without the error feedback."""
@@ -110,7 +110,7 @@ class CompressedGradients:
         return Reduction(start, links.finish_compressed)
 
     def begin(self, loss_scale: float) -> None:
-        """Start a step whose gradients will be multiplied by ``loss_scale``."""
+        """Start a training step whose gradients will be multiplied by ``loss_scale``."""
         for _, feedback, _ in self._made:
             feedback.rescale(loss_scale)
 

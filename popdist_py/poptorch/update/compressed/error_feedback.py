@@ -68,7 +68,7 @@ class ErrorFeedback:
         return {"scale": self._scale, **kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state that :meth:`state` returned."""
+        """Load the compression errors and the scale that :meth:`state` returned."""
         self._scale = state["scale"]
         for kind in self._rooms:
             for start, tensor in state[kind]:

@@ -163,7 +163,7 @@ class PowerSgd:
         return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
     def state(self) -> dict[str, Any]:
-        """Return the number of steps, and the last Q of each matrix that this instance reduces.
+        """Return the number of steps, and the last factor Q of each matrix of this instance.
 
         After a state was loaded and before the next step, the result contains all loaded factors.
         """

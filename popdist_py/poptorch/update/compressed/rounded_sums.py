@@ -26,7 +26,7 @@ __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 FORMATS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # The number of elements in one piece of an array, as in reductions without compression.
 _PIECE: Final = 2 * CHUNK_BYTES // 4
-# An encoded segment begins with the exponent of its scale, a 32-bit integer.
+# An encoded segment of an array begins with the exponent of its scale, a 32-bit integer.
 _HEADER_BYTES: Final = 4
 # Before rounding to float16, values are scaled by a power of two, so that the largest magnitude is
 # just below 2 ** 15. The largest float16 value is 65504. The limit of the exponent keeps both the
@@ -175,7 +175,7 @@ class RoundedSums:
         return {}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing, because the state is empty."""
+        """Do nothing, because this compression has no state besides the error feedback."""
 
 
 def _exponent(values: Array) -> tuple[int, bool]:
