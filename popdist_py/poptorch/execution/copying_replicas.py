@@ -1,8 +1,9 @@
 """The class CopyingReplicas, a replica back end for a device with its own memory, such as a GPU.
 
 The tensors of the emulated device stay in the memory of the CPU. ``CopyingReplicas`` keeps copies
-of the weights on the other device, and runs forward and backward passes there. It copies outputs,
-gradients and changed buffers back. So no other module needs to know of the other device.
+of the weights on the other device, and runs forward and backward passes there. ``CopyingReplicas``
+copies outputs, gradients and changed buffers back to the CPU. So no other module depends on the
+other device.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class CopyingReplicas:
     """The replica back end that runs one replica after the other on another device.
 
     Args:
-        model: The model that runs.
+        model: The compiled model whose replicas run.
         to_device: A function that copies a tensor from the CPU to the other device.
         from_device: A function that copies a tensor from the other device to new memory of the CPU.
-        context: A function that returns the context for forward and backward passes. For example,
-            the context ``torch.device("cuda")`` makes ``torch.zeros()`` allocate memory on a GPU.
+        context: A function that returns the context manager for forward and backward passes. For
+            example, the context ``torch.device("cuda")`` makes ``torch.zeros()`` allocate memory on
+            a GPU.
     """
 
     needs_context = True
@@ -54,8 +56,8 @@ class CopyingReplicas:
         self._kept = [*state.parameters.values(), *state.buffers.values(), *state.constants()]
         self._kept += stacks
         self._changed = stacks or [state.buffers[name] for name in sorted(first.modified_buffers)]
-        # The copies on the other device, and the versions of the copied tensors, by the ``id`` of
-        # the copied tensor.
+        # ``_copies`` contains the copies on the other device, and ``_versions`` the version
+        # counters of the copied tensors. The keys are the ``id`` of each copied tensor.
         self._copies: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
 
@@ -65,7 +67,8 @@ class CopyingReplicas:
         self._copy_newer()
         copies = [self._to_device(tensor) for tensor in inputs]
         if model.state.has_own_tensors:
-            # At its end, ``substituted`` restores the tensors of this replica.
+            # At the end of the ``with`` block, ``substituted`` restores the tensors of the first
+            # replica.
             model.state.select(0, model.first_replica)
         with model.state.substituted(self._copies), self._context(), self._random():
             results = [
@@ -77,15 +80,15 @@ class CopyingReplicas:
         return list(zip(*results, strict=True))
 
     def _copy_newer(self) -> None:
-        """Copy the parameters and buffers that have changed since their last copy."""
+        """Copy parameters and buffers that changed since the last copy to the other device."""
         for tensor in self._kept:
             key = id(tensor)
             if self._versions.get(key) != tensor._version:
                 copy = self._to_device(tensor.detach())
                 self._copies[key] = copy.requires_grad_(tensor.requires_grad)
                 self._versions[key] = tensor._version
-        # The run records the versions of changed buffers at its end. If the run fails before, the
-        # next run copies these buffers again.
+        # The versions of changed buffers are recorded at the end of a run. If the run fails, the
+        # next run copies the changed buffers to the other device again.
         for buffer in self._changed:
             del self._versions[id(buffer)]
         clear_gradients(self._copies[id(parameter)] for parameter in self._model.trained)
@@ -127,7 +130,7 @@ class CopyingReplicas:
     def _store_changes(
         self, inputs: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
     ) -> None:
-        """Store the values of changed buffers and inputs in the tensors of the CPU."""
+        """Copy values of changed buffers and inputs from the other device to the CPU's tensors."""
         for buffer in self._changed:
             buffer.copy_(self._from_device(self._copies[id(buffer)]))
             self._versions[id(buffer)] = buffer._version
@@ -138,7 +141,8 @@ class CopyingReplicas:
 class _RandomOnCpu(TorchDispatchMode):
     """A dispatch mode that draws random numbers on the CPU, and copies them to the other device.
 
-    Otherwise the random numbers would differ from the random numbers of the loop.
+    Random numbers drawn on the other device would differ from the random numbers of the loop back
+    end.
     """
 
     def __init__(self, to_device: Copy, from_device: Copy) -> None:

@@ -29,7 +29,7 @@ class Program:
     """The loop over the micro-batches of each call of a compiled model.
 
     Args:
-        batching: The batching factors of the model.
+        batching: The numbers by which a call's samples are divided into micro-batches.
         replicas: The value of the attribute ``replicas``.
         back_end: The value of the attribute ``back_end``.
         training: The object that updates the weights; None for inference.
@@ -38,7 +38,7 @@ class Program:
         returns_results: Whether a call returns the model's results, and not zeros in the shapes of
             the results.
         loss_output: The index of the output that is the loss; None if no output is the loss.
-        anchors: The anchored tensors of the model.
+        anchors: The anchored tensors of the model, whose values a program can read.
         counters: The recorder of the times of each micro-batch.
 
     Attributes:

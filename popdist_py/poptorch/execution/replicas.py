@@ -46,15 +46,15 @@ class DeviceModel:
         forward: The function that runs the model.
         context: The context managers inside which the forward pass runs.
         first_forward: The properties of the model that were found in its first forward pass.
-        batching: The batching factors of the model.
+        batching: The numbers by which a call's samples are divided into micro-batches.
         streams: The random streams of the replicas.
         first_replica: The global index of the first replica on this instance.
         gradients: The object that accumulates gradients; None for inference.
         trained: The parameters that the optimiser updates.
         only_loop: The reason why only ``LoopReplicas`` can run the model; None if other back ends
             can run the model.
-        norm_groups: The exchange of batch norm statistics between the replicas of a group; None if
-            every replica uses only its own statistics.
+        norm_groups: The object that exchanges batch norm statistics between the replicas of a
+            group; None if every replica uses only its own statistics.
         aligned_inputs: Whether every micro-batch is copied to new memory, which is aligned to cache
             lines. The bits of a matrix product depend on the alignment of its operands.
     """
@@ -307,7 +307,7 @@ class _Turns:
 class FusedReplicas:
     """The replica back end that runs all local replicas in one pass, vectorised with ``vmap``.
 
-    One backward pass adds the gradients of all replicas.
+    A single backward pass computes the sum of the gradients of all replicas.
     """
 
     needs_context = True

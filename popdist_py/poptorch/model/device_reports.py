@@ -28,11 +28,12 @@ class DeviceReports(ModelOnDevice):
     """Methods that report the schedule, memory and time of a model on an IPU.
 
     If the model is compiled, the reports do not need arguments. If the model is not compiled, a
-    report takes example arguments of a call, and runs the forward method on tensors that have
-    shapes but no data. The options can name the type of IPU for the reports. The default is an Mk2.
+    method takes example arguments of a call, and runs the forward method on tensors that have
+    shapes but no data. The options can name the type of IPU for the reports; the default type is
+    the Mk2.
     """
 
-    # -- reports of the device's model --------------------------------------------------------
+    # -- reports from a model of an IPU's time and memory -------------------------------------
 
     def schedule(self, *args: Any, steps: int | None = None, **kwargs: Any) -> Schedule:
         """Return a schedule with the action of every IPU of a replica in each step of a call.
@@ -51,7 +52,7 @@ class DeviceReports(ModelOnDevice):
         return schedule(run.placement, run.settings, steps=steps)
 
     def memoryReport(self, *args: Any, **kwargs: Any) -> MemoryPage:
-        """Return the memory use of every IPU of a replica.
+        """Return a report about the memory use of every IPU of a replica.
 
         If the model does not fit into the memory of an IPU, the report contains advice on how to
         make the model fit.
@@ -71,7 +72,7 @@ class DeviceReports(ModelOnDevice):
         return replace(page, problem=in_poptorch_terms(page.problem))
 
     def executionReport(self, *args: Any, **kwargs: Any) -> ExecutionPage:
-        """Return the time of a call on the device, and the time of each part of the call.
+        """Return a report about the time of a call on the device, and of each part of the call.
 
         Args:
             *args: Example positional arguments of a call, if the model is not compiled.
@@ -106,29 +107,30 @@ class DeviceReports(ModelOnDevice):
             )
         return self._compiled.executable.model_graph
 
-    # -- counters of the last call ------------------------------------------------------------
+    # -- times of the last call ---------------------------------------------------------------
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
         """Return the times of the input and output transfers of the last call, in seconds.
 
         The keys of the result are the events ``input``, ``input_complete``, ``output`` and
-        ``output_complete``. The value for an event contains one list for each tensor, with the
-        times of all steps. If ``Options.Emulator.device`` names a device, the times are computed
-        for this device, and count from the beginning of the call. Otherwise the times are measured
-        on the host, with a clock that has an arbitrary starting point.
+        ``output_complete``. The value of an event contains one list for each tensor, with the times
+        of the event in all steps of the call. If ``Options.Emulator.device`` names a device, the
+        times are computed for this device, and count from the beginning of the call. Without a
+        named device, the times are measured on the host, with a clock that has an arbitrary
+        starting point.
         """
         return inspection.perf_counters(self._compiled)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time to transfer inputs to the device, in seconds.
 
-        If ``Options.Emulator.device`` names a device, the time is computed for this device.
-        Otherwise the time is measured on the host.
+        If ``Options.Emulator.device`` names a device, the transfer time is computed for this
+        device. Without a named device, the transfer time is measured on the host.
         """
         return inspection.latency(self._compiled, "input", "input_complete")
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean time of the computation, in seconds.
+        """Return the minimum, maximum and mean time of the computation in a step, in seconds.
 
         The documentation of ``getHostIpuLatency`` explains whether the time is computed or
         measured.
@@ -144,10 +146,10 @@ class DeviceReports(ModelOnDevice):
         return inspection.latency(self._compiled, "output", "output_complete")
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean time of a step with its transfers, in seconds.
+        """Return the minimum, maximum and mean time of a step and its data transfers, in seconds.
 
-        The time begins with the transfer of the inputs and ends after the transfer of the outputs.
-        The documentation of ``getHostIpuLatency`` explains whether the time is computed or
+        The time of a step begins with the transfer of the inputs and ends after the transfer of the
+        outputs. The documentation of ``getHostIpuLatency`` explains whether the time is computed or
         measured.
         """
         return inspection.latency(self._compiled, "input", "output_complete")
@@ -156,7 +158,7 @@ class DeviceReports(ModelOnDevice):
         """Return the number of IPU cycles of the last call.
 
         If ``Options.Emulator.device`` names a device, the cycles are computed for this device.
-        Otherwise the time on the host is converted to cycles of a 1.85 GHz clock.
+        Without a named device, the time on the host is converted to cycles of a 1.85 GHz clock.
 
         Raises:
             Error: The options do not enable the counting of cycles, or the model has not run yet.

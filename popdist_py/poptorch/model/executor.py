@@ -1,8 +1,8 @@
 """The class PoplarExecutor, the wrapper that runs a user's module on emulated IPUs.
 
 The base class ModelOnDevice compiles, attaches and runs the module, and the base class
-DeviceReports reports on it. PoplarExecutor adds the user's module, the optimiser, the training
-state, and files.
+DeviceReports reports the module's memory and time on an IPU. PoplarExecutor adds the user's module,
+the optimiser, the training state, and files.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["PoplarExecutor"]
 class PoplarExecutor(DeviceReports):
     """The wrapper of a model on an emulated device, made by trainingModel() or inferenceModel().
 
-    Calling the wrapper runs the model. The size of the first dimension of every input must be
-    micro-batch x device iterations x (replicas / input group size) x gradient accumulation.
-    The results have the same structure as the outputs of the forward method. The first dimension of
-    a result contains the micro-batches that the output mode selects. If the wrapper does not have
-    an attribute, the attribute is read from the user's module.
+    Calling the wrapper runs the model. The first dimension of every input must have the size
+    micro-batch x device iterations x (replicas / input group size) x gradient accumulation. The
+    results have the same structure as the outputs of the forward method. The first dimension of a
+    result contains the micro-batches that the option for the output mode selects. Attributes that
+    the wrapper does not have are read from the user's module.
     """
 
     # -- the user's module --------------------------------------------------------------------
@@ -94,7 +94,7 @@ class PoplarExecutor(DeviceReports):
             self.copyWeightsToDevice()
         return result
 
-    # -- optimiser ----------------------------------------------------------------------------
+    # -- the user's optimiser -----------------------------------------------------------------
 
     def setOptimizer(
         self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None
@@ -102,19 +102,21 @@ class PoplarExecutor(DeviceReports):
         """Use ``optimizer`` and its settings from the next call on.
 
         The optimiser state on the device is kept if the new optimiser is of the same kind, such as
-        Adam, and no state has been loaded into it.
+        Adam, and no state has been loaded into the new optimiser.
 
         Args:
             optimizer: The user's optimiser.
             scheduler: A torch scheduler that is stepped after each weight update inside a call.
-                Without a scheduler, the settings stay constant until the next setOptimizer().
+                Without a scheduler, the optimiser's settings stay constant until the next
+                setOptimizer().
 
         Raises:
             AssertionError: The device does not support the optimiser.
-            ValueError: The optimiser uses amsgrad, or it needs a different mean reduction strategy
+            ValueError: The optimiser uses amsgrad, or needs a different mean reduction strategy
                 than the strategy at compile time.
-            Error: An attribute that was constant at compile time has changed, the scheduler cannot
-                be stepped after each weight update, or this model is an inference model.
+            Error: An attribute of the optimiser that was constant at compile time has changed, the
+                scheduler cannot be stepped after each weight update, or this model is an inference
+                model.
         """
         if self._link is None:
             raise Error(
@@ -132,13 +134,14 @@ class PoplarExecutor(DeviceReports):
         if is_other:
             self._link.connect()
 
-    # -- state and files ----------------------------------------------------------------------
+    # -- training state and files -------------------------------------------------------------
 
     @property
     def rng_state(self) -> list[int]:
         """The state of the device's random numbers.
 
-        The state consists of the seed and the number of micro-batches that have been run.
+        The state of the random numbers consists of the seed and the number of micro-batches run so
+        far.
 
         Raises:
             Error: The model is not compiled.
@@ -175,14 +178,15 @@ class PoplarExecutor(DeviceReports):
     def load_training_state(
         self, shared: Mapping[str, Any], instances: Sequence[dict[str, Any]]
     ) -> None:
-        """Restore the state of a training.
+        """Restore the training state that training_state() and instance_state() returned.
 
-        If the model is not compiled yet, the part of the state that is only on the device is
-        restored after the compilation.
+        If the model is not compiled yet, the device's part of the training state is restored after
+        the compilation.
 
         Args:
             shared: The result of training_state().
-            instances: The results of instance_state() on all instances, in order.
+            instances: The results of instance_state() on all instances, in the order of the
+                instances.
 
         Raises:
             Error: The model is an inference model.
@@ -214,12 +218,12 @@ class PoplarExecutor(DeviceReports):
         Args:
             filename: The path of the file. If the path is a folder, the file ``model.poptorch`` in
                 this folder is written. Missing parent folders are made.
-            export_model: Whether to include the module, the weights and the optimiser.
-            save_rng_state: Whether to include the state of the device's random numbers.
+            export_model: Whether the file includes the module, the weights and the optimiser.
+            save_rng_state: Whether the file includes the state of the device's random numbers.
 
         Raises:
             Error: The model is not compiled.
-            AssertionError: The parent of the path is a file.
+            AssertionError: The parent of the path ``filename`` is a file, and not a folder.
         """
         compiled, signature = self._require_compiled(), self._signature
         assert signature is not None
@@ -238,9 +242,9 @@ class PoplarExecutor(DeviceReports):
     def compileAndExport(
         self, filename: str | Path, *args: Any, export_model: bool = True, **kwargs: Any
     ) -> None:
-        """Compile the model for the arguments, and write it to a file with ``save``.
+        """Compile the model for the arguments of a call, and write it to a file with ``save``.
 
-        If the model is already compiled, it is not compiled again.
+        A model that is already compiled is not compiled again.
 
         Raises:
             Error: The model was compiled for other arguments.
@@ -255,10 +259,10 @@ class PoplarExecutor(DeviceReports):
     def loadExecutable(self, filename: str | Path) -> None:
         """Load a compiled model from a file, instead of compiling the model.
 
-        The weights are not loaded from the file. The wrapper keeps its own weights.
+        The weights are not loaded from the file, so the wrapper keeps its own weights.
 
         Raises:
-            Error: The file was not written by ``save``.
+            Error: The file was not written by the method ``save``.
         """
         self._take(SavedModel.read(Path(filename)))
 
@@ -268,7 +272,7 @@ class PoplarExecutor(DeviceReports):
         if saved.rng_state is not None:
             self.rng_state = saved.rng_state
 
-    # -- observing ----------------------------------------------------------------------------
+    # -- values of the last compilation and the last call -------------------------------------
 
     def compilationTime(self) -> datetime.timedelta:
         """Return the duration of the compilation.
@@ -298,6 +302,6 @@ class PoplarExecutor(DeviceReports):
             short_name: The name that ``Options.anchorTensor()`` gave to the tensor.
 
         Raises:
-            AssertionError: The name is unknown, or the model has not run.
+            AssertionError: The name of the tensor is unknown, or the model has not run.
         """
         return self._require_compiled().program.anchors.get(short_name)

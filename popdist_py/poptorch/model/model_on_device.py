@@ -1,6 +1,7 @@
 """The class ModelOnDevice, which compiles a module, attaches it to a device, and runs its calls.
 
-The class PoplarExecutor is the public subclass. Other modules compute results and write files.
+The class PoplarExecutor is the public subclass. Other modules compute the results of calls and
+write files.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from popdist_py.poptorch.weights.newer_weights import WeightCopy, pull_newer
 __all__ = ["ModelOnDevice"]
 
 _NO_CALL: Final = Call((), (), [])
-# Autograd on the device must not depend on torch.inference_mode() in the program. This decorator
-# disables the inference mode of the program.
+# Autograd on the device must not depend on torch.inference_mode() in the user's program. This
+# decorator disables the inference mode of the program.
 _as_on_device: Final = torch.inference_mode(False)
 
 
@@ -51,8 +52,8 @@ class ModelOnDevice:
 
     Args:
         model: The user's module, which contains the weights on the host.
-        options: The options of the model. They cannot be changed afterwards.
-        training: Whether the model trains.
+        options: The options of the model, which cannot be changed afterwards.
+        training: Whether the model is a training model.
         optimizer: The user's optimiser; None for an inference model.
         scheduler: A torch scheduler that is stepped after each weight update inside a call.
     """
@@ -77,8 +78,8 @@ class ModelOnDevice:
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # The arguments of the last call are used if the program is built again for another
-        # optimiser. The value is _NO_CALL if the model is not compiled.
+        # The arguments of the last call, with which the program is built again for another
+        # optimiser. _NO_CALL means that the model is not compiled.
         self._last_call = _NO_CALL
         # _compile() sets _compiled, _signature, _weights and _compilation_seconds.
         self._compiled: Compiled | None = None
@@ -102,10 +103,10 @@ class ModelOnDevice:
             self._user_model, self.copyWeightsToHostIfNeeded, self.destroy
         )
 
-    # -- compiling ----------------------------------------------------------------------------
+    # -- compiling the model ------------------------------------------------------------------
 
     def isCompiled(self) -> bool:
-        """Return whether the model was compiled and has not been destroyed since then."""
+        """Return whether the model has been compiled and not destroyed since then."""
         return self._compiled is not None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -211,7 +212,7 @@ class ModelOnDevice:
         assert self._weights is not None
         return self._weights
 
-    # -- running ------------------------------------------------------------------------------
+    # -- running the compiled model -----------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on the given samples, and compile the model first if necessary.
@@ -289,7 +290,7 @@ class ModelOnDevice:
         self._rebuild(compiled, link)
         return self._require_compiled()
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- copying weights between host and device ----------------------------------------------
 
     def copyWeightsToHost(self) -> None:
         """Copy the device's weights and buffers into the user's module."""
@@ -299,7 +300,7 @@ class ModelOnDevice:
         """Copy weights to the host if training has changed them since the last copy.
 
         Returns:
-            Whether weights were copied.
+            Whether weights were copied to the host.
         """
         return self._weights is not None and self._weights.pull_if_newer()
 
@@ -332,7 +333,8 @@ class ModelOnDevice:
 
         The new optimiser may train other parameters than the previous optimiser.
         """
-        executable = replace(before.executable, back_end=None)  # a back end has to agree again
+        # The choice of a replica back end is repeated, because results must agree again.
+        executable = replace(before.executable, back_end=None)
         compiled = build_program(self._source(), executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
@@ -340,7 +342,7 @@ class ModelOnDevice:
         self._compiled = compiled
         link.rebuilt_to(compiled)
 
-    # -- device -------------------------------------------------------------------------------
+    # -- attaching and detaching the device ---------------------------------------------------
 
     def isAttachedToDevice(self) -> bool:
         """Return whether the model is attached to its device."""
@@ -349,9 +351,9 @@ class ModelOnDevice:
     def _placed(self, num_ipus: int) -> None:
         """Store the number of IPUs, and attach the model if its connection type is Always.
 
-        The compiler calls this method when it has computed the number of IPUs. This method does not
-        wait for a device that is in use, because other processes may be waiting for the result of
-        the compilation. ``_compile`` waits for the device after the compilation.
+        The compiler calls this method as soon as the compiler knows the number of IPUs. This method
+        does not wait for a device that is in use, because other processes may be waiting for the
+        result of the compilation. ``_compile`` waits for the device after the compilation.
         """
         self._num_ipus = num_ipus
         if self._options.connection_type == enums.ConnectionType.Always and not self._attached:
@@ -392,7 +394,7 @@ class ModelOnDevice:
     def destroy(self) -> None:
         """Release the device, and remove the wrapping of the user's module.
 
-        The weights and the optimiser state are copied to the host first.
+        The weights and the optimiser state are copied to the host before the device is released.
         """
         self._fetch()
         if self._link is not None:

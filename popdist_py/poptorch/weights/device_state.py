@@ -40,20 +40,20 @@ class DeviceState:
         owner: The user's module. ``top`` is ``owner`` itself or a shallow copy of ``owner``.
         precision: A function that returns the dtype on the device for a dtype on the host.
         num_replicas: The number of replicas of all instances together.
-        copied: A function that gets a host tensor and a dtype, and returns a device tensor. By
-            default, the device tensor gets the values of the host tensor.
+        copied: A function that returns a device tensor for a host tensor and a dtype. By default,
+            the device tensor gets the values of the host tensor.
 
     Attributes:
         parameters: The device's parameters by name. If groups of replicas have different values of
-            a parameter, there is one entry for each group, such as ``weight[0]``.
+            a parameter, the dict has one entry for each group, such as ``weight[0]``.
         buffers: The device's buffers by name. If replicas have different values of a buffer, the
-            entry is the buffer of the first replica on this instance.
+            dict contains the buffer of the first replica on this instance.
         gradient_hooks: The hooks that the program registered on its parameters' gradients; None for
             an inference model.
 
     Raises:
         Error: A buffer is not a plain tensor, or a replica-grouped parameter does not have exactly
-            one row for each group.
+            one row for each replica group.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class DeviceState:
             self._copy_buffers(top)
             self._views = self._make_views(top, owner)
 
-    # -- construction -------------------------------------------------------------------------
+    # -- construction of the device's tensors -------------------------------------------------
 
     def _copy_parameters(self, top: nn.Module) -> None:
-        """Make the device's parameters.
+        """Make the device's copies of the module's parameters.
 
         Modules that share a host parameter also share the device parameter.
         """
@@ -143,7 +143,7 @@ class DeviceState:
         """Return the value that a module's plain attribute has on the device.
 
         If the attribute refers to a parameter or a buffer of the model, the value is the device's
-        tensor for it. Any other tensor is copied to the device.
+        copy of this parameter or buffer. All other tensors in attributes are copied to the device.
         """
         if isinstance(value, torch.Tensor):
             device = self._device_of.get(id(value))
@@ -154,10 +154,10 @@ class DeviceState:
             return type(value)(self._device_of.get(id(item), item) for item in value)
         return value
 
-    # -- replicas -----------------------------------------------------------------------------
+    # -- separate tensors for each replica ----------------------------------------------------
 
     def give_replicas_buffers(self, names: frozenset[str], replicas: int) -> None:
-        """Make separate copies of some buffers for each replica of this instance.
+        """Make separate copies of the named buffers for each replica of this instance.
 
         Args:
             names: The names of the buffers.
@@ -181,7 +181,7 @@ class DeviceState:
 
     @property
     def has_own_tensors(self) -> bool:
-        """Whether replicas have different buffers or different replica-grouped parameters."""
+        """Whether the replicas have separate buffers or separate replica-grouped parameters."""
         return bool(self._places)
 
     @property
@@ -219,7 +219,7 @@ class DeviceState:
         ]
 
     def buffers_of_replicas(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Return the values that some buffers have on the replicas of this instance.
+        """Return the values of the named buffers on all replicas of this instance.
 
         Args:
             names: The names of the buffers.
@@ -233,7 +233,7 @@ class DeviceState:
             for name in sorted(names)
         }
 
-    # -- constants ----------------------------------------------------------------------------
+    # -- plain attributes of modules ----------------------------------------------------------
 
     def snapshot(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return the plain attributes of every module, with copies of tensor attributes."""
@@ -254,9 +254,9 @@ class DeviceState:
     def freeze_constants(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """Record which plain attributes of modules the first forward pass changed.
 
-        ``restore_constants()`` sets the recorded attributes to their old values. If the new value
-        of an attribute is not a tensor, the user's module also gets the new value. The reason is
-        that an IPU program runs the Python code of a forward pass only once, during compilation.
+        ``restore_constants()`` sets the recorded attributes to their old values. An IPU program
+        runs the Python code of a forward pass only once, during compilation. Therefore, if the new
+        value of an attribute is not a tensor, the user's module also gets the new value.
 
         Args:
             before: The result of ``snapshot()`` before the first forward pass.
@@ -271,7 +271,7 @@ class DeviceState:
                     module.__dict__[key] = plain[key]
 
     def restore_constants(self) -> None:
-        """Set the recorded attributes to their values from before the first forward pass."""
+        """Undo the first forward pass's attribute changes that ``freeze_constants()`` recorded."""
         for view, key, value in self._constants:
             if value is _MISSING:
                 view.pop(key, None)
@@ -283,7 +283,7 @@ class DeviceState:
         return [view.get(key, _MISSING) for view, key, _ in self._constants]
 
     def put_attributes(self, values: Sequence[Any]) -> None:
-        """Set the module attributes that a forward pass changes.
+        """Set the module attributes that a forward pass changes to the given values.
 
         Args:
             values: The values that ``changing_attributes()`` returned.
@@ -337,7 +337,7 @@ class DeviceState:
                 if isinstance(device, nn.Parameter) and _equal(host, device)
             }
 
-    # -- use ----------------------------------------------------------------------------------
+    # -- use of the device's tensors ----------------------------------------------------------
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -388,7 +388,7 @@ class DeviceState:
         return [] if device is None else [device]
 
     def hook_gradients(self, hosts: Iterable[torch.Tensor]) -> GradientHooks:
-        """Call the gradient hooks of these host parameters from now on."""
+        """Make backward passes call the gradient hooks of the given host parameters from now on."""
         if self.gradient_hooks is not None:
             self.gradient_hooks.remove()
         self.gradient_hooks = GradientHooks(hosts, self.device_tensors)
@@ -399,7 +399,8 @@ class DeviceState:
         """Copy the host's parameters and buffers to the device.
 
         Args:
-            only: The names of the buffers to copy; None to copy all parameters and buffers.
+            only: The names of the buffers to copy; None to copy all parameters and buffers to the
+                device.
         """
         wanted = None if only is None else {id(self.buffers[name]) for name in only}
         with torch._C.DisableTorchFunctionSubclass():
@@ -413,7 +414,8 @@ class DeviceState:
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
                     )
-                    increment_version(device)  # Torch does not count changes of ``data``.
+                    # Torch's version counter ignores changes of ``data``.
+                    increment_version(device)
                 else:
                     device.copy_(host)
             for name, stack in self._stacks.items():
@@ -429,7 +431,7 @@ class DeviceState:
         """Copy the device's parameters and buffers to the host.
 
         Args:
-            only: The ``id`` of each device tensor to copy; None to copy all tensors.
+            only: The ``id`` of each device tensor to copy; None to copy all tensors to the host.
         """
         with torch._C.DisableTorchFunctionSubclass():
             for host, device in self._hosts:
@@ -457,7 +459,7 @@ def _substitute(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _equal(host: torch.Tensor, device: torch.Tensor) -> bool:
-    """Tell whether ``host`` has the same bits as ``device`` after conversion to its dtype."""
+    """Tell whether ``host`` has the same bits as ``device`` after conversion to the same dtype."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(device.itemsize)
     if bits is None or host.shape != device.shape:
         return False
@@ -469,7 +471,7 @@ def _is_plain(buffer: torch.Tensor) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Return (tensor, copy of the tensor, version) for a tensor, and any other value unchanged."""
+    """Return a tensor with its copy and version as a tuple; return any other value unchanged."""
     if isinstance(value, torch.Tensor):
         return (value, value.detach().clone(), value._version)
     return value

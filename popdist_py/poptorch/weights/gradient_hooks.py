@@ -2,9 +2,9 @@
 
 A program registers hooks with ``register_hook`` and ``register_post_accumulate_grad_hook`` on the
 parameters of its module, which are on the host. A hook gets the gradient of one replica's
-micro-batch, as in ``loss.backward()`` of plain torch. The gradient is not scaled by the loss scale
-and not yet added to other gradients. Therefore the result does not depend on the number of
-instances that the replicas run on.
+micro-batch, as in ``loss.backward()`` of plain torch. The gradient that a hook gets is not scaled
+by the loss scale and not yet added to other gradients. Therefore the results of hooks do not depend
+on the number of instances.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["GradientHooks", "has_hooks"]
 
 def has_hooks(host: Any) -> bool:
     """Tell whether the program registered a gradient hook on a host parameter."""
-    # With torch functions enabled, this read would fetch newer weights from the device.
+    # With torch functions enabled, reading the hooks would fetch newer weights from the device.
     with torch._C.DisableTorchFunctionSubclass():
         return bool(host._backward_hooks or host._post_accumulate_grad_hooks)
 
 
 class GradientHooks:
-    """An object that calls the hooks of host parameters with the gradients on the device.
+    """Calls the gradient hooks of host parameters with the gradients on the device.
 
     Args:
         hosts: The module's parameters on the host.
@@ -36,7 +36,7 @@ class GradientHooks:
 
     Attributes:
         scale: The factor on the gradients of the current backward pass, such as the loss scale.
-        reach: Whether at least one trained parameter has hooks.
+        reach: Whether at least one trained parameter has gradient hooks.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GradientHooks:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a parameter got its first hook after this object was made."""
+        """Whether a parameter got its first gradient hook after this object was made."""
         with torch._C.DisableTorchFunctionSubclass():
             for host in self._others:
                 if host._backward_hooks or host._post_accumulate_grad_hooks:
@@ -64,14 +64,14 @@ class GradientHooks:
         return False
 
     def remove(self) -> None:
-        """Stop calling the hooks."""
+        """Stop calling the program's gradient hooks."""
         for handle in self._handles:
             handle.remove()
 
     def _changed(
         self, host: Any, device: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """Call the hooks of a host parameter, and return the gradient that results from the hooks.
+        """Call the hooks of a host parameter, and return the gradient that the hooks produce.
 
         The method reads the list of hooks at each call, so removed hooks are not called.
         """
@@ -90,10 +90,10 @@ class GradientHooks:
 def _after(
     device: torch.Tensor, gradient: torch.Tensor, hooks: Sequence[Callable[[Any], None]]
 ) -> torch.Tensor:
-    """Call post-accumulate hooks, and return the gradient that results from the hooks.
+    """Call post-accumulate hooks, and return the gradient that the hooks produce.
 
-    The hooks may change the ``grad`` attribute of the device parameter. While the hooks run,
-    ``grad`` holds only this gradient, without the sum of earlier gradients.
+    The hooks may change the ``grad`` attribute of the device parameter. While post-accumulate hooks
+    run, ``grad`` contains only the new gradient, without the sum of earlier gradients.
     """
     with gradients_replaced([device], [gradient.clone()]):
         for hook in hooks:

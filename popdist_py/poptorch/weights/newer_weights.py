@@ -1,7 +1,7 @@
 """The class WeightCopy, which records whether the host or a device has newer weights.
 
 Several wrapped models may share the tensors of one module on the host. Each wrapped model has a
-separate copy of these tensors on its device, so the copies can differ. The module
+separate copy of these tensors on its device, so the devices can have different weights. The module
 ``device_state.py`` copies tensors between host and device.
 """
 
@@ -21,7 +21,7 @@ _newer_than_host: weakref.WeakSet[WeightCopy] = weakref.WeakSet()
 
 
 class WeightCopy:
-    """A record for one wrapped model: whether the weights on its device or on the host are newer.
+    """Records for a wrapped model whether the weights on its device or on the host are newer.
 
     Args:
         tensors: The model's parameters and buffers on the host.
@@ -83,7 +83,7 @@ class WeightCopy:
         """Copy the device's weights to the host, if the device has newer weights.
 
         Returns:
-            Whether weights were copied.
+            Whether weights were copied to the host.
         """
         if not self.device_is_newer:
             return False
@@ -94,7 +94,8 @@ class WeightCopy:
     def pull(self) -> None:
         """Copy all of the device's tensors to the host.
 
-        Then ``needs_upload`` is True for the other models that share a tensor with this model.
+        Afterwards ``needs_upload`` is True for all other models that share a tensor with this
+        model.
         """
         self._pull(self._download_all)
 
@@ -115,7 +116,7 @@ class WeightCopy:
         _pull_newer(self._host_ids, besides=self)
 
     def shares(self, host_ids: frozenset[int]) -> bool:
-        """Tell whether this model uses any of the host tensors with these ids."""
+        """Tell whether this model uses a host tensor whose ``id`` is in ``host_ids``."""
         return not self._host_ids.isdisjoint(host_ids)
 
 

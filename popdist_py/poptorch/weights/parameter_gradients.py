@@ -1,7 +1,8 @@
 """Functions that read and change the ``grad`` attribute of the device's parameters.
 
-Torch stores the sum of a parameter's gradients in the attribute ``grad``. Autograd adds to this
-attribute, and torch's optimisers read it. No other module of ``popdist_py.poptorch`` assigns it.
+Torch stores the sum of a parameter's gradients in the attribute ``grad``. Autograd adds gradients
+to ``grad``, and torch's optimisers read ``grad``. No other module of ``popdist_py.poptorch``
+assigns ``grad``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None
 def set_gradients(
     parameters: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor | None]
 ) -> None:
-    """Replace the gradients of all parameters, without copies."""
+    """Replace the gradients of all parameters, without copying any gradient."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
@@ -45,8 +46,9 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, copies: boo
     Args:
         parameter: The parameter.
         gradient: The tensor to add.
-        copies: Whether the first gradient of a parameter is copied. Otherwise the tensor itself
-            becomes the parameter's ``grad``, and later gradients are added to it in place.
+        copies: Whether a parameter's first gradient is copied. Without a copy, the tensor
+            ``gradient`` itself becomes ``grad``, and later gradients are added to this tensor in
+            place.
     """
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
@@ -60,9 +62,9 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, copies: boo
 def gradients_replaced(
     parameters: Sequence[torch.Tensor], gradients: Iterable[torch.Tensor | None]
 ) -> Iterator[list[torch.Tensor | None]]:
-    """Replace the gradients of parameters in the ``with`` block, and restore them at its end.
+    """Replace the gradients of parameters in the ``with`` block, and restore them afterwards.
 
-    The ``with`` statement returns the gradients before the block.
+    The ``with`` statement returns the gradients that the parameters had before the block.
     """
     before = gradients_of(parameters)
     set_gradients(parameters, gradients)

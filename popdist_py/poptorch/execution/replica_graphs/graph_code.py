@@ -142,7 +142,7 @@ def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[A
 
 
 def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]]:
-    """Return the gradients that later operations do not change.
+    """Return the gradients that later operations of the graph do not change.
 
     Returns:
         For each node that computes such gradients, the indices of the gradients.
@@ -185,7 +185,8 @@ def _text(value: Any, names: dict[str, Any]) -> str:
     """Return an operation's argument as Python source code.
 
     Args:
-        value: The argument. A value without a short source text becomes a global variable.
+        value: The value of the argument. A value without a short source text becomes a global
+            variable.
         names: The global variables of the generated code, to which new variables are added.
     """
     if isinstance(value, fx.Node):

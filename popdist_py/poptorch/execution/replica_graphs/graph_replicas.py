@@ -1,7 +1,7 @@
 """The class GraphReplicas, a replica back end that runs a recorded graph of torch's operations.
 
-The graph contains the operations of one forward and its backward pass. The Python code of the
-forward runs only when the graph is recorded.
+The graph contains the operations of one forward pass and its backward pass. The Python code of the
+forward pass runs only when the graph is recorded.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ __all__ = ["GraphReplicas"]
 
 
 class GraphReplicas:
-    """The replica back end that runs a recorded graph.
+    """The replica back end that runs a recorded graph of torch's operations.
 
     Args:
-        model: The model to run.
-        call: Arguments of a call, to record the graph with.
-        inputs: A combined micro-batch of each input, to record the graph with.
-        vectorised: Whether the graph runs once for all local replicas. If not, the graph runs once
-            for each local replica.
+        model: The compiled model whose replicas run.
+        call: The arguments of a model's call with which the graph is recorded.
+        inputs: A combined micro-batch of each input, with which the graph is recorded.
+        vectorised: Whether one run of the graph computes all local replicas. Otherwise the graph
+            runs once for each local replica.
 
     Raises:
         RuntimeError: The forward or the backward pass of the model cannot be recorded.
     """
 
-    # A graph does not call the user's modules, or functions that a torch function mode intercepts.
+    # A recorded graph calls neither the user's modules nor functions that a torch function mode
+    # intercepts.
     needs_context = False
 
     def __init__(
@@ -61,12 +62,12 @@ class GraphReplicas:
         self._state = [*self._trained, *self._fixed]
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
-        # For each gradient, whether it has to be copied before it is stored in ``grad``. The list
-        # is computed in the first run.
+        # A list that contains for each gradient whether the gradient is copied before it is stored
+        # in ``grad``. The first run of the graph computes this list.
         self._copied: list[bool] | None = None
         self._graph = self._function(call, inputs)
 
-    # -- recording ----------------------------------------------------------------------------
+    # -- recording the graph ------------------------------------------------------------------
 
     def _function(self, call: Call, inputs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
         try:
@@ -78,13 +79,13 @@ class GraphReplicas:
     def _recorded(
         self, call: Call, inputs: Sequence[torch.Tensor], *, is_real: bool
     ) -> RecordedGraph:
-        """Record a run on copies of the tensors, so that the originals do not change.
+        """Record the passes of a model on copies of its tensors, so that its tensors do not change.
 
         Args:
             call: The arguments of a call.
             inputs: A combined micro-batch of each input.
-            is_real: Whether large products are computed. Otherwise large products are replaced by
-                zeros.
+            is_real: Whether large matrix products and convolutions are computed while recording,
+                instead of being replaced by zeros.
         """
         batching = self._model.batching
         if self._vectorised:
@@ -93,7 +94,7 @@ class GraphReplicas:
         else:
             buffers = [stack[0] for stack in self._stacks]
             own_inputs = batching.inputs_of_replicas(inputs)[0]
-        # Parameters are not cloned, because a forward that changes parameters is not recorded.
+        # Parameters are not cloned, because a forward pass that changes parameters is not recorded.
         weights = {id(parameter) for parameter in self._model.state.parameters.values()}
         examples = [
             tensor.detach() if id(tensor) in weights else tensor.detach().clone()
@@ -108,8 +109,8 @@ class GraphReplicas:
 
         Args:
             call: The arguments of a call.
-            *flat: The trained parameters, the other state, the buffers of the replicas, the inputs
-                and the scale of the gradients.
+            *flat: The trained parameters, the other tensors of the model's state, the buffers of
+                the replicas, the inputs and the scale of the gradients.
         """
         sizes = (len(self._trained), len(self._fixed), len(self._stacks))
         ends = [sum(sizes[: n + 1]) for n in range(3)]
@@ -137,7 +138,7 @@ class GraphReplicas:
     def _one(
         self, call: Call, buffers: list[torch.Tensor], inputs: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Run the forward of one replica; inside ``vmap``, one call computes all replicas."""
+        """Run one replica's forward pass; inside ``vmap``, one call computes all replicas."""
         by_stack = dict(zip(map(id, self._stacks), buffers, strict=True))
         for place, key, stack in self._own:
             place[key] = by_stack[id(stack)]
@@ -148,14 +149,14 @@ class GraphReplicas:
         ]
         return results, leaves[0] if loss is None else loss
 
-    # -- running ------------------------------------------------------------------------------
+    # -- running the graph --------------------------------------------------------------------
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the replicas.
+        """Run all local replicas with the recorded graph.
 
         Raises:
-            Exception: The error that the model's forward raises for these inputs. If the forward
-                does not fail, the error of the graph is raised.
+            Exception: The error that the model's forward pass raises for these inputs. If the
+                forward pass does not fail, the error of the recorded graph is raised.
         """
         try:
             # The recorded operations already include the effects of torch function modes.
@@ -163,7 +164,8 @@ class GraphReplicas:
                 return self._run(inputs, number, scale)
         except Exception as error:
             failure = error
-        # With norm groups, the forward would wait for the batch norms of other replicas.
+        # In norm groups (replicas with common batch norm statistics), the forward pass of one
+        # replica would wait for the batch norms of other replicas.
         if self._model.norm_groups is None:
             self._model.run_as_written(call, inputs, number)
         raise failure
@@ -214,7 +216,7 @@ class GraphReplicas:
         """Add a gradient to the ``grad`` of a parameter; the running graph calls this method.
 
         Args:
-            index: The index of the parameter.
+            index: The index of the gradient's parameter.
             gradient: The gradient that the graph has just computed.
         """
         assert self._copied is not None
@@ -224,11 +226,11 @@ class GraphReplicas:
 
 
 def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> list[bool]:
-    """Return for each result whether it must be copied before it becomes a parameter's ``grad``.
+    """Return for each result whether to copy it before it becomes a parameter's ``grad``.
 
-    A result is copied if it shares memory with another result or with an argument. Otherwise, an
-    in-place change of the gradient would change the other tensor. A result is also copied if it is
-    not contiguous, because torch's fused updates require contiguous gradients.
+    A result is copied if it shares memory with another result or with an argument. Without a copy,
+    an in-place change of the gradient would change the other tensor. A result is also copied if it
+    is not contiguous, because torch's fused updates require contiguous gradients.
     """
     memory = [_memory(tensor) for tensor in (*results, *arguments)]
     uses = Counter(memory)
@@ -244,10 +246,10 @@ def _memory(tensor: torch.Tensor | None) -> int | None:
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Disable oneDNN in the enclosed code, because oneDNN's LSTM cannot run in a recorded graph.
+    """Disable oneDNN in the ``with`` block, because recorded graphs cannot run oneDNN's LSTM.
 
-    The backward of oneDNN's LSTM needs data that its forward stores only while autograd is enabled.
-    A recorded graph runs without autograd.
+    The backward pass of oneDNN's LSTM needs data that its forward pass stores only while autograd
+    is enabled. A recorded graph runs without autograd.
     """
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)

@@ -32,7 +32,8 @@ __all__ = [
     "simplify",
 ]
 
-# A function that rewrites one operation of a graph if possible. The function may erase the node.
+# A function that rewrites one operation of a graph if possible. A NodePass may erase the node of
+# the operation.
 NodePass: TypeAlias = Callable[[fx.Graph, fx.Node], None]
 
 _ATEN: Final = torch.ops.aten
@@ -64,7 +65,7 @@ _CONVOLUTIONS: Final = {
 
 
 def simplify(graph: fx.Graph) -> None:
-    """Apply all passes to a graph."""
+    """Simplify a graph by applying all passes to it."""
     rewrite_nodes(graph, NODE_PASSES)
     for graph_pass in GRAPH_PASSES:
         graph_pass(graph)
@@ -113,7 +114,7 @@ def _unchanged_argument(node: fx.Node) -> Any:
     return None
 
 
-# -- Views -----------------------------------------------------------------------------------------
+# -- Views of tensors ------------------------------------------------------------------------------
 
 
 def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
@@ -183,7 +184,7 @@ def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
     _replace(graph, node, _ATEN.view.default, (computed, list(shape)))
 
 
-# -- Products --------------------------------------------------------------------------------------
+# -- Matrix products and convolutions --------------------------------------------------------------
 
 
 def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
@@ -253,7 +254,7 @@ def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
         node.update_arg(dilation, [2] * (value.dim() - 2))
 
 
-# -- Whole graphs ----------------------------------------------------------------------------------
+# -- Passes over whole graphs ----------------------------------------------------------------------
 
 
 def eliminate_dead_code(graph: fx.Graph) -> None:

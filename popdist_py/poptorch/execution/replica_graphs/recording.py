@@ -23,12 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["RecordedGraph", "ZerosRefused", "record"]
 
 _ATEN: Final = torch.ops.aten
-# The maximum number of operations in a graph. A larger graph usually comes from a loop over single
-# elements. Recording 50,000 operations takes about two seconds, and the code of a larger graph
-# exceeds a CPU's instruction cache.
+# The maximum number of operations in a graph. A graph with more operations usually comes from a
+# Python loop over single elements. Recording 50,000 operations takes about two seconds, and the
+# code of a larger graph exceeds a CPU's instruction cache.
 _MAX_NODES: Final = 50_000
 # The torch operations that the recorder treats as products. Matrix products and convolutions take
-# most of the time of a run.
+# most of the time of a model's run.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
@@ -100,7 +100,7 @@ def record(
 
 
 def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | None:
-    """Return the memory format of a product's results; None if the format is not known.
+    """Return the memory format of a product's results; None if the format is unknown.
 
     The results of a convolution are channels last if its images or its kernels are channels last
     and not contiguous. This rule holds for all of torch's implementations on a CPU, for both the
@@ -112,7 +112,7 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
         return None
     images, kernels = args[_CONVOLUTIONS[product] :][:2]
     if images.dim() == 4 and 1 in (*images.shape[1:], kernels.shape[0]):
-        return None  # With one channel, row or column, torch distinguishes formats by other rules.
+        return None  # With one channel, row or column, torch has other rules for memory formats.
     others = [tensor for tensor in (images, kernels) if not tensor.is_contiguous()]
     if not others:
         return torch.contiguous_format
@@ -150,10 +150,12 @@ class _Traits:
     """The properties of an operation that decide how the recorder treats it.
 
     Attributes:
-        reads_values: Whether the result is a Python value that depends on the tensors' values.
-        values_decide_shape: Whether the shape of the result depends on the tensors' values.
+        reads_values: Whether the operation's result is a Python value that depends on values of
+            tensors.
+        values_decide_shape: Whether the shape of the operation's result depends on values of
+            tensors.
         may_vary: Whether the operation can return different results for equal arguments.
-        writes: Whether the operation changes an argument.
+        writes: Whether the operation changes an argument in place.
     """
 
     reads_values: bool
@@ -182,7 +184,7 @@ class _Recorder(TorchDispatchMode):
     tensor as long as the tensor is in use, for example by autograd's graph.
 
     Attributes:
-        graph: The recorded operations.
+        graph: The graph of the recorded operations.
         constants: The tensors that are neither arguments nor results of operations, keyed by the
             target of their node.
         refused: The first error of an operation after zeros had replaced the result of a large
@@ -209,7 +211,7 @@ class _Recorder(TorchDispatchMode):
         for index, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{index}"))
 
-    # -- tensors ------------------------------------------------------------------------------
+    # -- nodes of tensors ---------------------------------------------------------------------
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """Return the node of a tensor. A tensor without a node becomes a constant of the graph."""
@@ -238,7 +240,7 @@ class _Recorder(TorchDispatchMode):
             return type(value)(map(self._recorded, value))
         return value
 
-    # -- operations ---------------------------------------------------------------------------
+    # -- recording operations -----------------------------------------------------------------
 
     def __torch_dispatch__(
         self,
@@ -247,7 +249,7 @@ class _Recorder(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, and record it."""
+        """Run an operation of torch, and record it in the graph."""
         kwargs = kwargs or {}
         if len(self.graph.nodes) > _MAX_NODES:
             raise RuntimeError(f"more than {_MAX_NODES} operations are too many for a graph")
@@ -279,7 +281,7 @@ class _Recorder(TorchDispatchMode):
     def _result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operation and return its result, or zeros for the result of a large product.
 
-        A large product is also computed if it depends only on constants.
+        A large product that depends only on constants is computed.
         """
         memory_format = None if self._is_real else _memory_format(func, args)
         if memory_format is None or kwargs:
