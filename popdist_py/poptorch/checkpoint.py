@@ -246,7 +246,7 @@ class _Stateful:
             self._loader.load_state_dict(state["loader"])
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
-        """Return the remaining batches of the epoch in which the training was saved.
+        """Return the remaining batches of the saved epoch.
 
         Raises:
             Error: The checkpoint was saved with a loader that has no ``state_dict()``.

@@ -78,7 +78,7 @@ class ConnectionType(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The way in which IPUs synchronise, which does not change a model's results."""
+    """The method that IPUs synchronise with. The method does not change a model's results."""
 
     Full = 0
     SinglePipeline = 1

@@ -297,7 +297,7 @@ def dynamic_slice(
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Return a copy of ``input`` in which ``src`` replaces the elements from ``start`` on.
+    """Return a copy of ``input``, where ``src`` replaces the elements from ``start`` on.
 
     Args:
         input: A tensor of any shape. The function does not change this tensor.

@@ -48,8 +48,8 @@ class SGD(Optimizer, torch.optim.SGD):
     Args:
         loss_scaling: The factor that multiplies the loss before the backward pass and divides the
             gradients after it.
-        velocity_scaling: The factor by which hardware scales the velocity in a combined
-            accumulator. The emulation ignores ``velocity_scaling``.
+        velocity_scaling: The factor of hardware on the velocity in a combined accumulator. The
+            emulation ignores ``velocity_scaling``.
         use_combined_accum: Whether one tensor stores both the velocity and the accumulated
             gradients.
         accum_type: The dtype of the gradient accumulator, float32 or float16.

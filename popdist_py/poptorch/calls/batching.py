@@ -68,7 +68,7 @@ def check_output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """The numbers by which a model's inputs are cut, and the choice of the outputs to return.
+    """The numbers that divide a model's inputs into micro-batches, and the outputs to return.
 
     Attributes:
         device_iterations: The number DI of device iterations in a call.

@@ -72,8 +72,8 @@ class CallSignature:
         """Return the flattened arguments of a later call.
 
         The keys of dictionaries get the order that they have in the first call. In an argument of a
-        custom type, only the tensors come from the later call. All other contents of such an
-        argument come from the first call, even if the forward method runs in Python.
+        custom type, only the tensors come from the later call. All other contents of an argument of
+        a custom type come from the first call, even if the forward method runs in Python.
 
         Raises:
             AssertionError: The arguments do not match the parameters of ``forward``.

@@ -150,7 +150,7 @@ def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> A
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of ``value``, in the order in which :func:`flatten` returns them."""
+    """Return the tensors of ``value``, in the same order as :func:`flatten`."""
     leaves: list[torch.Tensor] = []
     _collect(value, leaves)
     return leaves

@@ -108,7 +108,7 @@ def check_changed_buffers(names: Collection[str], options: Options, batching: Ba
         names: The names of the buffers that the forward pass changes, without the statistics of
             norm layers.
         options: The options of the model.
-        batching: The numbers by which a call's samples are divided into micro-batches.
+        batching: The numbers that divide a call's samples into micro-batches.
 
     Raises:
         Error: The options require equal buffers on all replicas, but the forward pass changes a

@@ -258,9 +258,9 @@ class AsynchronousDataAccessor:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
         The state contains the number of complete epochs, the number of returned items of this
-        epoch, and the random state from which the order of this epoch was drawn. The state consists
-        of plain values and tensors, so loading it from a file executes no code. The state does not
-        include the random generators of persistent workers.
+        epoch, and the random state at the start of this epoch, which determines its order. The
+        state consists of plain values and tensors, so loading it from a file executes no code. The
+        state does not include the random generators of persistent workers.
         """
         if self._resume is not None:
             return dict(self._resume)

@@ -151,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         # The loader's position in the epoch that began last.
         self._place: _Place | None = None
-        # The loaded state from which the next ``iter()`` continues.
+        # The loaded state, where the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
         # The epochs of the data set and its inner data sets in the existing workers.
         self._dataset_epochs: tuple[Any, ...]
@@ -317,8 +317,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
         The state contains the number of complete epochs, the number of returned batches of this
-        epoch, and the random state from which the order of this epoch was drawn. The state consists
-        of plain values and tensors, so loading it from a file executes no code.
+        epoch, and the random state at the start of this epoch, which determines its order. The
+        state consists of plain values and tensors, so loading it from a file executes no code.
 
         The state also includes the result of the sampler's method ``state_dict()``, or the
         sampler's attributes ``generator`` and ``epoch``. The state does not include the random

@@ -63,8 +63,8 @@ class Ready(NamedTuple):
     """A message that the loader process has loaded the first item.
 
     Attributes:
-        start: The state of the random generators, from which the order of the first epoch was
-            drawn.
+        start: The state of the random generators at the start of the first epoch, which determines
+            its order.
         order: A description of the order of the items; None if the program's own sampler did not
             draw the order.
     """
@@ -82,7 +82,8 @@ class Begun(NamedTuple):
 
     Attributes:
         epoch: The number of the epoch.
-        start: The state of the random generators, from which the order of the epoch was drawn.
+        start: The state of the random generators at the start of the epoch, which determines its
+            order.
     """
 
     epoch: int
@@ -109,8 +110,8 @@ class EndOfEpoch(NamedTuple):
 
     Attributes:
         epoch: The number of the epoch.
-        start: The state of the random generators, from which the order of the next epoch will be
-            drawn.
+        start: The state of the random generators at the start of the next epoch, which determines
+            its order.
     """
 
     epoch: int

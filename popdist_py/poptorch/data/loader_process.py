@@ -277,7 +277,7 @@ class _Loader:
         self._newest = 0 if job.early_preload else -1
         # The description of an item that was sent to the accessor last.
         self._sent: Any = None
-        # The state of the random generators, from which the order of this epoch was drawn.
+        # The state of the random generators at the start of this epoch, which determines its order.
         self._start: dict[str, Any] = {}
         # The saved random state at the start of the next epoch and the number of items to skip,
         # from ``Start.resume``.

@@ -28,7 +28,7 @@ class LoaderArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The object over which a loader process iterates, and the properties of the object.
+    """The object that a loader process reads items from, and the properties of the object.
 
     Attributes:
         items: An iterable of items, a map-style data set, or :class:`LoaderArguments`.

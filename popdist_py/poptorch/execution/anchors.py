@@ -120,7 +120,7 @@ class Anchors:
             self._results[name].append(result.detach().clone())
 
     def set_scale(self, scale: float) -> None:
-        """Set the factor by which the backward pass multiplies all gradients.
+        """Set the factor of the backward pass on all gradients.
 
         The stored values of anchored gradients are divided by this factor.
         """

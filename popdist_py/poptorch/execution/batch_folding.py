@@ -7,8 +7,8 @@ samples.
 In training batch norms, the result of a sample depends on the whole batch. Therefore a batch norm's
 replica dimension is folded into the channel dimension, to [micro-batch, replicas x channels, ...].
 This folding needs no copy of a tensor whose memory order is [micro-batch, replicas, channels, ...].
-Therefore the replacements keep this order after a batch norm, in which a sample's replicas are side
-by side. The memory order of a tensor is visible only in its strides.
+Therefore the replacements keep this order after a batch norm. In this order, a sample's replicas
+are side by side. The memory order of a tensor is visible only in its strides.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
 
 
 def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) -> torch.Tensor:
-    """Return a plain tensor in which the replica dimension is folded into dimension ``dim``.
+    """Return a plain tensor, with the replica dimension folded into dimension ``dim``.
 
     Args:
         value: A tensor that is batched over the replicas, or one tensor for all replicas.

@@ -177,7 +177,7 @@ class Replicas(Protocol):
             inputs: A combined micro-batch [replica groups x micro-batch, ...] of each input.
             number: The number of micro-batches that have run before. The number selects the random
                 streams.
-            scale: The factor by which gradients are multiplied.
+            scale: The factor that multiplies gradients.
         """
 
 
@@ -212,7 +212,7 @@ class LoopReplicas:
             call: The arguments of the call of the model.
             tensors: The micro-batch of the replica, one tensor for each input.
             number: The number of micro-batches that have run before.
-            scale: The factor by which gradients are multiplied.
+            scale: The factor that multiplies gradients.
         """
         model = self._model
         if model.first_forward.is_random:

@@ -86,7 +86,7 @@ class DeviceReports(ModelOnDevice):
         return execution_page(run)
 
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Return a Run: the model's graph and the settings, from which reports are computed."""
+        """Return a Run, which contains the model's graph and the settings for the reports."""
         optimizer = None if self._link is None else self._link.optimizer
         graph = self._model_graph(args, kwargs)
         return run_from_options(graph, self._options, optimizer, training=self._training)

@@ -1,10 +1,10 @@
 """Attaching models to emulated IPU devices, and releasing the devices.
 
 A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
-without the launcher, a model attaches to a device of the pod. No other process can use a device to
-which a model is attached. If no pod is configured, the number of emulated IPUs is not limited. Then
-a model attaches to a device only if the model's options contain a device id. The command ``gc-info
--l`` lists the device ids.
+without the launcher, a model attaches to a device of the pod. While a model is attached to a
+device, no other process can use the device. If no pod is configured, the number of emulated IPUs is
+not limited. Then a model attaches to a device only if the model's options contain a device id. The
+command ``gc-info -l`` lists the device ids.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _acquire_id(ipu_id: int, holder: Any) -> None:
 
 
 def release(holder: Any) -> None:
-    """Release all devices to which the model ``holder`` is attached."""
+    """Release all devices that the model ``holder`` is attached to."""
     give_back = _given.pop(holder, None)
     if give_back is not None:
         give_back()

@@ -74,7 +74,8 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
 
     Args:
         error: The error.
-        keeps_first: Whether to keep the first frame, in which the program calls the model wrapper.
+        keeps_first: Whether to keep the first frame, which contains the program's call of the model
+            wrapper.
     """
     entries = []
     at = error.__traceback__

@@ -384,7 +384,7 @@ class _PhasedExecution(_IExecutionStrategy):
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """A phased execution in which all phases run on the same IPUs, one after the other.
+    """A phased execution whose phases all run on the same IPUs, one after the other.
 
     The constructor takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a block id, a
     list of stages or a list of block ids.

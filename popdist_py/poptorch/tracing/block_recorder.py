@@ -251,7 +251,7 @@ class BlockRecorder:
         )
 
 
-# The names of torch functions for which the device does not compute anything.
+# The names of torch functions that do not compute anything on the device.
 _NO_OPERATIONS: Final = frozenset(
     {
         "__format__", "__get__", "__set__", "as_subclass", "register_hook", "requires_grad_",

@@ -28,7 +28,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
     Args:
         input_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
-        mode: The loop with whose computation the transfer of an input may overlap.
+        mode: The loop whose computation may overlap with the transfer of the inputs.
 
     Returns:
         The same values in the same structure. The model's forward method must use the returned
@@ -46,7 +46,7 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
     Args:
         output_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
-        mode: The loop with whose computation the transfer of an output may overlap.
+        mode: The loop whose computation may overlap with the transfer of the outputs.
 
     Returns:
         The same values in the same structure. The model's forward method must return these values

@@ -114,7 +114,7 @@ class HalfWeights:
 
         Args:
             optimizer: The optimiser of the float32 tensors.
-            loss_scale: The loss scale, by which the update divides the gradients.
+            loss_scale: The loss scale. The update divides the gradients by this number.
             each_alone: Whether the update of each element is independent of all other elements.
         """
         if len(self._states) != len(self._shadows):

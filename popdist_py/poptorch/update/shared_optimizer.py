@@ -146,7 +146,7 @@ class SharedOptimizer(DeviceOptimizer):
         """Update this instance's slice of the weights, and wait for the other instances.
 
         Args:
-            loss_scale: The loss scale, by which the update divides the gradients.
+            loss_scale: The loss scale. The update divides the gradients by this number.
         """
         self._take_weights()
         self._take_loaded()

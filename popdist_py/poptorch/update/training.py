@@ -48,7 +48,7 @@ class Training:
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss, by which the update divides the gradients."""
+        """The factor on the loss. The weight update divides the gradients by this factor."""
         factor = 1.0 if self.scaler is None else self.scaler.factor
         return self.optimizer.loss_scaling * factor
 

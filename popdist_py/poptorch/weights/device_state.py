@@ -204,11 +204,11 @@ class DeviceState:
             place[key] = rows[groups.get(id(rows[0]), local_replica)]
 
     def stacked_buffers(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        """Return the buffers of which every replica of this instance has a separate copy.
+        """Return the buffers with a separate copy for every replica of this instance.
 
         Returns:
-            One tuple for each module attribute that stores such a buffer. The tuple contains the
-            module's dictionary, the key, and a tensor with the values on all replicas of this
+            One tuple for each module attribute that stores one of these buffers. The tuple contains
+            the module's dictionary, the key, and a tensor with the values on all replicas of this
             instance.
         """
         stacks = {stack.data_ptr(): stack for stack in self._stacks.values()}

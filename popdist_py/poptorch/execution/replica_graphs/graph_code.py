@@ -187,7 +187,7 @@ def _text(value: Any, names: dict[str, Any]) -> str:
     Args:
         value: The value of the argument. A value without a short source text becomes a global
             variable.
-        names: The global variables of the generated code, to which new variables are added.
+        names: The global variables of the generated code. The function adds new variables.
     """
     if isinstance(value, fx.Node):
         return value.name

@@ -47,7 +47,7 @@ class ErrorFeedback:
         return self._rooms[kind][part]
 
     def rescale(self, scale: float) -> None:
-        """Adapt the stored errors to a new loss scale, by which gradients are multiplied."""
+        """Adapt the stored errors to a new loss scale, which multiplies the gradients."""
         if scale == self._scale:
             return
         factor = np.float32(scale / self._scale)

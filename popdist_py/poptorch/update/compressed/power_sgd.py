@@ -143,7 +143,7 @@ class PowerSgd:
         own, second = _second_factor(matrix, first)
         yield _sum_at(holder, second, rank, num_hosts, orthonormal=False)
         is_finite = _rebuild(matrix, left, first, own, second)
-        # If a gradient is infinite or NaN, the whole result becomes NaN. After such a result, the
+        # If a gradient is infinite or NaN, the whole result becomes NaN. After a result of NaN, the
         # next step starts from a random Q and without the errors of this step.
         if is_finite:
             self._factors[found.index] = second
@@ -152,7 +152,7 @@ class PowerSgd:
             left[:] = 0
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Return the factor Q [m, r] from which this step starts. Q is equal on all hosts."""
+        """Return the factor Q [m, r] at the start of this step. Q is equal on all hosts."""
         known = self._factors.get(matrix.index) if self._settings.warm_start else None
         # A gradient of zeros makes columns of Q zero, and zero columns would remain zero in all
         # later steps. Therefore random numbers replace a Q that has a zero column.
@@ -176,9 +176,9 @@ class PowerSgd:
         self._factors = {
             index: factor.numpy().copy()
             for state in states
-            # An instance that does not reduce any part does not count steps. The factors of such an
-            # instance are skipped, because they are as old as the last checkpoint that the instance
-            # loaded.
+            # An instance that does not reduce any part does not count steps. The factors of an
+            # instance without parts are skipped, because they are as old as the last checkpoint
+            # that the instance loaded.
             if state["steps"] == self._steps
             for index, factor in state["factors"].items()
         }
