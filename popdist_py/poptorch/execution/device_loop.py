@@ -30,8 +30,8 @@ class Program:
 
     Args:
         batching: The numbers by which a call's samples are divided into micro-batches.
-        replicas: The value of the attribute ``replicas``.
-        back_end: The value of the attribute ``back_end``.
+        replicas: The replica back end, which is stored as the attribute ``replicas``.
+        back_end: The name of the replica back end, which is stored as the attribute ``back_end``.
         training: The object that updates the weights; None for inference.
         context: The context managers inside which the model and its weight update run.
         num_outputs: The number of result tensors of a call.

@@ -175,8 +175,8 @@ class Replicas(Protocol):
         Args:
             call: The arguments of the call of the model.
             inputs: A combined micro-batch [replica groups x micro-batch, ...] of each input.
-            number: The number of micro-batches that have run before. The number selects the random
-                streams.
+            number: The number of micro-batches that have run before. This number of micro-batches
+                selects the random streams.
             scale: The factor that multiplies gradients.
         """
 
@@ -236,7 +236,7 @@ def _in_turns(
     groups: GroupExchange,
     each: Sequence[Callable[[], list[torch.Tensor]]],
 ) -> list[list[torch.Tensor]]:
-    """Run replicas so that each one waits at every batch norm until all have reached it.
+    """Run replicas so that each replica waits at every batch norm for all other replicas.
 
     Args:
         model: The compiled model that the replicas run.

@@ -333,7 +333,8 @@ class ModelOnDevice:
 
         The new optimiser may train other parameters than the previous optimiser.
         """
-        # The choice of a replica back end is repeated, because results must agree again.
+        # A replica back end is chosen again, because the results of the new program must agree with
+        # the loop over replicas.
         executable = replace(before.executable, back_end=None)
         compiled = build_program(self._source(), executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value

@@ -21,7 +21,8 @@ class FlatBuffers:
     """A flat buffer for each dtype, and for every tensor a view of its dtype's buffer.
 
     Args:
-        tensors: The tensors to store. The views get their shapes and dtypes, but not their values.
+        tensors: The tensors to store. The views get the shapes and dtypes of these tensors, but not
+            the values.
         buffers: The memory to use, as one flat tensor for each dtype. By default, the constructor
             allocates the memory.
 
@@ -53,7 +54,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def take(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Copy the gradients of ``parameters`` into the views, and make the views the gradients.
+        """Copy the gradients of ``parameters`` into the views, and make these views the gradients.
 
         If a parameter's gradient already is the view, nothing is copied.
         """
@@ -70,7 +71,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Do the same as :meth:`take`, and set missing gradients to views of zeros."""
+        """Do the same as :meth:`take`, and replace missing gradients by views with zeros."""
         self.take(parameters)
         missing = [
             (parameter, view.zero_())

@@ -3,8 +3,8 @@
 A bucket is a group of gradients that are reduced together, as soon as all gradients in the bucket
 are complete. Therefore the network can transfer gradients between hosts while the CPU cores
 compute. Within one host, the reduction and the backward pass compete for memory bandwidth, so
-overlapping the two is rarely faster. The class Autotuner measures in the first steps whether to
-overlap them.
+overlapping the two is rarely faster. The class Autotuner measures in the first training steps
+whether to overlap the reduction with the backward pass.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class Buckets:
         self._communicator = communicator
         self._buckets = _in_buckets(views)
         self._reductions = [
-            # The order is reversed, because ``members`` begins with the last parameter but the
-            # array begins with the first.
+            # The order of the shapes is reversed, because ``members`` begins with the last
+            # parameter but the array begins with the first.
             reduction_of(bucket.array, [views[index].shape for index in reversed(bucket.members)])
             for bucket in self._buckets
         ]
         self._arrivals = [0] * len(views)
         self._expected = [0] * len(views)
         self._num_started = 0
-        # The function that completes the reduction that was started last.
+        # The function that completes the last started reduction of a bucket.
         self._finish: Callable[[], None] | None = None
         # A handle for each bucket whose reduction the background thread is completing.
         self._handles: list[Handle[None]] = []
@@ -87,9 +87,9 @@ class Buckets:
         """Start an accumulation window, before its first backward pass.
 
         Args:
-            overlap: Whether buckets may be reduced before the call of ``reduced``. The argument is
-                ignored if ``reduced`` was not called in the window before, as when replica back
-                ends are compared.
+            overlap: Whether buckets may be reduced before the call of ``reduced``. ``overlap`` is
+                ignored if ``reduced`` was not called in the previous accumulation window, for
+                example when replica back ends are compared.
         """
         self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
         self._finish_started()
@@ -117,9 +117,10 @@ class Buckets:
         )
 
     def _start_next(self) -> None:
-        """Start the reduction of the next bucket, and then complete that of the bucket before.
+        """Start the next bucket's reduction, and then complete the previous bucket's reduction.
 
-        In this order, the network connection between hosts is not idle between two buckets.
+        Because the next reduction starts first, the network connection between hosts is not idle
+        between two buckets.
         """
         reduction = self._reductions[self._num_started]
         self._num_started += 1
@@ -136,7 +137,7 @@ class Buckets:
             self._finish = None
 
     def reduced(self) -> Iterator[Sequence[int]]:
-        """Reduce the remaining buckets. All gradients must be in their views.
+        """Reduce the remaining buckets. All gradients must be in the flat buffers.
 
         Yields: For each bucket, the indices of its parameters, as soon as the bucket has been
         reduced.
@@ -183,7 +184,7 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 
 
 class Autotuner:
-    """A choice whether to use an option, made by timing the first steps with and without it.
+    """A choice to use an option or not, made by timing the first steps with and without the option.
 
     All instances choose the same value of the option.
 
@@ -199,7 +200,7 @@ class Autotuner:
         self._start = 0.0
 
     def begin(self) -> bool:
-        """Start the time of a step, and return whether the step uses the option."""
+        """Start timing a training step, and return whether the step uses the option."""
         if self._choice is not None:
             return self._choice
         self._start = time.perf_counter()
@@ -208,11 +209,11 @@ class Autotuner:
         return len(self._times) % 2 == 1
 
     def end(self) -> None:
-        """Stop the time of a step, and make the choice if enough steps were measured."""
+        """Stop timing a training step, and make the choice if enough steps were timed."""
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        measured = self._times[2:]  # The first steps are warm-up.
+        measured = self._times[2:]  # The first step of each kind is a warm-up.
         if len(measured) == 2 * _STEPS or (
             len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
         ):

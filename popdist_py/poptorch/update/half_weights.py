@@ -3,7 +3,8 @@
 New weights are rounded to the nearest float16 number, or up or down at random. With rounding to the
 nearest number, the weights are updated in blocks of elements, if torch has a fused update. The
 float32 copies of one block fit into the cache of a CPU core. An update in blocks gives the same
-bits as an update of all elements at once. This module does not depend on the user's optimiser.
+bits as an update of all elements at once. The module ``half_weights`` does not depend on the user's
+optimiser.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ __all__ = ["HalfWeights", "stochastic_half"]
 
 # The number of mantissa bits in float32 minus the number of mantissa bits in float16.
 _DROPPED = 13
-# The number of elements in a block. It is a multiple of the number of elements that torch's kernels
-# process at a time. Therefore the kernels divide a block in the same way as a whole parameter.
+# The number of elements in a block. The size of a block is a multiple of the number of elements
+# that torch's kernels process at a time. Therefore the kernels divide a block in the same way as a
+# whole parameter.
 _BLOCK: Final = 1 << 17
 
 Kernel = Callable[..., None]
@@ -31,13 +33,13 @@ Kernel = Callable[..., None]
 def stochastic_half(values: torch.Tensor) -> torch.Tensor:
     """Return float32 ``values`` as float16, rounded up or down at random.
 
-    Each value is rounded to one of the two nearest float16 numbers. The nearer number is more
-    likely, so that the expected result equals the value. Values below the normal range of float16
-    (6.1e-5) are rounded to a multiple of 2^-24, the smallest float16 number.
+    Each value is rounded to one of the two nearest float16 numbers. The nearer float16 number is
+    more likely, so that the expected result equals the value. Values below the normal range of
+    float16 (6.1e-5) are rounded to a multiple of 2^-24, the smallest float16 number.
     """
     noise = torch.rand_like(values)
-    # Random bits are added to the bits that float16 does not have. The sum carries into the kept
-    # bits with the probability of rounding up.
+    # Random bits are added to the mantissa bits that float16 does not have. The sum of these bits
+    # carries into the bits that float16 keeps, with the probability of rounding up.
     bits = values.view(torch.int32) + (noise * (1 << _DROPPED)).to(torch.int32)
     normal = (bits & ~((1 << _DROPPED) - 1)).view(torch.float32)
     small = torch.floor(values * 2.0**24 + noise) * 2.0**-24
@@ -241,7 +243,7 @@ def _adam(
 def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) -> bool:
     """Tell whether a parameter's gradient and state exist and are contiguous.
 
-    The state does not exist before the first step of torch's optimiser.
+    The optimiser state of a parameter does not exist before the first step of torch's optimiser.
     """
     half = shadow.half
     for tensor in (half, half.grad, *map(state.get, keys)):

@@ -1,8 +1,9 @@
 """Automatic loss scaling, which keeps float16 gradients in the range of float16.
 
 After a weight update, the loss scale is halved if too many elements of the gradients are near the
-largest float16 value. Otherwise the loss scale is doubled. This rule comes from PopART. Like
-torch.amp.GradScaler, the class AutomaticLossScaling inspects gradients and adapts a factor.
+largest float16 value. If not too many elements are so large, the loss scale is doubled. The rule
+for halving and doubling comes from PopART, Graphcore's runtime library. Like torch.amp.GradScaler,
+the class AutomaticLossScaling inspects gradients and adapts a factor.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class AutomaticLossScaling:
         communicator: The communicator that connects the instances.
         bin_edge_location: The magnitude above which a gradient element counts as large, as a
             fraction of the largest float16 value.
-        threshold_upper_count_proportion: The largest accepted proportion of large elements.
-        update_period: The number of steps between two changes of the factor.
+        threshold_upper_count_proportion: The largest accepted proportion of large elements in the
+            gradients.
+        update_period: The number of training steps between two changes of the loss scaling factor.
 
     Attributes:
         factor: The present factor on the loss scaling, a power of two.
@@ -71,7 +73,7 @@ class AutomaticLossScaling:
 
         All instances must call this method. The method counts elements of every instance's
         gradients before the gradients are reduced. The method returns False without counting if the
-        factor will not be adapted after this step.
+        loss scaling factor will not be adapted after this step.
         """
         if not self._ends_period:
             return False
@@ -84,7 +86,7 @@ class AutomaticLossScaling:
         return bool(counts[0] > self._allowed * counts[1])
 
     def adapt(self, too_large: bool, loss_scale: float) -> None:
-        """End a step. At the end of a period of steps, halve or double the factor.
+        """End a step. At the end of an update period, halve or double the loss scaling factor.
 
         Args:
             too_large: Whether ``overflows`` found too many large elements in the gradients.

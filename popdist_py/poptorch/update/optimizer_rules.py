@@ -17,8 +17,8 @@ from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
 __all__ = ["Layout", "OptimizerRules", "check_optimizer", "check_scheduler", "mean_strategy"]
 
-# The optimiser classes that the device can run. For a subclass of one of them, the device runs the
-# arithmetic of the parent class.
+# The optimiser classes that the device can run. For a subclass of one of these classes, the device
+# runs the arithmetic of the parent class.
 _KNOWN: Final = (
     torch.optim.SGD,
     torch.optim.Adam,

@@ -62,7 +62,7 @@ def given(
         return loaded.get("learningRate", lr), loaded.get("weightDecay", decay)
     share = 1 - float(settings["dampening"])
     # On the device, the learning rate and the factor on the weights are separate numbers. Loading
-    # only a learning rate does not change this factor.
+    # only a learning rate does not change the factor on the weights.
     factor = loaded.get("weightDecayScaleFactor0", 1 - float(lr) * share * float(decay))
     if share and "scaledLearningRate0" in loaded:
         lr = loaded["scaledLearningRate0"] * loss_scaling / share

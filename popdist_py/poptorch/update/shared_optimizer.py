@@ -80,10 +80,11 @@ class SharedOptimizer(DeviceOptimizer):
         source: The user's optimiser.
         device_of: A function that returns the device parameters of a host parameter.
         names: The device parameters that an optimiser step updates, by name.
-        parameters: The device parameters in ``names``, in the order of ``gradients``. The order
-            must be equal on all instances.
+        parameters: The device parameters in ``names``, in the order of ``gradients``. The order of
+            these parameters must be equal on all instances.
         gradients: For each parameter, the tensor that contains this instance's gradient.
-        communicator: The communicator that connects the instances. It must have a ``host_memory``.
+        communicator: The communicator that connects the instances. The communicator must have a
+            ``host_memory``.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class SharedOptimizer(DeviceOptimizer):
             [shard.weights for shard in self._shards],
             [gradients[shard.parameter].view(-1)[shard.part] for shard in self._shards],
         )
-        # The number of optimiser steps made, and for each parameter the difference between a loaded
-        # step count and this number.
+        # ``_done`` is the number of optimiser steps made. For each parameter, ``_ahead`` is the
+        # difference between a loaded step count and ``_done``.
         self._done = 0
         self._ahead: dict[str, float] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -312,7 +313,7 @@ def _shards(
     Args:
         parameters: The parameters, in the order of the flat buffers.
         names: The names of the parameters.
-        weights: The flat buffers in the shared memory.
+        weights: The flat buffers of the weights in the shared memory.
         memory: The shared memory of the host, which divides each buffer among the instances.
     """
     slices = {dtype: memory.own_slice(flat.numel()) for dtype, flat in weights.buffers.items()}

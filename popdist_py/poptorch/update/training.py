@@ -34,7 +34,8 @@ class Training:
         half_accumulators: Whether gradients are rounded to float16 after every micro-batch.
         scaler: The object that adapts the loss scale; None if the program sets the loss scale.
         rounding: A function that seeds the stochastic rounding of a weight update; None to round to
-            the nearest value. The function gets the number of the micro-batch.
+            the nearest value. The argument of ``rounding`` is the number of the micro-batch before
+            the update.
         compression: The compression of gradients between hosts; None if they are not compressed.
     """
 
@@ -85,8 +86,8 @@ class Training:
             with activities.doing(activities.UPDATING):
                 self.optimizer.step(loss_scale)
         else:
-            # The method step_in_parts also waits for the reduction of gradients. The waiting time
-            # is not recorded as updating.
+            # The method step_in_parts also waits for the reduction of gradients. The time of
+            # waiting for reductions is not recorded as updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
         # Torch's fused updates do not count their changes in the version counters of parameters.

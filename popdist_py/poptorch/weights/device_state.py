@@ -207,9 +207,9 @@ class DeviceState:
         """Return the buffers with a separate copy for every replica of this instance.
 
         Returns:
-            One tuple for each module attribute that stores one of these buffers. The tuple contains
-            the module's dictionary, the key, and a tensor with the values on all replicas of this
-            instance.
+            One tuple for each module attribute that stores one of these buffers. Each tuple
+            contains the module's dictionary, the key, and a tensor with the values on all replicas
+            of this instance.
         """
         stacks = {stack.data_ptr(): stack for stack in self._stacks.values()}
         return [

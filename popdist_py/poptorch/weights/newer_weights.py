@@ -102,8 +102,8 @@ class WeightCopy:
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
         # ``download`` may read the host's tensors, and such a read starts a download of newer
-        # weights. Therefore this object is removed from the set first. Otherwise the read would
-        # start a second download.
+        # weights. To prevent a second download by such a read, this WeightCopy is removed from the
+        # set before the download.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()

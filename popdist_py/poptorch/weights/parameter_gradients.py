@@ -44,8 +44,8 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, copies: boo
     """Add a gradient to the gradient of a parameter, as autograd does.
 
     Args:
-        parameter: The parameter.
-        gradient: The tensor to add.
+        parameter: The parameter whose gradient is changed.
+        gradient: The tensor to add to the parameter's gradient.
         copies: Whether a parameter's first gradient is copied. Without a copy, the tensor
             ``gradient`` itself becomes ``grad``, and later gradients are added to this tensor in
             place.

@@ -3,8 +3,8 @@
 A pass changes a graph in place, but not the values that the graph computes. A ``NodePass`` rewrites
 one node, and a graph pass rewrites the whole graph. The ``meta["val"]`` of a node is a tensor on
 the device "meta" with the shape, strides and dtype of the node's value. A pass that needs
-``meta["val"]`` does not change nodes without this entry. Every pass is correct without the other
-passes.
+``meta["val"]`` does not change nodes without this entry. Every pass is correct even if the other
+passes do not run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
 NodePass: TypeAlias = Callable[[fx.Graph, fx.Node], None]
 
 _ATEN: Final = torch.ops.aten
-# Operations that compute element by element. Such an operation may run before a view instead of
-# after the view.
+# Operations that compute element by element. An element-wise operation may run before a view
+# instead of after the view.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -120,8 +120,8 @@ def _unchanged_argument(node: fx.Node) -> Any:
 def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
     """Replace a view of a view by one view, and remove a view that keeps the shape.
 
-    The pass needs the shapes of the viewed tensors. The pass also needs their strides, to skip
-    reorderings of dimensions that cancel each other out.
+    The pass needs the shapes of the viewed tensors. The pass also needs the strides of the tensors,
+    to skip reorderings of dimensions that cancel each other out.
     """
     if node.target not in _VIEWS:
         return
@@ -144,7 +144,7 @@ def _source_in_same_order(node: fx.Node) -> fx.Node | None:
     """Return the first tensor in a chain of views that has the same memory order as ``node``.
 
     The returned tensor and ``node`` are contiguous views of the same memory. Therefore the
-    reorderings of dimensions between these two cancel each other out.
+    reorderings of dimensions between these two tensors cancel each other out.
     """
     found, source = None, node
     while source.target in _VIEWS | _REORDERED and isinstance(source.args[0], fx.Node):

@@ -1,9 +1,10 @@
 """The function record, which runs a function once and records torch's operations as a graph.
 
 The recorded operations are the calls of torch's kernels, which autograd and ``vmap`` make. To save
-time, zeros replace the results of large products, except products of constants. This module does
-not depend on models, replicas or gradients. The graph holds only the tensors that it needs as
-constants, so recording a function does not take more memory than running the function.
+time, zeros replace the results of large matrix products and convolutions, except products of
+constants. This module does not depend on models, replicas or gradients. The graph holds only the
+tensors that it needs as constants, so recording a function does not take more memory than running
+the function.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _MATRIX_PRODUCTS: Final = frozenset(
 # For each convolution, the index of the argument with the images. The argument after the images
 # contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
-# A product counts as large if its largest argument has at least this number of elements. For
-# smaller products, computing the values is faster than computing only the shape of the result.
+# A matrix product or convolution counts as large if its largest argument has at least this number
+# of elements. For smaller products, computing the values is faster than computing only the shape of
+# the result.
 _LARGE: Final = 1 << 16
 
 
@@ -78,7 +80,8 @@ def record(
         function: The function to record, which returns a sequence whose items are tensors or None.
         arguments: The arguments of the function, which must all be different tensors. If the
             function changes its arguments, the changes are not undone.
-        is_real: Whether large products are computed. Otherwise zeros replace their results.
+        is_real: Whether large matrix products and convolutions are computed, instead of replacing
+            their results by zeros.
 
     Raises:
         ZerosRefused: An operation failed after zeros had replaced the result of a large product.
@@ -192,7 +195,8 @@ class _Recorder(TorchDispatchMode):
 
     Args:
         arguments: The argument tensors of the recorded function.
-        is_real: Whether all products are computed, instead of replacing large products by zeros.
+        is_real: Whether all matrix products and convolutions are computed, instead of replacing the
+            results of large ones by zeros.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -203,8 +207,8 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # The nodes that depend only on constants. The values of such nodes are the same in every
-        # run, so the recorded function may read the values.
+        # The nodes that depend only on constants. The values of nodes of constants are the same in
+        # every run, so the recorded function may read these values.
         self._fixed: set[fx.Node] = set()
         # Whether an operation may have overwritten a constant with values that differ between runs.
         self._are_constants_changed = False

@@ -142,8 +142,8 @@ class CompressedGradients:
 
         The stored compression errors are not loaded if the compression, the hosts, the instances or
         the parameters have changed since the states were saved, because the errors would belong to
-        other elements. Losing these errors costs no more precision than the compression of one
-        step.
+        other elements. Losing the stored compression errors costs no more precision than the
+        compression of one step.
 
         Args:
             states: The states of all instances, in the order of the instances.

@@ -1,7 +1,7 @@
 """The class ErrorFeedback, which stores compression errors of gradients for the next step.
 
-This module only stores the errors. The modules ``power_sgd`` and ``rounded_sums`` compute the
-errors of a step and add the errors to the gradients of the next step.
+The module ``error_feedback`` only stores the compression errors. The modules ``power_sgd`` and
+``rounded_sums`` compute the errors of a step and add the errors to the gradients of the next step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ErrorFeedback:
     def sums(self, part: slice) -> Array:
         """Return the errors of compressing all hosts' sum, for the caller to change in place.
 
-        Each host has these errors only for the segment of the part that the host sums.
+        Each host has these compression errors only for the segment of the part that the host sums.
         """
         return self._room("sums", part)
 

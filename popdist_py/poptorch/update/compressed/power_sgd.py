@@ -3,8 +3,8 @@
 For a gradient M [n, m], the hosts sum P = M Q [n, r], make the columns of P orthonormal, and sum Q
 = M^T P [m, r]. Every host then computes P Q^T, which is an approximation of the sum of M over the
 hosts. The error of the approximation is added to M in the next step. The next step starts from the
-Q of this step. As in torch's ``powerSGD_hook``, the gradients of the first steps, and gradients
-whose factors would be too large, are sent without compression.
+factor Q of this step. As in torch's ``powerSGD_hook``, the gradients of the first steps, and
+gradients whose factors would be too large, are sent without compression.
 
 This module does not send data itself, but yields ``Round`` objects, which a communicator executes.
 """
@@ -86,7 +86,7 @@ class PowerSgd:
         self._settings = settings
         self._feedback = feedback
         self._matrices, self._others, self._size = _cut(shapes, settings.rank)
-        self._factors: dict[int, Array] = {}  # Each matrix's last Q, by index.
+        self._factors: dict[int, Array] = {}  # The last factor Q of each matrix, by its index.
         self._steps = 0
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
@@ -144,7 +144,7 @@ class PowerSgd:
         yield _sum_at(holder, second, rank, num_hosts, orthonormal=False)
         is_finite = _rebuild(matrix, left, first, own, second)
         # If a gradient is infinite or NaN, the whole result becomes NaN. After a result of NaN, the
-        # next step starts from a random Q and without the errors of this step.
+        # next step starts from a random factor Q and without the compression errors of this step.
         if is_finite:
             self._factors[found.index] = second
         else:
@@ -234,7 +234,7 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
 
     Args:
         matrix: The gradient of this host plus the error of the last step. The function overwrites
-            it with the result.
+            ``matrix`` with the result.
         left: The memory for the error of this step, which the function overwrites.
         first: The factor P.
         own: The factor Q of this host.

@@ -32,8 +32,8 @@ _HEADER_BYTES: Final = 4
 # just below 2 ** 15. The largest float16 value is 65504. The limit of the exponent keeps both the
 # scale and its inverse in the range of normal float32 numbers.
 _TOP, _LARGEST_EXPONENT = 15, 126
-# With a scale of this exponent or a larger one, a value that was rounded up may overflow float32
-# when the scale is undone.
+# If the exponent of a scale is at least this large, a value that was rounded up may overflow
+# float32 when the scale is undone.
 _MAY_OVERFLOW = 128 - _TOP
 
 
