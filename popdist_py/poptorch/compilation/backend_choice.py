@@ -1,9 +1,9 @@
 """The class BackendChoice, which chooses the back end (the code) that runs a model's replicas.
 
-The results of a back end must agree with those of the loop, which runs one replica after the other.
-The choice depends only on the model and not on measured times, so that a program computes the same
-bits in every run. The module ``backends.py`` contains the list of back ends, and the rules about
-when each is worthwhile.
+The results of a back end must agree with those of the loop back end, which runs one replica after
+the other. The choice depends only on the model and not on measured times, so that a program
+computes the same bits in every run. The module ``backends.py`` contains the list of back ends, and
+the rules about when each is worthwhile.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BackendChoice:
     Args:
         model: The compiled model on the device.
         call: The arguments of a call of the model.
-        inputs: A combined micro-batch of each input.
+        inputs: One tensor for each input, with a micro-batch for each group of replicas.
         communicator: The communicator that connects the instances. All instances choose the same
             back end.
         tell: A function that is called with a short description of each step of the choice, for a
@@ -75,13 +75,14 @@ class BackendChoice:
         self._agreement = Agreement(model, call, inputs)
 
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
-        """Return the first back end that agrees with the loop on all instances; else the loop.
+        """Return the first back end with correct results on all instances; else the loop back end.
 
         Args:
             wanted: The requested back end: the back end's name, a value of the option
                 ``replicaExecution``, or "auto".
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
-                same model. The back end ``chosen_before`` is not compared with the loop again.
+                same model. The back end ``chosen_before`` is not compared with the loop back end
+                again.
 
         Raises:
             Error: The option ``replicaExecution`` selects a kind of back end, and no back end of
@@ -118,7 +119,7 @@ class BackendChoice:
         return None
 
     def _candidates(self, wanted: str) -> list[Backend]:
-        """Return the back ends to try, except the loop, in the order of preference."""
+        """Return the back ends to try, except the loop back end, in the order of preference."""
         others = backends.BACKENDS[1:]
         if wanted != "auto":
             return [row for row in others if wanted in (row.name, row.option)]
@@ -145,7 +146,7 @@ class BackendChoice:
         return int(together[0])
 
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
-        """Return a back end's replica object; None if its results differ from the loop's results.
+        """Return an object of a back end; None if its results differ from the loop back end's.
 
         The method also returns None if the back end raises an error.
         """
@@ -157,9 +158,9 @@ class BackendChoice:
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
                 # run cannot use such tensors. Therefore ``contents_kept`` undoes the changes that
-                # the back end makes to lists. The loop's changes to lists are undone only after a
-                # back end has been chosen. If the loop's changes were undone earlier, the
-                # comparison would not detect that a forward pass counts its calls in a list.
+                # the back end makes to lists. Changes that the loop back end makes to lists are
+                # undone only after the choice. If these changes were undone earlier, the comparison
+                # would not detect that a forward pass counts its calls in a list.
                 with self._model.state.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)

@@ -5,8 +5,8 @@ back end, the loop, runs one replica after the other, and its results are correc
 Another back end may differ from the loop by rounding errors, because the same sum in another order
 is rounded differently. Deep models amplify rounding errors. For example, a gradient of ResNet-50
 changes by 2 per cent if the last bits of the weights change. Therefore the comparison measures the
-effect of rounding on every tensor of the loop's results. This module does not depend on how a back
-end works, and does not compare the speed of back ends.
+effect of rounding on every tensor of the loop's results. The module ``backend_comparison`` does not
+depend on how a back end works, and does not compare the speed of back ends.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 __all__ = ["Agreement"]
 
 # The noise of a tensor is the norm of the tensor's change if random rounding errors are added to
-# all weights and inputs. A tensor of a back end agrees with the loop's tensor if the norm of their
-# difference is at most _NOISE times the noise, plus the tolerance that the function roundings()
-# returns. In measurements of ResNet, MobileNet, BERT and small models, the differences of correct
-# back ends were below 1.5 times the noise. A leak of 1e-4 between replicas caused a difference of
-# 150 times the noise.
+# all weights and inputs. A tensor of a back end agrees with the tensor of the loop back end if the
+# norm of their difference is at most _NOISE times the noise, plus the tolerance that the function
+# roundings() returns. In measurements of ResNet, MobileNet, BERT and small models, the differences
+# of correct back ends were below 1.5 times the noise. A leak of 1e-4 between replicas caused a
+# difference of 150 times the noise.
 _NOISE: Final = 12.0
 # Back ends are compared at several test points. A test point is a set of values for weights, inputs
 # and buffers. If the input of a ReLU is nearly zero, rounding may change its sign. Such a change
 # causes a large change of gradients, but only a small change of the ReLU's output. Therefore each
-# gradient must agree with the loop's gradient at only one of _MAX_POINTS test points. Outputs and
-# buffers must agree with the loop's at every tested point.
+# gradient must agree with the gradient of the loop back end at only one of _MAX_POINTS test points.
+# Outputs and buffers must agree with those of the loop back end at every tested point.
 _MAX_POINTS: Final = 4
 # The number of the test point whose values are close to the values in the program. With very
 # different values, a model may compute only NaN, and NaN cannot be compared. If all numbers of a
@@ -79,8 +79,8 @@ class _Point:
             of every other test point, and from the values with which a graph was recorded.
         expected: The results that the loop over the replicas computes from the values of the test
             point.
-        noise: For each kind of tensor, the size of the change that rounding causes in each tensor
-            of the loop's results; None if this change has not been measured.
+        noise: For each kind of tensor, the size of the change that rounding causes in each result
+            of the loop back end; None if this change has not been measured.
     """
 
     number: int
@@ -99,7 +99,7 @@ class Agreement:
     Args:
         model: The compiled model on the device.
         call: The arguments of a call of the model.
-        inputs: A combined micro-batch of each input.
+        inputs: One tensor for each input, with a micro-batch for each group of replicas.
     """
 
     def __init__(self, model: DeviceModel, call: Call, inputs: Sequence[torch.Tensor]) -> None:
@@ -122,12 +122,12 @@ class Agreement:
         """Run the loop over the replicas, which must run before any other back end.
 
         If another back end ran first, its forward pass could store tensors in Python variables, and
-        the first run of the loop could read these tensors.
+        the loop over the replicas could read these tensors in its first run.
         """
         self._point(0)
 
     def difference(self, replicas: Replicas) -> str | None:
-        """Return a text that says which results differ from the loop's; None if all agree."""
+        """Return a text about results that differ from the loop back end's; None if all agree."""
         first = self._point(0).expected
         empty = says_nothing(first.outputs)
         differing = set(range(len(self._model.trained)))
@@ -168,13 +168,13 @@ class Agreement:
             yield kind, wrong
 
     def _noise(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of the change that rounding causes in each tensor of the loop's results.
+        """Return the size of the change that rounding causes in each result of the loop back end.
 
-        To measure this change, the method runs the loop with random rounding errors in all weights
-        and inputs. The method also repeats the loop over the replicas with unchanged weights and
-        inputs. If a resulting tensor changes in a repetition, the change has a cause other than
-        rounding, for example a Python variable that the forward pass changes. The method returns 0
-        for a tensor that changes in a repetition.
+        To measure this change, the method runs the loop over the replicas with random rounding
+        errors in all weights and inputs. The method also repeats the loop over the replicas with
+        unchanged weights and inputs. If a resulting tensor changes in a repetition, the change has
+        a cause other than rounding, for example a Python variable that the forward pass changes.
+        The method returns 0 for a tensor that changes in a repetition.
         """
         if point.noise is None:
             # The loop over the replicas is repeated twice, before and after the run with rounding
@@ -198,10 +198,10 @@ class Agreement:
         return point.noise
 
     def _repeated(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of each resulting tensor's change if the loop runs again unchanged."""
+        """Return the size of each result's change if the loop over the replicas runs again."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
-    # -- running ------------------------------------------------------------------------------
+    # -- running a micro-batch ----------------------------------------------------------------
 
     @torch.no_grad()
     def _run(
@@ -241,10 +241,10 @@ class Agreement:
     ) -> Iterator[None]:
         """Change the weights and buffers in the ``with`` block, and restore them at its end."""
         # The changed weights get new memory, because other instances may read the old memory. If a
-        # back end wrongly reads the old memory, its results differ from the loop's results. To save
-        # memory, a weight's old memory is freed if the host has an equal copy of the weight and no
-        # other tensor uses the memory. A weight whose old memory was freed is restored from the
-        # host's copy.
+        # back end wrongly reads the old memory, its results differ from the results of the loop
+        # back end. To save memory, a weight's old memory is freed if the host has an equal copy of
+        # the weight and no other tensor uses the memory. A weight whose old memory was freed is
+        # restored from the host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data

@@ -3,14 +3,14 @@
 To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
 instance of a job must register the same rows. The first row of ``BACKENDS`` is the loop over the
 replicas, whose results are correct by definition. When a model is compiled for the first time, the
-results of other back ends are compared with the results of the loop.
+results of other back ends are compared with the results of the loop over the replicas.
 
 With the option "auto", the library tries the back ends from the last row to the first row. The
-library uses the first worthwhile back end whose results agree with the results of the loop. The
-choice does not depend on measured times, so a program uses the same back end in every run. The
-rules about worthwhile back ends were derived from the step times in this table. Each entry of the
-table is a back end's step time divided by the loop's step time, measured with one thread on a
-machine of two cores:
+library uses the first worthwhile back end whose results agree with the results of the loop over the
+replicas. The choice does not depend on measured times, so a program uses the same back end in every
+run. The rules about worthwhile back ends were derived from the step times in this table. Each entry
+of the table is a back end's step time divided by the step time of the loop over the replicas,
+measured with one thread on a machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
@@ -74,12 +74,13 @@ class Backend:
         name: The name of the back end, which is stored in executables.
         option: The value of the option ``replicaExecution`` that selects the back end; None if only
             "auto" can select it. If several back ends have the same option value, the first back
-            end that agrees with the loop is used.
+            end that agrees with the loop over the replicas is used.
         can_run: A function that returns None if the back end can run a model, and otherwise the
             reason why not.
         make: A function that returns an object that runs a model's replicas. The arguments of
-            ``make`` are the model, the arguments of a call, and a combined micro-batch of each
-            input. If ``make`` raises an error, the back end is not used.
+            ``make`` are the model, the arguments of a call, and one tensor for each input, with a
+            micro-batch for each group of replicas. If ``make`` raises an error, the back end is not
+            used.
         is_worthwhile: A function that returns whether "auto" tries the back end, given the model
             and the number of samples in a micro-batch.
     """
@@ -92,7 +93,7 @@ class Backend:
 
 
 def _always(_: DeviceModel) -> None:
-    """Return None instead of a reason, because the loop can run every model."""
+    """Return None instead of a reason, because the loop back end can run every model."""
 
 
 def _why_not_recorded(model: DeviceModel) -> str | None:

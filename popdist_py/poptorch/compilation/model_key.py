@@ -27,8 +27,8 @@ def model_key(
 ) -> str:
     """Return a hash of the values that determine the result of compiling a model.
 
-    These values are the model's code and settings, the options, the structure, shapes and dtypes of
-    the arguments, the optimiser's class, and the versions of Python, torch and this package. The
+    The hash depends on the model's code and settings, the options, the structure, shapes and dtypes
+    of the arguments, the optimiser's class, and the versions of Python, torch and this package. The
     hash does not depend on the optimiser's settings, because these settings affect only the weight
     update, which is not compiled. The hash of a model also does not depend on files that the
     forward pass reads.

@@ -92,7 +92,7 @@ class _Reached:
         # buffers, because these values are state of the model.
         self._buffers = buffers
         self._met: list[Any] = []
-        # The number of each found object, by the ``id`` of the object. The ``id`` is the key,
+        # The number of each found object, by the ``id`` of the object. The keys are ``id`` numbers,
         # because some objects do not have a hash.
         self._numbers: dict[int, int] = {}
         self._parents: list[int] = []
@@ -214,12 +214,12 @@ def _of_object(value: Any) -> list[Any]:
     if isinstance(value, nn.Module):
         return [*_settings(value), *((name, vars(value)[name]) for name in _OWN)]
     if "__wrapped__" in (inner := _dictionary(value)):
-        return [inner["__wrapped__"]]  # For example, functools.cache makes such wrappers.
+        return [inner["__wrapped__"]]  # For example, functools.cache sets ``__wrapped__``.
     if isinstance(value, _NAMESPACES) or not _is_versioned(type(value)):
         attributes = _attributes(value)
         if attributes:
             return attributes
-    if isinstance(value, RemovableHandle):  # The number of a handle differs in every run.
+    if isinstance(value, RemovableHandle):  # The number of a hook's handle differs in every run.
         return []
     # All other objects, for example dates or functions written in C, are described by the values
     # that pickle would store.

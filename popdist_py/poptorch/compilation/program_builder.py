@@ -234,7 +234,7 @@ def _watched(source: SourceModel, anchors: Anchors) -> Forward:
 def _first_inputs(
     source: SourceModel, call: Call, executable: Executable
 ) -> Sequence[torch.Tensor]:
-    """Return the first combined micro-batch of each input."""
+    """Return the first micro-batch of each input, combined for all groups of replicas."""
     leaves = source.transfer.inputs(call.leaves, widen_integers=executable.widen_integers)
     return source.batching.combined_micro_batches(leaves)[0]
 

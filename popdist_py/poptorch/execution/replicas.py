@@ -174,7 +174,8 @@ class Replicas(Protocol):
 
         Args:
             call: The arguments of the call of the model.
-            inputs: A combined micro-batch [replica groups x micro-batch, ...] of each input.
+            inputs: One tensor [replica groups x micro-batch, ...] for each input, with a
+                micro-batch for each group of replicas.
             number: The number of micro-batches that have run before. This number of micro-batches
                 selects the random streams.
             scale: The factor that multiplies gradients.

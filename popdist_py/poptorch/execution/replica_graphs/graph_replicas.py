@@ -34,7 +34,8 @@ class GraphReplicas:
     Args:
         model: The compiled model whose replicas run.
         call: The arguments of a model's call with which the graph is recorded.
-        inputs: A combined micro-batch of each input, with which the graph is recorded.
+        inputs: The tensors with which the graph is recorded, one for each input. Each tensor
+            contains a micro-batch for each group of replicas.
         vectorised: Whether one run of the graph computes all local replicas. Otherwise the graph
             runs once for each local replica.
 
@@ -83,7 +84,7 @@ class GraphReplicas:
 
         Args:
             call: The arguments of a call.
-            inputs: A combined micro-batch of each input.
+            inputs: One tensor for each input, with a micro-batch for each group of replicas.
             is_real: Whether large matrix products and convolutions are computed while recording,
                 instead of being replaced by zeros.
         """
