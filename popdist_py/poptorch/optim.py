@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from popdist_py.poptorch import layerwise, old_spellings
+from popdist_py.poptorch import lamb_and_lars, old_spellings
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.optimizer import Optimizer, VariableAttributes
 
@@ -212,7 +212,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._begin(torch.optim.RMSprop, locals())
 
 
-class LAMB(Optimizer, layerwise.LAMB):
+class LAMB(Optimizer, lamb_and_lars.LAMB):
     """Layer-wise adaptive moments (LAMB). The method ``step()`` also works on the CPU.
 
     The update of a weight w is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected
@@ -239,10 +239,10 @@ class LAMB(Optimizer, layerwise.LAMB):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        self._begin(layerwise.LAMB, locals())
+        self._begin(lamb_and_lars.LAMB, locals())
 
 
-class LARS(Optimizer, layerwise.LARS):
+class LARS(Optimizer, lamb_and_lars.LARS):
     """SGD with layer-wise adaptive rates (LARS). The method ``step()`` also works on the CPU.
 
     For a parameter w with gradient g and velocity v, which starts at 0::
@@ -295,7 +295,7 @@ class LARS(Optimizer, layerwise.LARS):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        self._begin(layerwise.LARS, locals())
+        self._begin(lamb_and_lars.LARS, locals())
 
 
 if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.

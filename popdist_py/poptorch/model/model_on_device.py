@@ -31,8 +31,8 @@ from popdist_py.poptorch.data import sampler_order_check
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model import compile_hooks, devices, inspection
+from popdist_py.poptorch.model.communicator_choice import communicator_for
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
-from popdist_py.poptorch.model.other_instances import communicator_for
 from popdist_py.poptorch.model.progress import progress_bar
 from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.options.options import Options

@@ -10,7 +10,7 @@ from support.models import Mlp, classified, quiet_options
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch import layerwise, optim
+from popdist_py.poptorch import lamb_and_lars, optim
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints
 
 
@@ -68,7 +68,7 @@ def test_half_gradients_lose_what_half_cannot_hold(how, accum_type, expected):
         ),
         (
             lambda p: optim.LARS(p, lr=0.1, eeta=0.1, velocity_accum_type=torch.float16),
-            lambda p: layerwise.LARS(p, lr=0.1, eeta=0.1),
+            lambda p: lamb_and_lars.LARS(p, lr=0.1, eeta=0.1),
             {"momentum_buffer": "Accl1"},
         ),
     ],

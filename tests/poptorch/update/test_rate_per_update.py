@@ -11,7 +11,7 @@ from support.models import Mlp, assert_equal_weights, classified, quiet_options
 from torch.optim import lr_scheduler
 
 from popdist_py import poptorch
-from popdist_py.poptorch import layerwise, optim
+from popdist_py.poptorch import lamb_and_lars, optim
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints
 
 CALLS, UPDATES, ACCUMULATION, REPLICAS = 2, 3, 2, 2
@@ -23,8 +23,8 @@ OPTIMIZERS = {
     "RMSprop": (optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}),
     "Adam": (optim.Adam, torch.optim.Adam, {"lr": 0.01}),
     "AdamW": (optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
-    "LAMB": (optim.LAMB, layerwise.LAMB, {"lr": 0.1}),
-    "LARS": (optim.LARS, layerwise.LARS, {"lr": 50.0}),
+    "LAMB": (optim.LAMB, lamb_and_lars.LAMB, {"lr": 0.1}),
+    "LARS": (optim.LARS, lamb_and_lars.LARS, {"lr": 50.0}),
 }
 SCHEDULERS = {
     "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=lambda n: 0.5**n),
