@@ -45,10 +45,11 @@ __all__ = ["Agreement"]
 # difference of 150 times the noise.
 _NOISE: Final = 12.0
 # Back ends are compared at several test points. A test point is a set of values for weights, inputs
-# and buffers. If the input of a ReLU is nearly zero, rounding may change its sign. Such a change
-# causes a large change of gradients, but only a small change of the ReLU's output. Therefore each
-# gradient must agree with the gradient of the loop back end at only one of _MAX_POINTS test points.
-# Outputs and buffers must agree with those of the loop back end at every tested point.
+# and buffers. If the input of a ReLU is nearly zero, rounding may change its sign. The change of
+# the sign causes a large change of gradients, but only a small change of the ReLU's output.
+# Therefore each gradient must agree with the gradient of the loop back end at only one of
+# _MAX_POINTS test points. Outputs and buffers must agree with those of the loop back end at every
+# tested point.
 _MAX_POINTS: Final = 4
 # The number of the test point whose values are close to the values in the program. With very
 # different values, a model may compute only NaN, and NaN cannot be compared. If all numbers of a
@@ -72,11 +73,11 @@ class _Results:
 
 @dataclass(slots=True)
 class _Point:
-    """A test point: values of inputs, weights and buffers with which back ends are compared.
+    """A test point, which is one set of values for the comparison of back ends.
 
     Attributes:
         number: The number of the test point. The values of each test point differ from the values
-            of every other test point, and from the values with which a graph was recorded.
+            of every other test point, and from the values that were used for recording a graph.
         expected: The results that the loop over the replicas computes from the values of the test
             point.
         noise: For each kind of tensor, the size of the change that rounding causes in each result

@@ -1,4 +1,4 @@
-"""The results of a compilation: the stored Executable, and the Compiled model on the device.
+"""The results of a compilation, which are an Executable for storage and a Compiled on the device.
 
 The module ``compiler`` makes an Executable, and the module ``program_builder`` makes a Compiled
 model.

@@ -45,8 +45,8 @@ from popdist_py.timeline import spans
 
 __all__ = ["compile_model"]
 
-# The progress bar shows _FIRST_PERCENT when the choice of a back end starts. Each step of this
-# choice adds _PERCENTS to the progress bar, up to _LAST_PERCENT.
+# The progress bar shows _FIRST_PERCENT when the choice of a back end starts. Each step of choosing
+# a back end adds _PERCENTS to the progress bar, up to _LAST_PERCENT.
 _FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
 

@@ -92,7 +92,7 @@ class ExecutableCache:
         self._path = None
 
     def load(self) -> Executable | None:
-        """Return the executable in the cache file; None if the file has no usable executable.
+        """Return the executable in the cache file; None if the file is not usable.
 
         The next call of :meth:`store` replaces a cache file with unusable content.
         """

@@ -246,7 +246,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
-                with suppress(AttributeError):  # An attribute in ``__slots__`` may have no value.
+                with suppress(AttributeError):  # An attribute in ``__slots__`` may lack a value.
                     found.append((name, slot.__get__(value, kind)))
     return found
 

@@ -160,7 +160,7 @@ def _anchors(
     call: Call,
     training: Training | None,
 ) -> Anchors:
-    """Return the object that stores anchors: tensors that the options make readable."""
+    """Return the object that stores anchors, which are tensors that the options make readable."""
     trained = [name for name in sorted(first.used_parameters) if training is not None]
     return Anchors(
         source.options.anchored_tensors,

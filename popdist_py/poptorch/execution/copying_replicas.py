@@ -1,7 +1,7 @@
 """The class CopyingReplicas, a replica back end for a device with its own memory, such as a GPU.
 
 The tensors of the emulated device stay in the memory of the CPU. ``CopyingReplicas`` keeps copies
-of the weights on the other device, and runs forward and backward passes there. ``CopyingReplicas``
+of the weights on the other device, where forward and backward passes run. ``CopyingReplicas``
 copies outputs, gradients and changed buffers back to the CPU. So no other module depends on the
 other device.
 """

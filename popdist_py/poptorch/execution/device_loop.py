@@ -29,7 +29,7 @@ class Program:
     """The loop over the micro-batches of each call of a compiled model.
 
     Args:
-        batching: The numbers by which a call's samples are divided into micro-batches.
+        batching: The numbers that determine how a call's samples are divided into micro-batches.
         replicas: The replica back end, which is stored as the attribute ``replicas``.
         back_end: The name of the replica back end, which is stored as the attribute ``back_end``.
         training: The object that updates the weights; None for inference.
@@ -78,7 +78,7 @@ class Program:
         self._loss_output = loss_output if returns_results else None
         is_sum = batching.output_mode == enums.OutputMode.Sum
         self._losses_in_sum = batching.num_steps if is_sum else 1
-        # If calls return zeros, the shapes and dtypes of the model's results; None before the first
+        # The shapes and dtypes of the model's results, if calls return zeros; None before the first
         # call.
         self._like: list[torch.Tensor] | None = None
 

@@ -1,4 +1,4 @@
-"""Replica back ends: classes that run one micro-batch on each replica of this instance.
+"""Replica back ends, which are classes that run one micro-batch on each replica of this instance.
 
 ``LoopReplicas`` runs the replicas one after the other and defines the correct result. Every other
 back end in ``backends.py`` must return the same result. Back ends add the gradients of all replicas
@@ -46,7 +46,7 @@ class DeviceModel:
         forward: The function that runs the model.
         context: The context managers inside which the forward pass runs.
         first_forward: The properties of the model that were found in its first forward pass.
-        batching: The numbers by which a call's samples are divided into micro-batches.
+        batching: The numbers that determine how a call's samples are divided into micro-batches.
         streams: The random streams of the replicas.
         first_replica: The global index of the first replica on this instance.
         gradients: The object that accumulates gradients; None for inference.

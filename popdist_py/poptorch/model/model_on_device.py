@@ -78,8 +78,8 @@ class ModelOnDevice:
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # The arguments of the last call, with which the program is built again for another
-        # optimiser. _NO_CALL means that the model is not compiled.
+        # The arguments of the last call, for building the program again with another optimiser. The
+        # value _NO_CALL means that the model is not compiled.
         self._last_call = _NO_CALL
         # _compile() sets _compiled, _signature, _weights and _compilation_seconds.
         self._compiled: Compiled | None = None

@@ -208,7 +208,7 @@ class DeviceOptimizer:
         """Update the parameters with the gradients in their attributes ``grad``.
 
         Args:
-            loss_scale: The loss scale by which the update divides the gradients.
+            loss_scale: The loss scale. The update divides the gradients by this number.
         """
         if not self._halves:
             self._update(loss_scale)
@@ -227,7 +227,7 @@ class DeviceOptimizer:
         """Update one group of parameters after the other; requires ``updates_each_alone``.
 
         Args:
-            loss_scale: The loss scale by which the update divides the gradients.
+            loss_scale: The loss scale. The update divides the gradients by this number.
             parts: An iterable that yields groups of parameters as soon as their gradients are
                 reduced. While one group is updated, the gradients of later groups may still be
                 incomplete.

@@ -56,7 +56,7 @@ class FlatBuffers:
     def take(self, parameters: Sequence[torch.Tensor]) -> None:
         """Copy the gradients of ``parameters`` into the views, and make these views the gradients.
 
-        If a parameter's gradient already is the view, nothing is copied.
+        A gradient that already is its view is not copied.
         """
         gradients = gradients_of(parameters)
         arrived = [

@@ -175,7 +175,7 @@ def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
 def _span(views: Sequence[torch.Tensor]) -> Array:
     """Return the part of the flat buffer that contains all ``views``.
 
-    The views have the reverse order of the buffer: the last view is the first in the buffer.
+    The views have the reverse order of the buffer, so the last view comes first in the buffer.
     """
     first, last = views[-1], views[0]
     size = last.storage_offset() + last.numel() - first.storage_offset()

@@ -1,9 +1,9 @@
 """The reduction of gradients over the replicas of this instance and over all instances.
 
 With several instances, the gradients of one dtype are stored in one flat buffer. The instances of a
-host share the memory of this buffer, so the reduction is one call without copies. With one
-instance, gradients are not copied. The module ``training.py`` calls ``all_reduce`` or ``in_parts``
-at the end of each accumulation window.
+host share the memory of this buffer, so the reduction is one call without copies. If there is only
+one instance, gradients are not copied to flat buffers. The module ``training.py`` calls
+``all_reduce`` or ``in_parts`` at the end of each accumulation window.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class SharedGradients:
     def on_grad_ready(self, index: int) -> None:
         """Move a gradient to its flat buffer, and start to reduce complete buckets.
 
-        A large gradient is moved immediately, because the CPU cache still holds the gradient. If
-        there are no buckets, the method ``collect`` moves small gradients later.
+        A large gradient is moved immediately, because the CPU cache still holds the gradient.
+        Without buckets, the method ``collect`` moves small gradients later.
         """
         if self._flat is None:
             return
@@ -314,7 +314,7 @@ class TreeGradients:
             self._communicator.add_replicas(leaves.numpy())
 
     def in_parts(self) -> None:
-        """Return None, because the tree sums all gradients in one call."""
+        """Return None, because one call sums all gradients at the same time."""
 
 
 def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

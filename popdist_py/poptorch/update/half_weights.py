@@ -203,7 +203,7 @@ def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ..
     key.
 
     Returns:
-        The function and the keys; None if torch has no fused update for the optimiser's settings.
+        The function and the keys; None if torch lacks a fused update for the optimiser's settings.
     """
     settings = {name: group[name] for name in ("lr", "weight_decay", "maximize") if name in group}
     if kind is torch.optim.SGD:

@@ -38,7 +38,7 @@ def can_share(
     """Tell whether the instances may use a SharedOptimizer.
 
     The instances must share memory, and the update of each weight must be independent of all other
-    weights. The parameters must be contiguous and of dtype float32 or float64.
+    weights. The device parameters must be contiguous and of dtype float32 or float64.
 
     Args:
         optimizer: The user's optimiser.

@@ -102,10 +102,10 @@ class NoUpdate:
     scale = 1.0
 
     def zero(self) -> None:
-        """Do nothing, because an inference model has no gradients."""
+        """Do nothing, because an inference model does not compute gradients."""
 
     def accumulate(self) -> None:
-        """Do nothing, because an inference model has no gradients."""
+        """Do nothing, because an inference model does not compute gradients."""
 
     def step(self, number: int) -> None:
-        """Do nothing, because an inference model has no weight update."""
+        """Do nothing, because the weights of an inference model are not updated."""

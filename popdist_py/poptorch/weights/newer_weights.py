@@ -101,9 +101,9 @@ class WeightCopy:
 
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
-        # ``download`` may read the host's tensors, and such a read starts a download of newer
-        # weights. To prevent a second download by such a read, this WeightCopy is removed from the
-        # set before the download.
+        # ``download`` may read the host's tensors, and reading them starts a download of newer
+        # weights. To prevent this second download, this WeightCopy is removed from the set before
+        # the first download.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()

@@ -32,8 +32,8 @@ def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list
 
     The returned function takes the arguments of the graph, and returns the list of the outputs. The
     last argument of the returned function must be a function ``arrived(index, gradient)``. The
-    returned function calls ``arrived`` for each gradient as soon as the gradient is computed,
-    except if the gradient is None.
+    returned function calls ``arrived`` for each gradient as soon as the gradient is computed. A
+    gradient of None is skipped.
 
     Args:
         recorded: The recorded graph.

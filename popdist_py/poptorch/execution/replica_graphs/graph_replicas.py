@@ -33,9 +33,9 @@ class GraphReplicas:
 
     Args:
         model: The compiled model whose replicas run.
-        call: The arguments of a model's call with which the graph is recorded.
-        inputs: The tensors with which the graph is recorded, one for each input. Each tensor
-            contains a micro-batch for each group of replicas.
+        call: The arguments of a model's call, for recording the graph.
+        inputs: One tensor for each input, for recording the graph. Each tensor contains a
+            micro-batch for each group of replicas.
         vectorised: Whether one run of the graph computes all local replicas. Otherwise the graph
             runs once for each local replica.
 

@@ -56,8 +56,8 @@ _POINTWISE: Final = frozenset(
 _VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default})
 # Operations that return a view of a whole tensor with another order of its dimensions.
 _REORDERED: Final = frozenset({_ATEN.permute.default, _ATEN.transpose.int, REPLICAS_FIRST})
-# For each convolution, the positions of three arguments: the kernels, the dilation, and whether the
-# convolution is transposed.
+# For each convolution, the positions of the arguments for the kernels, for the dilation, and for
+# the flag ``transposed``.
 _CONVOLUTIONS: Final = {
     _ATEN.convolution.default: (1, 5, 6),
     _ATEN.convolution_backward.default: (2, 6, 7),
@@ -206,7 +206,7 @@ def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_biased_product(node: fx.Node) -> bool:
-    """Tell whether ``node`` adds a bias to a reshaped matrix product that has no other user."""
+    """Tell whether ``node`` adds a bias to a reshaped matrix product that only ``node`` uses."""
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
     bias, view = node.args

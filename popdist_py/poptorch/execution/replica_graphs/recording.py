@@ -77,7 +77,7 @@ def record(
     """Run a function once, and return a graph to repeat its operations with other arguments.
 
     Args:
-        function: The function to record, which returns a sequence whose items are tensors or None.
+        function: The function to record, which returns a sequence of tensors; an item may be None.
         arguments: The arguments of the function, which must all be different tensors. If the
             function changes its arguments, the changes are not undone.
         is_real: Whether large matrix products and convolutions are computed, instead of replacing
@@ -191,7 +191,7 @@ class _Recorder(TorchDispatchMode):
         constants: The tensors that are neither arguments nor results of operations, keyed by the
             target of their node.
         refused: The first error of an operation after zeros had replaced the result of a large
-            product; None if there was no such error.
+            product; None without an error.
 
     Args:
         arguments: The argument tensors of the recorded function.

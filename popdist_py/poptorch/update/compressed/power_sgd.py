@@ -125,8 +125,8 @@ class PowerSgd:
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
         """Yield the exchanges between hosts that reduce one part (see ``Compression``).
 
-        A compressed matrix needs two exchanges (rounds): one for P and one for Q. A part without
-        compression needs one exchange.
+        A compressed matrix needs one exchange (round) for P and another exchange for Q. A part
+        without compression needs one exchange.
         """
         found = self._matrices.get((part.start, part.stop))
         if found is None or self._steps <= self._settings.start_step:

@@ -175,7 +175,7 @@ class RoundedSums:
         return {}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing, because this compression has no state besides the error feedback."""
+        """Do nothing, because this compression stores only the error feedback."""
 
 
 def _exponent(values: Array) -> tuple[int, bool]:
