@@ -91,7 +91,7 @@ class BackendChoice:
         # During the comparison, the instances may run different numbers of micro-batches. Therefore
         # batch norms must not wait for other instances.
         alone = self._model.norm_groups.alone() if self._model.norm_groups else nullcontext()
-        with alone, self._model.state.contents_kept():
+        with alone, self._model.state.attributes.contents_kept():
             chosen = self._trusted(chosen_before) or self._first_agreeing(wanted)
         if chosen is None:
             self._say_why(wanted)
@@ -161,7 +161,7 @@ class BackendChoice:
                 # the back end makes to lists. Changes that the loop back end makes to lists are
                 # undone only after the choice. If these changes were undone earlier, the comparison
                 # would not detect that a forward pass counts its calls in a list.
-                with self._model.state.contents_kept():
+                with self._model.state.attributes.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
                     if not compares:

@@ -53,7 +53,11 @@ class CopyingReplicas:
         state, first = model.state, model.first_forward
         self._places = state.stacked_buffers()
         stacks = list({id(stack): stack for _, _, stack in self._places}.values())
-        self._kept = [*state.parameters.values(), *state.buffers.values(), *state.constants()]
+        self._kept = [
+            *state.parameters.values(),
+            *state.buffers.values(),
+            *state.attributes.tensors(),
+        ]
         self._kept += stacks
         self._changed = stacks or [state.buffers[name] for name in sorted(first.modified_buffers)]
         # ``_copies`` contains the copies on the other device, and ``_versions`` the version

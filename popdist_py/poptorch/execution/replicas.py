@@ -89,7 +89,7 @@ class DeviceModel:
     def _forward(
         self, call: Call, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Any]:
-        self.state.restore_constants()
+        self.state.attributes.restore()
         leaves: list[torch.Tensor] = []
         if self.training and self.first_forward.loss_output is None:
             losses = Losses()
@@ -143,7 +143,7 @@ class DeviceModel:
         state, random = self.state, torch.get_rng_state()
         kept = [rows.clone() for rows in self._changing_buffers()]
         try:
-            with self.context.enter(), state.contents_kept():
+            with self.context.enter(), state.attributes.contents_kept():
                 for replica, tensors in enumerate(self.batching.inputs_of_replicas(inputs)):
                     self.streams.seed(self.first_replica + replica, number)
                     if state.has_own_tensors:
@@ -292,7 +292,7 @@ class _Turns:
         if left is None:
             return
         model.state.select(replica, model.first_replica + replica)
-        model.state.put_attributes(left.attributes)
+        model.state.attributes.put_changed(left.attributes)
         if left.random is not None:
             torch.set_rng_state(left.random)
 
@@ -300,7 +300,7 @@ class _Turns:
         """Save the state and gradients of a replica, in its forward or backward pass."""
         model = self._model
         random = torch.get_rng_state() if model.first_forward.is_random else None
-        self._left[replica] = _Left(model.state.changing_attributes(), random)
+        self._left[replica] = _Left(model.state.attributes.changed_values(), random)
         if model.gradients is not None:
             model.gradients.collect()
 

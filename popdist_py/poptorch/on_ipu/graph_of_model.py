@@ -193,7 +193,7 @@ class _FakeRun:
     def _run(self, inputs: list[torch.Tensor]) -> ModelGraph:
         model = watched_model(self._model, self._call, self._options, training=self._training)
         context = DeviceContext(state=self._state, training=self._training, is_random=False)
-        with MixedPrecision(), self._state.contents_kept():
+        with MixedPrecision(), self._state.attributes.contents_kept():
             seen = model.run(inputs, partial(context.enter, tracing=True), observes=True)
             assert seen.watch.observer is not None
             return graph_of_forward(seen.watch.observer.observed())

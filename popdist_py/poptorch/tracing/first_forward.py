@@ -175,7 +175,7 @@ def first_forward(
     """
     before = _StateBefore(state)
     copies = [tensor.clone() for tensor in inputs]
-    attributes = state.snapshot()
+    attributes = state.attributes.snapshot()
     try:
         results = _ResultMemory()
         seen = model.run(copies, context, observes=observes, results=results)
@@ -190,8 +190,8 @@ def first_forward(
         used = _leading_to(loss, state) if loss is not None and has_gradient else frozenset()
     finally:
         before.restore()
-        state.freeze_constants(attributes)
-        state.restore_constants()
+        state.attributes.record_changes(attributes)
+        state.attributes.restore()
     own_places = {_place(tensor) for tensor in _state_tensors(state, copies)}
     found = FirstForward(
         placement=seen.placement,
@@ -298,7 +298,12 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [*inputs, *state.parameters.values(), *state.buffers.values(), *state.constants()]
+    return [
+        *inputs,
+        *state.parameters.values(),
+        *state.buffers.values(),
+        *state.attributes.tensors(),
+    ]
 
 
 def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:

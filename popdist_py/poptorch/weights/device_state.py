@@ -9,10 +9,9 @@ their values until the device's tensors are copied to the host.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,20 +19,16 @@ from torch.autograd.graph import increment_version
 
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.weights.gradient_hooks import GradientHooks
+from popdist_py.poptorch.weights.module_attributes import ModuleAttributes
 from popdist_py.poptorch.weights.replica_grouping import Grouping, grouping_of
 
 __all__ = ["DeviceState", "Precision"]
 
 Precision = Callable[[torch.dtype], torch.dtype]
-_MISSING: Final = object()
-_CONTAINERS: Final = (list, dict, set, deque, defaultdict)
-_TORCH_GROUPS: Final = ("_parameters", "_buffers", "_modules")
 
 
 class DeviceState:
     """The device's tensors for the module ``top`` and its submodules.
-
-    A plain attribute of a module is an attribute that is not a parameter, a buffer or a submodule.
 
     Args:
         top: The module whose forward pass runs.
@@ -50,6 +45,7 @@ class DeviceState:
             dict contains the buffer of the first replica on this instance.
         gradient_hooks: The hooks that the program registered on its parameters' gradients; None for
             an inference model.
+        attributes: The attributes of the modules that are not parameters, buffers or submodules.
 
     Raises:
         Error: A buffer is not a plain tensor, or a replica-grouped parameter does not have exactly
@@ -70,7 +66,6 @@ class DeviceState:
         self._grouped: dict[int, tuple[Grouping, list[nn.Parameter]]] = {}
         self._hosts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._stacks: dict[str, torch.Tensor] = {}
-        self._constants: list[tuple[dict[str, Any], str, Any]] = []
         self._places: list[tuple[dict[str, Any], str, list[torch.Tensor]]] = []
         self._num_replicas = num_replicas
         self.parameters: dict[str, nn.Parameter] = {}
@@ -80,6 +75,7 @@ class DeviceState:
             self._copy_parameters(top)
             self._copy_buffers(top)
             self._views = self._make_views(top, owner)
+        self.attributes = ModuleAttributes(self._views)
 
     # -- construction of the device's tensors -------------------------------------------------
 
@@ -120,7 +116,7 @@ class DeviceState:
     ) -> list[tuple[nn.Module, dict[str, Any]]]:
         views: list[tuple[nn.Module, dict[str, Any]]] = []
         for module in top.modules():
-            view = {key: self._constant(value) for key, value in vars(module).items()}
+            view = {key: self._device_attribute(value) for key, value in vars(module).items()}
             for group in ("_parameters", "_buffers"):
                 view[group] = {
                     key: None if value is None else self._device_of[id(value)]
@@ -139,7 +135,7 @@ class DeviceState:
             views.append((owner, views[0][1]))
         return views
 
-    def _constant(self, value: Any) -> Any:
+    def _device_attribute(self, value: Any) -> Any:
         """Return the value that a module's plain attribute has on the device.
 
         If the attribute refers to a parameter or a buffer of the model, the value is the device's
@@ -233,83 +229,7 @@ class DeviceState:
             for name in sorted(names)
         }
 
-    # -- plain attributes of modules ----------------------------------------------------------
-
-    def snapshot(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return the plain attributes of every module, with copies of tensor attributes."""
-        return [
-            (view, {key: _frozen(value) for key, value in view.items() if key not in _TORCH_GROUPS})
-            for _, view in self._views
-        ]
-
-    def constants(self) -> list[torch.Tensor]:
-        """Return the dense tensors that are plain attributes of modules."""
-        return [
-            value
-            for _, view in self._views
-            for value in view.values()
-            if isinstance(value, torch.Tensor) and value.layout == torch.strided
-        ]
-
-    def freeze_constants(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        """Record which plain attributes of modules the first forward pass changed.
-
-        ``restore_constants()`` sets the recorded attributes to their old values. An IPU program
-        runs the Python code of a forward pass only once, during compilation. Therefore, if the new
-        value of an attribute is not a tensor, the user's module also gets the new value.
-
-        Args:
-            before: The result of ``snapshot()`` before the first forward pass.
-        """
-        for (module, view), (_, values) in zip(self._views, before, strict=True):
-            plain = {key: value for key, value in view.items() if key not in _TORCH_GROUPS}
-            for key in plain.keys() | values.keys():
-                if _unchanged(values.get(key, _MISSING), plain.get(key, _MISSING)):
-                    continue
-                self._constants.append((view, key, values.get(key, _MISSING)))
-                if key in plain and not isinstance(plain[key], torch.Tensor):
-                    module.__dict__[key] = plain[key]
-
-    def restore_constants(self) -> None:
-        """Undo the first forward pass's attribute changes that ``freeze_constants()`` recorded."""
-        for view, key, value in self._constants:
-            if value is _MISSING:
-                view.pop(key, None)
-            else:
-                view[key] = value[1].clone() if isinstance(value, tuple) else value
-
-    def changing_attributes(self) -> list[Any]:
-        """Return the current values of the module attributes that a forward pass changes."""
-        return [view.get(key, _MISSING) for view, key, _ in self._constants]
-
-    def put_attributes(self, values: Sequence[Any]) -> None:
-        """Set the module attributes that a forward pass changes to the given values.
-
-        Args:
-            values: The values that ``changing_attributes()`` returned.
-        """
-        for (view, key, _), value in zip(self._constants, values, strict=True):
-            if value is _MISSING:
-                view.pop(key, None)
-            else:
-                view[key] = value
-
-    @contextmanager
-    def contents_kept(self) -> Iterator[None]:
-        """Undo the changes that the ``with`` block makes to lists, dicts and sets in modules."""
-        saved = [
-            (value, value.copy())
-            for _, view in self._views
-            for key, value in view.items()
-            if key not in _TORCH_GROUPS and type(value) in _CONTAINERS
-        ]
-        try:
-            yield
-        finally:
-            for container, content in saved:
-                container.clear()
-                add = container.extend if hasattr(container, "extend") else container.update
-                add(content)
+    # -- checks against the host's tensors ----------------------------------------------------
 
     def check_registered(self) -> None:
         """Check that the forward pass did not replace or delete parameters and buffers.
@@ -468,29 +388,6 @@ def _equal(host: torch.Tensor, device: torch.Tensor) -> bool:
 
 def _is_plain(buffer: torch.Tensor) -> bool:
     return type(buffer) is torch.Tensor or getattr(type(buffer), "is_watched_buffer", False)
-
-
-def _frozen(value: Any) -> Any:
-    """Return a tensor with its copy and version as a tuple; return any other value unchanged."""
-    if isinstance(value, torch.Tensor):
-        return (value, value.detach().clone(), value._version)
-    return value
-
-
-def _unchanged(before: Any, now: Any) -> bool:
-    if isinstance(now, torch.Tensor):
-        return (
-            isinstance(before, tuple)
-            and len(before) == 3
-            and before[0] is now
-            and before[2] == now._version
-        )
-    return before is now or (
-        not isinstance(before, tuple)
-        and type(before) is type(now)
-        and isinstance(now, int | float | str | bool)
-        and before == now
-    )
 
 
 def _check_place(
