@@ -1,8 +1,9 @@
-"""The choice of the emulated IPU, and of the action for models too large for its memory.
+"""The choice of the emulated IPU, and of the reaction to a model that is too large for its memory.
 
-The program, the launcher and environment variables can each name an IPU. This module decides which
-name is used. Other modules compute the memory and the time of a model. Callers pass ``os.environ``
-and ``sys.modules`` as arguments.
+The program, the launcher and environment variables can each name an IPU. The module
+``device_choice`` decides which of these names is used. Other modules compute the memory and the
+time that a model needs on the IPU. Callers of ``DeviceEnvironment.of`` pass ``os.environ`` and
+``sys.modules`` as arguments.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ __all__ = [
 
 MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 
-# If no IPU is named, the memory of models is compared with the memory of this IPU. Programs that
-# import the SDK's package names emulate this IPU by default.
+# If the user does not name an IPU, the memory that a model needs is compared with the memory of
+# ``ASSUMED_IPU``. Programs that import the SDK's package names, such as ``poptorch``, emulate
+# ``ASSUMED_IPU`` by default.
 ASSUMED_IPU: Final = MK2
 # The IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
 _OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
 
-# PopTorch's environment variables that switch on the software model of an IPU, and choose its
-# version.
+# The names of PopTorch's environment variables for the software model of an IPU. One switches the
+# software model on, and the other chooses its version.
 _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in _OFFLINE_TARGETS.items()}
@@ -50,7 +52,7 @@ def ipu_of(call: str, given: object) -> IPU:
     """Return the IPU with a given name, or the given :class:`IPU` itself.
 
     Args:
-        call: The text of the caller's setter call, for the error message.
+        call: The text of the setter call that received ``given``, for the error message.
         given: The name of an IPU, or an :class:`IPU`.
 
     Raises:
@@ -67,7 +69,7 @@ def offline_ipu(version: int) -> IPU:
     """Return the IPU with a version number of ``Options.useOfflineIpuTarget``.
 
     Raises:
-        ValueError: The number is unknown.
+        ValueError: ``version`` is not one of the accepted version numbers (1, 2 and 21).
     """
     if version not in _OFFLINE_TARGETS:
         raise ValueError(
@@ -77,10 +79,11 @@ def offline_ipu(version: int) -> IPU:
 
 
 def mode_of(call: str, given: object) -> MemoryMode:
-    """Check that a value is a memory mode, and return it.
+    """Return the given memory mode (``enforce``, ``warn`` or ``off``), if its name is valid.
 
     Args:
-        call: The text of the caller's setter call or variable, for the error message.
+        call: The text of the setter call or environment variable that contains the value, for the
+            error message.
         given: The value to check.
 
     Raises:
@@ -92,7 +95,7 @@ def mode_of(call: str, given: object) -> MemoryMode:
 
 
 def has_sdk_names(modules: Mapping[str, ModuleType]) -> bool:
-    """Tell whether a program has imported this library under one of the SDK's names.
+    """Tell whether a program has imported this library as ``poptorch`` or ``popdist.poptorch``.
 
     Args:
         modules: The modules that the program has imported, as in ``sys.modules``.
@@ -103,15 +106,18 @@ def has_sdk_names(modules: Mapping[str, ModuleType]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnvironment:
-    """The settings of the device in environment variables; a program's own settings override them.
+    """Settings of the emulated device from environment variables; the program can override them.
 
     Attributes:
-        ipu: The IPU that ``POPDIST_IPU`` names. The launcher's ``--ipu-model`` sets this variable.
+        ipu: The IPU that ``POPDIST_IPU`` names. The launcher's option ``--ipu-model`` sets
+            ``POPDIST_IPU``.
         uses_model: Whether ``POPTORCH_IPU_MODEL`` switches on the software model of an IPU.
-        model: The IPU of that software model, from ``POPTORCH_IPU_MODEL_VERSION``; by default Mk2.
-        memory: The memory mode in ``POPDIST_IPU_MEMORY``.
-        is_sdk_program: Whether ``poprun`` or ``python -m popdist_py`` started the program, and the
-            program imports the SDK's package names. By default, such a program emulates an Mk2.
+        model: The IPU of PopTorch's software model, from ``POPTORCH_IPU_MODEL_VERSION``; by default
+            an Mk2.
+        memory: The memory mode (``enforce``, ``warn`` or ``off``) in ``POPDIST_IPU_MEMORY``.
+        is_sdk_program: Whether the program imports the SDK's package names and was started by
+            ``poprun`` or ``python -m popdist_py``. By default, a program of this kind emulates an
+            Mk2.
     """
 
     ipu: IPU | None = None
@@ -122,14 +128,16 @@ class DeviceEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> DeviceEnvironment:
-        """Read the environment variables. An empty variable counts as not set.
+        """Read the settings of the emulated device from environment variables.
+
+        An empty environment variable counts as not set.
 
         Args:
             environ: The environment variables, as in ``os.environ``.
             modules: The modules that the program has imported, as in ``sys.modules``.
 
         Raises:
-            ValueError: A variable has an unknown value.
+            ValueError: An environment variable for the device has an unknown value.
         """
         ipu, memory = environ.get(IPU_MODEL), environ.get(IPU_MEMORY)
         version = environ.get(_MODEL_VERSION) or "ipu2"
@@ -146,9 +154,9 @@ class DeviceEnvironment:
         )
 
     def named(self, *, uses_model: bool | None) -> IPU | None:
-        """Return the IPU for a program that does not call ``Options.Emulator.device``.
+        """Return the IPU for a program that does not call the setter ``Options.Emulator.device``.
 
-        None means that no IPU is named.
+        The method returns None if environment variables and the launcher do not name an IPU either.
 
         Args:
             uses_model: The argument of ``Options.useIpuModel``, or None if it was not called.

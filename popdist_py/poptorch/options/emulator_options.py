@@ -1,4 +1,4 @@
-"""The group Options.Emulator."""
+"""The group of options ``Options.Emulator``, for the emulation and the emulated IPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from popdist_py.poptorch.options.store import OptionStore
 
 __all__ = ["EXECUTIONS", "_EmulatorOptions"]
 
-# The values of ``replicaExecution``. ``backends.register()`` adds the options of other back ends.
+# The accepted arguments of the setter ``replicaExecution``. The function ``backends.register()``
+# adds names of other back ends to this list.
 EXECUTIONS: Final = ["auto", "loop", "fused"]
 
 
@@ -29,7 +30,7 @@ class _EmulatorOptions(OptionStore):
         ValueError: An environment variable contains an unknown device or memory mode.
     """
 
-    # The value for objects that an older version saved without this attribute.
+    # The default for option objects that were pickled by a version without this attribute.
     _environment = DeviceEnvironment()
 
     def __init__(self) -> None:
@@ -41,16 +42,16 @@ class _EmulatorOptions(OptionStore):
         self._declare(_environment=DeviceEnvironment.of(os.environ, sys.modules))
 
     def replicaExecution(self, how: str) -> _EmulatorOptions:
-        """Choose how the replicas of this process run.
+        """Choose how the replicas (copies of the model) of this process are computed.
 
         Args:
-            how: ``loop`` runs the replicas in sequence, and its results are the reference.
-                ``fused`` runs all replicas in one vectorised pass. ``auto`` chooses by a fixed
-                rule, which depends on the model. The option of a registered back end, such as a
-                back end for a GPU, selects this back end.
+            how: ``loop`` computes the replicas one after the other, and its results are the
+                reference. ``fused`` computes all replicas in one vectorised pass. ``auto`` chooses
+                ``loop`` or ``fused`` by a fixed rule, which depends on the model. If a back end is
+                registered, for example for a GPU, its name selects this back end.
 
         Raises:
-            ValueError: ``how`` has another value.
+            ValueError: ``how`` is not one of the accepted names.
         """
         if how not in EXECUTIONS:
             *others, last = map(repr, EXECUTIONS)
@@ -66,8 +67,9 @@ class _EmulatorOptions(OptionStore):
     def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
         """Sum the replicas' gradients in one fixed order, for any number of instances.
 
-        The results of R replicas then have the same bits for any number of instances and threads.
-        The model computes on one thread. ``POPDIST_DETERMINISTIC=1`` makes True the default.
+        The results of a job with R replicas then have the same bits for any number of instances and
+        threads. With this option, the model computes on one thread. The environment variable
+        ``POPDIST_DETERMINISTIC=1`` switches the option on by default.
         """
         self.set(deterministic_reduction=enabled)
         return self
@@ -75,13 +77,15 @@ class _EmulatorOptions(OptionStore):
     def device(self, ipu: Literal["mk1", "mk2", "bow"] | IPU) -> _EmulatorOptions:
         """Choose the IPU whose memory, cycles and latencies are emulated.
 
-        If a program does not call this method, ``--ipu-model`` or ``POPDIST_IPU`` choose the IPU.
-        If these are not set, ``useIpuModel`` or ``POPTORCH_IPU_MODEL`` choose the IPU. By default,
-        a program that imports ``poptorch`` emulates an Mk2 if ``poprun`` or
-        ``python -m popdist_py`` started the program. Other programs have no chosen IPU by default.
+        If a program does not call ``device()``, the launcher's option ``--ipu-model`` or the
+        environment variable ``POPDIST_IPU`` chooses the IPU. Without ``--ipu-model`` and
+        ``POPDIST_IPU``, the setter ``useIpuModel`` or the environment variable
+        ``POPTORCH_IPU_MODEL`` chooses the IPU. By default, a program that imports ``poptorch``
+        emulates an Mk2 if ``poprun`` or ``python -m popdist_py`` started the program. For all other
+        programs, no IPU is chosen by default.
 
         If no IPU is chosen, this library reports the times of the host. A model that is too large
-        for an Mk2 then causes a warning.
+        for the memory of an Mk2 then causes a warning.
 
         Args:
             ipu: The name of an IPU, or a :class:`popdist_py.ipu.specification.IPU`.
@@ -93,17 +97,18 @@ class _EmulatorOptions(OptionStore):
         return self
 
     def memory(self, mode: MemoryMode) -> _EmulatorOptions:
-        """Choose the action when a compiled model does not fit into the memory of the IPU.
+        """Choose the reaction to a compiled model that does not fit into the memory of the IPU.
 
-        The environment variable ``POPDIST_IPU_MEMORY`` sets the default. If it is not set, the
-        default is ``enforce`` if an IPU is chosen, and ``warn`` if no IPU is chosen.
+        The environment variable ``POPDIST_IPU_MEMORY`` sets the default. If ``POPDIST_IPU_MEMORY``
+        is not set, the default depends on the IPU. It is ``enforce`` if an IPU is chosen, and
+        ``warn`` if no IPU is chosen.
 
         Args:
             mode: ``enforce`` raises an error, as hardware does. ``warn`` logs a warning. ``off``
                 does not check the memory.
 
         Raises:
-            ValueError: ``mode`` has another value.
+            ValueError: ``mode`` is not ``enforce``, ``warn`` or ``off``.
         """
         self.createOrSet(memory=mode_of(f"Emulator.memory({mode!r})", mode))
         return self
@@ -120,7 +125,7 @@ class _EmulatorOptions(OptionStore):
 
     @property
     def device_named(self) -> IPU | None:
-        """The IPU that the program, the launcher or an environment variable chooses, or None."""
+        """The IPU that the program, the launcher or the environment chooses, or else None."""
         own: IPU | None = self._values.get("device")
         return own or self._environment.named(uses_model=self._values.get("uses_ipu_model"))
 
@@ -131,16 +136,16 @@ class _EmulatorOptions(OptionStore):
 
     @property
     def memory_mode(self) -> MemoryMode:
-        """The action when a compiled model does not fit into the memory of the IPU."""
+        """The reaction (``enforce``, ``warn`` or ``off``) to a model that needs too much memory."""
         default: MemoryMode = "warn" if self.device_named is None else "enforce"
         mode: MemoryMode = self._values.get("memory") or self._environment.memory or default
         return mode
 
     @property
     def asks_model(self) -> bool:
-        """Whether the memory or the time of an IPU is estimated when a model is compiled."""
+        """Whether the compilation of a model estimates the memory or the time that an IPU needs."""
         return self.memory_mode != "off" or self.device_named is not None
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all values of the group, the chosen IPU and the memory mode."""
+        """Return the values of ``Options.Emulator``, the chosen IPU and the memory mode."""
         return (*super()._description(), self.device_named, self.memory_mode)

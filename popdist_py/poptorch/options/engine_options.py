@@ -1,7 +1,8 @@
-"""The names of Poplar's engine options, and the look-up of their rows in the table of options.
+"""Names of Poplar's engine options, and the search for a name in the table of options' effects.
 
 Programs set engine options with ``Options._Popart.setEngineOptions`` or in the environment variable
-POPLAR_ENGINE_OPTIONS. The names are those of the class Engine in the Poplar API reference.
+POPLAR_ENGINE_OPTIONS. The names of engine options are listed at the class Engine in the Poplar API
+reference.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ _HARDWARE_ONLY: Final = frozenset(
 
 
 def engine_option(name: str) -> Option:
-    """Return the row of an engine option in the table, or else a new row.
+    """Return the table row of an engine option, or a new row if the table does not contain it.
 
-    A new row says that the option is for hardware only, or that its name is unknown.
+    The new row says either that the engine option affects only hardware, or that its name is
+    unknown.
     """
     if name in ENGINE:
         return ENGINE[name]
@@ -90,9 +92,9 @@ def unknown(kind: str, name: str, known: Collection[str]) -> str:
     """Return the text of a warning about an unknown name, with the most similar known name.
 
     Args:
-        kind: A word for the kind of name, such as ``variable``.
+        kind: A word that says what the name belongs to, such as ``variable``.
         name: The unknown name.
-        known: The known names of this kind.
+        known: The known names of the same kind.
     """
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"an unknown {kind}" + (f": did you mean {close[0]}?" if close else "")

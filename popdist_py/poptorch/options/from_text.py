@@ -1,7 +1,8 @@
-"""Functions that read options from text in files, in JSON objects and in the environment.
+"""Functions that read option values from files, JSON objects and environment variables.
 
-Files and JSON objects name setters, which the functions call. The environment variable
-``POPLAR_ENGINE_OPTIONS`` contains engine options. This module does not know any options by name.
+Lines of files and keys of JSON objects name setters, and ``apply_lines`` and ``apply_json`` call
+these setters. The environment variable ``POPLAR_ENGINE_OPTIONS`` contains engine options. The
+module ``from_text`` does not contain the names of options.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ __all__ = ["apply_json", "apply_lines", "engine_environment", "engine_options"]
 
 
 def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
-    """Run every line of the file ``path`` as a call on ``options``.
+    """Call a method of ``options`` for each line of a file of setter calls.
 
     Blank lines and lines that start with ``#`` are skipped.
 
     Args:
-        options: The object whose methods the lines call.
-        path: The file.
+        options: The object whose methods the lines of the file call.
+        path: The file of setter calls, one call on each line.
         names: The names that the arguments of the calls may use, such as the package ``poptorch``.
 
     Raises:
@@ -47,7 +48,7 @@ def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Call setters of ``options`` that a JSON object names.
+    """Call the setters of ``options`` that are named in a JSON object.
 
     Args:
         options: The object whose methods are called.
@@ -63,7 +64,7 @@ def apply_json(options: Any, text: str) -> None:
 
 
 def _argument(value: Any) -> Any:
-    """Return the enumeration member for text such as "Enum.Member", or else ``value`` itself."""
+    """Return the enumeration member for text such as "Enum.Member", and other values unchanged."""
     if not isinstance(value, str) or value.count(".") != 1:
         return value
     name, member = value.split(".")
@@ -75,7 +76,7 @@ def engine_environment() -> dict[str, Any]:
     """Return the engine options that ``POPLAR_ENGINE_OPTIONS`` sets.
 
     Raises:
-        Error: The variable is not a JSON object.
+        Error: The text of ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
     text = os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"
     try:

@@ -1,7 +1,7 @@
-"""The groups Options.Precision, Options.Distributed and Options.Jit.
+"""The groups of options ``Options.Precision``, ``Options.Distributed`` and ``Options.Jit``.
 
-The other groups are in ``session.py``, ``training_options.py``, ``tensor_locations.py`` and
-``emulator_options.py``.
+The other groups of options are in ``session.py``, ``training_options.py``, ``tensor_locations.py``
+and ``emulator_options.py``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _PrecisionOptions(_SessionGroup):
         )
 
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
-        """Round float16 results up or down at random, so that the expected value is exact."""
+        """Round float16 results up or down at random, so that the mean rounding error is zero."""
         assert isinstance(enabled, bool), (
             f"enableStochasticRounding needs a bool, got {type(enabled)}"
         )
@@ -61,8 +61,9 @@ class _PrecisionOptions(_SessionGroup):
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
         """Set the number format of partial sums in matrix products and convolutions.
 
-        The format affects only the emulated memory and time. Results do not depend on the format,
-        because the emulation always computes these sums in float32.
+        The format of partial sums affects only the emulated memory and time. The results of the
+        model do not depend on the format, because the emulation always computes partial sums in
+        float32.
 
         Raises:
             ValueError: ``dtype`` is neither torch.float nor torch.half.
@@ -76,7 +77,7 @@ class _PrecisionOptions(_SessionGroup):
         return self
 
     def halfFloatCasting(self, half_float_casting: Any) -> _PrecisionOptions:
-        """Do nothing except log that this option is deprecated.
+        """Log that ``halfFloatCasting`` is deprecated, and do nothing else.
 
         Operations on float16 and float32 tensors follow torch's rules.
         """
@@ -84,9 +85,9 @@ class _PrecisionOptions(_SessionGroup):
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> _PrecisionOptions:
-        """Do nothing except log that this option is deprecated.
+        """Log that ``runningStatisticsAlwaysFloat`` is deprecated, and do nothing else.
 
-        Running statistics keep the number format that the model gives them.
+        The running statistics of batch norms keep the number format that the model gives them.
 
         Raises:
             ValueError: ``value`` is not a bool.
@@ -98,11 +99,12 @@ class _PrecisionOptions(_SessionGroup):
 
 
 class _DistributedOptions(OptionStore):
-    """The index of this process, and the number of processes of the job.
+    """The group ``Options.Distributed``, with the index of this process and the process count.
 
     Args:
-        process_id: The index of this process, from 0; by default the rank that Open MPI sets.
-        num_processes: The number of processes; by default the number that Open MPI sets.
+        process_id: The index of this process, from 0; by default the rank that Open MPI assigns.
+        num_processes: The number of processes in the job; by default the number that Open MPI
+            reports.
     """
 
     _place = "Options.Distributed"
@@ -120,38 +122,40 @@ class _DistributedOptions(OptionStore):
         self._declare(_gcd_mappings={})
 
     def disable(self) -> _DistributedOptions:
-        """Treat this process as the only process, even if Open MPI has started several."""
+        """Treat this process as the job's only process, even if Open MPI has started several."""
         return self.configureProcessId(0, 1)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> _DistributedOptions:
-        """Read the number of processes and the index of this process from environment variables.
+        """Read this process's index and the number of processes from two environment variables.
 
         Args:
-            var_num_processes: The variable that contains the number of processes.
-            var_process_id: The variable that contains the index of this process.
+            var_num_processes: The name of the environment variable that contains the number of
+                processes.
+            var_process_id: The name of the environment variable that contains the index of this
+                process.
         """
         return self.configureProcessId(
             int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
         )
 
     def configureProcessId(self, process_id: int, num_processes: int) -> _DistributedOptions:
-        """Set the index of this process, from 0, and the number of processes."""
+        """Set the index of this process, from 0, and the number of processes in the job."""
         self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
         return self
 
     @property
     def processId(self) -> int:
-        """The index of this process, from 0."""
+        """The index of this process in the job, from 0."""
         return cast(int, self._values["distributed_process_id"])
 
     @property
     def numProcesses(self) -> int:
-        """The number of processes."""
+        """The number of processes in the job."""
         return cast(int, self._values["num_distributed_processes"])
 
 
 class _JitOptions(OptionStore):
-    """Deprecated options for tracing models."""
+    """Deprecated options for the tracing of models (``Options.Jit``)."""
 
     _place = "Options.Jit"
 
@@ -159,7 +163,7 @@ class _JitOptions(OptionStore):
         super().__init__(trace_model=False)
 
     def traceModel(self, trace_model: bool) -> _JitOptions:
-        """Do nothing except log that this option is deprecated.
+        """Log that ``traceModel`` is deprecated, and do nothing else.
 
         Raises:
             ValueError: ``trace_model`` is True.

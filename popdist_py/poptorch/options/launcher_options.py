@@ -1,7 +1,7 @@
-"""The class DistributedOptions, which PopDist calls ``popdist.poptorch.Options``.
+"""The class ``DistributedOptions``, which PopDist's users import as ``popdist.poptorch.Options``.
 
-The launcher decides the number of replicas, the index of the process and the device. In a program
-that runs without the launcher, the program sets the number of replicas.
+The launcher sets the number of replicas, the index of the process and the device in these options.
+If a program runs without the launcher, the program itself sets the number of replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _PROCESSES: Final = (
     "the launcher numbers the instances of a job: start with poprun-py --num-instances N, or use "
     "poptorch.Options to number processes by hand"
 )
-# For each setter that a program cannot call, the text that tells the user what to do instead.
+# For each setter that raises an error under the launcher, the advice to the user in the error's
+# message.
 _INSTEAD: Final = {
     "replicationFactor": "every instance has R / N replicas: start with poprun-py --num-replicas R "
     "--num-instances N",
@@ -64,20 +65,22 @@ class _LauncherDistributedOptions(_DistributedOptions):
 
 
 class DistributedOptions(Options):
-    """The options of one instance of a job, with values that the launcher sets.
+    """The options of one instance (process) of a job, with values that the launcher sets.
 
     A program cannot change a value that the launcher has set, neither with a setter nor by
-    assignment. All other options work as in ``poptorch.Options``. In a program that runs without
-    the launcher, the program sets the number of replicas.
+    assignment. All other options work as in the class ``poptorch.Options``. If a program runs
+    without the launcher, the program itself sets the number of replicas.
 
     Args:
-        ipus_per_replica: The number of IPUs of one replica; by default the launcher's number.
+        ipus_per_replica: The number of IPUs of one replica; by default the number that the launcher
+            sets.
 
     Raises:
-        ValueError: The launcher gave each replica another number of IPUs.
+        ValueError: ``ipus_per_replica`` differs from the number of IPUs that the launcher gave each
+            replica.
     """
 
-    # The names of the values that the launcher sets, and the names of their setters.
+    # The names of the option values that the launcher sets, and the names of their setters.
     _DECIDED: ClassVar = {"replication_factor": "replicationFactor", "ipu_id": "useIpuId"}
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
@@ -105,17 +108,17 @@ class DistributedOptions(Options):
         return _LauncherDistributedOptions(instance.instance_index, instance.num_instances)
 
     def _change(self, name: str, value: Any) -> None:
-        # While the constructor copies the launcher's values, ``_launched`` does not exist yet, so
-        # the constructor may change all values.
+        # While the constructor copies the launcher's values into the object, the attribute
+        # ``_launched`` does not exist. The constructor may therefore change all values.
         if self.__dict__.get("_launched") and name in self._DECIDED and value != self(name):
             _refuse(self._DECIDED[name], value, self(name))
         super()._change(name, value)
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """Set the number of replicas of this instance, in a program without the launcher.
+        """Set the number of replicas of this instance, in a program that runs without the launcher.
 
         Raises:
-            RuntimeError: The launcher gave this instance another number of replicas.
+            RuntimeError: The launcher gave this instance a different number of replicas.
         """
         return super().replicationFactor(replication_factor)
 
@@ -135,7 +138,7 @@ class DistributedOptions(Options):
             needed: The number of IPUs that one replica of the model needs.
 
         Raises:
-            Error: The launcher gave each replica fewer IPUs.
+            Error: The launcher gave each replica fewer IPUs than the model needs.
         """
         if self._launched and needed > self._ipus_per_replica:
             raise Error(
@@ -144,7 +147,7 @@ class DistributedOptions(Options):
             )
 
     def toDict(self) -> dict[str, Any]:
-        """Return the values of all groups and ``ipus_per_replica`` as one flat dictionary."""
+        """Return the values of all option groups and ``ipus_per_replica`` as a flat dictionary."""
         return {**super().toDict(), "ipus_per_replica": self._ipus_per_replica}
 
 

@@ -1,9 +1,9 @@
 """The table of options, with the effect that each option has on emulated IPUs.
 
-To add an option, write its setter, its row in this table, and the code that reads the option. The
-module ``options_without_effect`` logs the options of a program whose rows say that they do
-nothing. A session option or an engine option can be read only if its row says that it has an
-effect.
+To add an option, write its setter, its row in this table, and the code that reads the option's
+value. If a row says that an option does nothing, the module ``options_without_effect`` logs this
+when a program sets the option. The methods that read session options and engine options accept only
+names whose rows have an effect.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class Effect(Enum):
 
     Attributes:
         RESULTS: The option changes the results, errors, log lines or files of a program.
-        DEVICE: The option changes only the emulated memory or time.
-        HARDWARE: The option changes only the speed or memory of hardware.
-        NOTHING: The option asks for something that this library does not have.
-        UNLOGGED: The option does nothing, and a program that sets it does not need a warning.
+        DEVICE: The option changes only the emulated memory or the emulated time.
+        HARDWARE: The option changes only the speed or the memory of real IPUs, not of emulated
+            ones.
+        NOTHING: The option requests a feature that this library does not have.
+        UNLOGGED: The option does nothing, and no warning is logged for a program that sets it.
     """
 
     RESULTS = auto()
@@ -35,13 +36,14 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table.
+    """One row of the table of options' effects.
 
     Attributes:
         name: The name of the option, as programs write it.
-        effect: The effect of the option.
-        why: The reason why the option does nothing, for the effects NOTHING and UNLOGGED.
-        only: The only value that the row describes. None stands for all values.
+        effect: The effect of the option on emulated IPUs.
+        why: The reason why an option with the effect NOTHING or UNLOGGED does nothing.
+        only: The only option value that the row describes. None means that the row describes every
+            value of the option.
     """
 
     name: str
@@ -51,12 +53,12 @@ class Option:
 
     @property
     def acts(self) -> bool:
-        """Whether the option has an effect on emulated IPUs."""
+        """Whether the option changes results or the emulated memory and time."""
         return self.effect in (Effect.RESULTS, Effect.DEVICE)
 
     @property
     def is_idle(self) -> bool:
-        """Whether a program that sets the option gets a warning."""
+        """Whether a warning is logged for a program that sets the option."""
         return self.effect in (Effect.HARDWARE, Effect.NOTHING)
 
     def __str__(self) -> str:
@@ -75,8 +77,8 @@ def _named(effect: Effect, why: str = "", **names: str) -> dict[str, Option]:
     return {key: Option(name, effect, why) for key, name in names.items()}
 
 
-# The options that Options and its groups store. The keys are the names of the stored values, or of
-# private attributes of Options.
+# The effects of the options that the class ``Options`` and its groups store. The keys are the names
+# of the stored option values, or of private attributes of ``Options``.
 STORED: Final = {
     **_named(
         Effect.RESULTS,
@@ -96,7 +98,8 @@ STORED: Final = {
         input_cgt="inputReplicaGrouping",
         input_group_size="inputReplicaGrouping",
         ipu_id="useIpuId",
-        # Every strategy computes the same mean, but some optimisers need one of the strategies.
+        # Every strategy for the mean of gradients gives the same mean, but some optimisers accept
+        # only one of the strategies.
         meanAccumulationAndReplicationReductionStrategy=(
             "Training.setMeanAccumulationAndReplicationReductionStrategy"
         ),
@@ -132,7 +135,7 @@ STORED: Final = {
     ),
     **_named(Effect.NOTHING, "no logs are written to files", log_dir="logDir"),
     **_named(Effect.NOTHING, "repeated lines are all shown", max_repeat_logs="maxRepeatLogs"),
-    # The effect of useIpuModel(True) is that of the row ``uses_ipu_model``.
+    # The call ``useIpuModel(True)`` has the effect that the row ``uses_ipu_model`` describes.
     "use_model": Option(
         "useIpuModel(False)", Effect.NOTHING, "there is no hardware to use", only=False
     ),
@@ -148,8 +151,9 @@ STORED: Final = {
     **_named(Effect.UNLOGGED, "no setter changes the value", ipuof_configs="ipuof_configs"),
 }
 
-# The session options of PopART, and the keys of those whose values are dictionaries. A key follows
-# the name of its session option after a space. Other session options and keys affect hardware only.
+# The effects of PopART's session options. If the value of a session option is a dictionary, each
+# key of the dictionary has its own row. The name of such a row is the name of the session option, a
+# space, and the key. Session options and keys that are not in this table affect only hardware.
 SESSION: Final = {
     **_session(
         Effect.RESULTS,
@@ -210,7 +214,8 @@ SESSION: Final = {
     ),
 }
 
-# The options of Poplar's class Engine. Other engine options affect hardware only.
+# The effects of Poplar's engine options, which are the options of the class Engine. Engine options
+# that are not in this table affect only hardware.
 ENGINE: Final = {
     **_engine(
         Effect.RESULTS,
@@ -232,7 +237,8 @@ ENGINE: Final = {
     ),
 }
 
-# The settings of TensorLocationSettings. The keys are those of the stored dictionaries.
+# The effects of the settings of ``TensorLocationSettings``. The keys of this table are the keys of
+# the dictionaries that ``TensorLocationSettings`` stores.
 LOCATIONS: Final = {
     **_named(
         Effect.DEVICE,
@@ -251,7 +257,8 @@ LOCATIONS: Final = {
     ),
 }
 
-# The settings of execution strategies. The keys are attributes of the strategies.
+# The effects of the settings of execution strategies, which divide a model into stages. The keys of
+# this table are names of the strategies' attributes.
 STRATEGY: Final = {
     **_named(Effect.DEVICE, _schedule="setSchedule"),
     **_named(

@@ -1,4 +1,4 @@
-"""The class Options, whose values control how a program's models run."""
+"""The class ``Options``, whose values control how a program's models run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _UNLIMITED: Final = 2**64 - 1
 class Options(OptionStore):
     """The settings that control how models and data loaders run.
 
-    Setters return the object, so calls of setters can be chained. A data loader or a model freezes
-    the options that it uses. ``Options(ipus_per_replica=n)`` makes :class:`DistributedOptions`,
-    because the names ``popdist.poptorch.Options`` and ``poptorch.Options`` refer to one class.
+    Setters return the ``Options`` object, so a program can chain calls of setters. A data loader or
+    a model freezes the options that it uses, so that later changes raise an error.
+    ``Options(ipus_per_replica=n)`` makes a :class:`DistributedOptions`, because the names
+    ``popdist.poptorch.Options`` and ``poptorch.Options`` refer to one class.
     """
 
     Training: _TrainingOptions
@@ -49,17 +50,17 @@ class Options(OptionStore):
 
     _place = "Options"
 
-    # The subclass that ``Options(ipus_per_replica=n)`` makes. The module of the subclass sets this.
+    # The subclass that ``Options(ipus_per_replica=n)`` makes, set by ``launcher_options.py``.
     _for_launcher: ClassVar[type[Options]]
-    # The names that files of setter calls may use, besides the setters. The package ``poptorch``
-    # adds its own name to this dictionary.
+    # The names, besides the setters, that a file for ``loadFromFile`` may use. The package
+    # ``poptorch`` adds its own name to this dictionary.
     _names_in_files: ClassVar[dict[str, Any]] = {}
 
     def __new__(cls, *_: Any, **arguments: Any) -> Options:
-        """Make the object. With the argument ``ipus_per_replica``, make a DistributedOptions.
+        """Make an Options object, or a DistributedOptions for the argument ``ipus_per_replica``.
 
-        PopDist and PopTorch each have a class ``Options``. Only PopDist's class has the argument
-        ``ipus_per_replica``, so this argument shows that the program wants PopDist's class.
+        PopDist and PopTorch each have a class ``Options``. Only PopDist's ``Options`` has the
+        argument ``ipus_per_replica``, so the argument shows that the program wants PopDist's class.
         """
         named_by_popdist = cls is Options and "ipus_per_replica" in arguments
         return super().__new__(Options._for_launcher if named_by_popdist else cls)
@@ -102,7 +103,7 @@ class Options(OptionStore):
         return _DistributedOptions()
 
     def _apply_environment(self) -> None:
-        """Apply the options that environment variables set for every new object."""
+        """Apply the option values that environment variables set for every new object."""
         defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
         if defaults:
             self.from_json(defaults)
@@ -111,7 +112,7 @@ class Options(OptionStore):
             logger.info("POPTORCH_CACHE_DIR is set: executables are cached in %s", cache)
             self.enableExecutableCaching(cache)
 
-    # -- batching -----------------------------------------------------------------------------
+    # -- Setters for the division of input into batches ---------------------------------------
 
     def _check(self) -> None:
         check_count("deviceIterations", self.device_iterations)
@@ -127,7 +128,7 @@ class Options(OptionStore):
         """Set the number of replicas (R), the copies of the model that this process runs.
 
         Raises:
-            ValueError: The group size of inputReplicaGrouping() does not divide the number.
+            ValueError: The number of replicas is not divisible by inputReplicaGrouping()'s size.
         """
         self.set(replication_factor=replication_factor)
         return self
@@ -135,9 +136,9 @@ class Options(OptionStore):
     def inputReplicaGrouping(
         self, input_group_size: int, input_cgt: enums.CommGroupType
     ) -> Options:
-        """Let groups of ``input_group_size`` replicas share the same input.
+        """Give the same input to all replicas of a group of ``input_group_size`` replicas.
 
-        Call ``replicationFactor()`` first.
+        Call ``replicationFactor()`` before ``inputReplicaGrouping()``.
 
         Raises:
             ValueError: ``input_cgt`` is All, or ``input_group_size`` does not divide the number of
@@ -149,12 +150,12 @@ class Options(OptionStore):
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
-        """Declare that buffers are equal on all replicas, or give each replica its own buffers.
+        """Declare that buffers are equal on all replicas, or keep one copy for each replica.
 
-        With either setting, each replica has its own statistics of batch norms and instance norms.
+        In both cases, each replica has its own statistics of batch norms and instance norms.
 
         Args:
-            broadcast_buffers: True if buffers are equal on all replicas, False for own buffers.
+            broadcast_buffers: Whether buffers are equal on all replicas.
         """
         self.set(broadcast_buffers=broadcast_buffers)
         return self
@@ -163,23 +164,24 @@ class Options(OptionStore):
     def outputMode(
         self, output_mode: enums.OutputMode, output_return_period: int | None = None
     ) -> Options:
-        """Choose the micro-batches whose outputs a call of the model returns.
+        """Choose which micro-batches' outputs a call of the model returns.
 
         Args:
-            output_mode: All, Final, Sum, EveryN or Default. Default means All for inference and
-                Final for training.
-            output_return_period: The number N of the mode EveryN. Other modes ignore this argument.
+            output_mode: All, Final, Sum, EveryN or Default. Default means All for an inference
+                model and Final for a training model.
+            output_return_period: The number N of the mode EveryN, which returns every Nth output.
+                Other output modes ignore ``output_return_period``.
         """
         mode, period = check_output_mode(output_mode, output_return_period)
         self.set(output_mode=mode, output_return_period=period)
         return self
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether the output mode is still the default."""
+        """Tell whether the program has left the output mode at its default."""
         return bool(self.output_mode == enums.OutputMode.Default)
 
     def resolved_output_mode(self, training: bool) -> enums.OutputMode:
-        """Return the output mode, or the default mode of training or inference models."""
+        """Return the chosen output mode, or the default mode of a training or inference model."""
         if not self.defaultOutputMode():
             return enums.OutputMode(self.output_mode)
         return enums.OutputMode.Final if training else enums.OutputMode.All
@@ -192,13 +194,13 @@ class Options(OptionStore):
         output_mode: enums.OutputMode | None = None,
         output_return_period: int = 1,
     ) -> None:
-        """Make a tensor inside the model readable after each call.
+        """Make a tensor inside the model readable by the program after each call of the model.
 
         Args:
             short_name: The name that the program uses to read the tensor.
             long_name: The name of the tensor in the model.
-            output_mode: The micro-batches whose tensors are returned; by default, the tensors of
-                the same micro-batches as the model's outputs.
+            output_mode: The choice of micro-batches whose tensors are returned. By default, it is
+                the output mode of the model.
             output_return_period: The number N of the output mode EveryN.
         """
         self.checkIsFrozen()
@@ -221,7 +223,7 @@ class Options(OptionStore):
             output_period=self.output_return_period,
         )
 
-    # -- execution ----------------------------------------------------------------------------
+    # -- Setters for the execution of models --------------------------------------------------
 
     def randomSeed(self, random_seed: int) -> Options:
         """Set the seed of the device's random number generators and of torch's generator."""
@@ -231,7 +233,7 @@ class Options(OptionStore):
         return self
 
     def setExecutionStrategy(self, strategy: Any) -> Options:
-        """Choose the strategy that divides the blocks of a model into stages on IPUs."""
+        """Choose the execution strategy, which assigns the blocks of a model to stages and IPUs."""
         if isinstance(strategy, enums.AutoStage):
             strategy = execution_strategies.PipelinedExecution(strategy)
         assert isinstance(strategy, execution_strategies._IExecutionStrategy), (
@@ -245,17 +247,17 @@ class Options(OptionStore):
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Options:
-        """Set the share of each IPU's memory that operators may use, such as ``{"IPU0": 0.5}``.
+        """Set the proportion of memory for operators on each IPU, such as ``{"IPU0": 0.5}``.
 
         Raises:
-            AssertionError: A key is not the name of an IPU, or a share is not between 0 and 1.
+            AssertionError: A key is not the name of an IPU, or a proportion is not between 0 and 1.
         """
         proportions = proportions_of_ipus(available_memory_proportion)
         self.set(available_memory_proportion=proportions)
         return self
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
-        """Round the number of IPUs up to a power of two instead of raising an error."""
+        """Round a model's number of IPUs up to a power of two instead of raising an error."""
         self.set(auto_round_num_ipus=auto_round_num_ipus)
         return self
 
@@ -265,11 +267,11 @@ class Options(OptionStore):
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Options:
-        """Generate inputs on the device instead of sending them, and do not send results.
+        """Generate the model's inputs on the device, and return zeros instead of its outputs.
 
-        Floating-point inputs are random numbers with a normal distribution. Integer inputs are
-        zeros. Results have the usual shapes but contain zeros.
-        ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs.
+        Generated inputs with a floating-point type are random numbers with a normal distribution.
+        Generated inputs with an integer type are zeros. The model's outputs have their usual shapes
+        but contain zeros. ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs.
         """
         mode = SyntheticDataMode.RandomNormal if enabled else SyntheticDataMode.Off
         self._Popart.set("syntheticDataMode", int(mode))
@@ -277,12 +279,12 @@ class Options(OptionStore):
 
     @property
     def synthetic_data(self) -> bool:
-        """Whether the device generates the inputs of models."""
+        """Whether the device generates the inputs of models itself."""
         return bool(self._Popart.session_value("syntheticDataMode"))
 
     @property
     def synthetic_mode(self) -> SyntheticDataMode:
-        """The kind of inputs that the device generates.
+        """The kind of inputs (zeros or random numbers) that the device generates.
 
         Raises:
             Error: The session option ``syntheticDataMode`` has an unknown value.
@@ -301,14 +303,14 @@ class Options(OptionStore):
         """The names of the buffers that copyNamedBuffersToDevice() copies to the device."""
         return tuple(self._Popart.session_value("updatableNamedBuffers", ()))
 
-    # -- device -------------------------------------------------------------------------------
+    # -- Setters for the device ---------------------------------------------------------------
 
     def useIpuModel(self, use_model: bool) -> Options:
         """Emulate the memory and the time of an IPU, by default of an Mk2.
 
-        ``Emulator.device`` chooses another IPU. The environment variable
-        ``POPTORCH_IPU_MODEL_VERSION`` (``ipu1``, ``ipu2`` or ``ipu21``) changes the default. This
-        option does not change results, because computations are always emulated.
+        The setter ``Emulator.device`` chooses another IPU than an Mk2. The environment variable
+        ``POPTORCH_IPU_MODEL_VERSION`` (``ipu1``, ``ipu2`` or ``ipu21``) changes the default IPU.
+        ``useIpuModel`` does not change results, because computations are always emulated.
         """
         check_type("useIpuModel", use_model, bool)
         self.createOrSet(use_model=use_model)
@@ -316,7 +318,7 @@ class Options(OptionStore):
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
-        """Attach models to the device with this id."""
+        """Attach models to the IPU device with the number ``ipu_id``."""
         check_type("useIpuId", ipu_id, int)
         self.createOrSet(ipu_id=ipu_id)
         return self
@@ -330,7 +332,7 @@ class Options(OptionStore):
         return self
 
     def connectionType(self, connection_type: enums.ConnectionType) -> Options:
-        """Choose when a model attaches to its device."""
+        """Choose when a model attaches to (reserves) its IPU device."""
         assert isinstance(connection_type, enums.ConnectionType), (
             f"Invalid type {type(connection_type)}: expected a ConnectionType"
         )
@@ -338,32 +340,32 @@ class Options(OptionStore):
         return self
 
     def syncPattern(self, sync_pattern: enums.SyncPattern) -> Options:
-        """Choose how IPUs synchronise. This option does not change results."""
+        """Choose how IPUs synchronise. The option ``syncPattern`` does not change results."""
         assert isinstance(sync_pattern, enums.SyncPattern), (
             f"Invalid type {type(sync_pattern)}: expected a SyncPattern"
         )
         self.set(sync_pattern=sync_pattern)
         return self
 
-    # -- observation --------------------------------------------------------------------------
+    # -- Setters for logs, reports and caches -------------------------------------------------
 
     def logDir(self, log_dir: str | Path) -> Options:
-        """Set the folder for log files. This library does not write log files."""
+        """Set the folder for log files. The emulation does not write any log files."""
         check_type("logDir", log_dir, str | Path)
         self.set(log_dir=str(log_dir))
         return self
 
     def maxRepeatLogs(self, max_repeat_lines: int | None) -> Options:
-        """Limit how often one line is logged. This library ignores the limit.
+        """Limit how often the same line is logged. The emulation ignores the limit.
 
         Args:
-            max_repeat_lines: The limit, or None for no limit.
+            max_repeat_lines: The limit for repetitions of a log line, or None for no limit.
         """
         self.set(max_repeat_logs=_UNLIMITED if max_repeat_lines is None else max_repeat_lines)
         return self
 
     def modelName(self, name: str) -> Options:
-        """Set the name of the folder for the model's reports. This library writes no reports."""
+        """Set the name of the folder for model reports, which the emulation does not write."""
         check_type("modelName", name, str)
         self.createOrSet(model_name=name)
         return self
@@ -382,7 +384,7 @@ class Options(OptionStore):
         """Record a timeline of this process, and write it to a file when the program ends.
 
         Args:
-            profile_dir: The folder of the file; by default the current folder.
+            profile_dir: The folder for the timeline's file; by default the current folder.
         """
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
         if profile_dir is not None:
@@ -391,11 +393,11 @@ class Options(OptionStore):
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
-        """Show the progress bar "Graph compilation". Without it, compilationTime() fails."""
+        """Show the progress bar "Graph compilation", which ``compilationTime()`` requires."""
         return self._put("_show_compilation_progress_bar", bool(show))
 
     def disableModuleNamescope(self) -> Options:
-        """Do not use the names of modules as name scopes."""
+        """Do not use the names of torch modules as prefixes of the names of operations."""
         return self._put("_module_namescope_enabled", False)
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
@@ -403,11 +405,11 @@ class Options(OptionStore):
         return self._put("_relax_optimizer_checks", bool(relax))
 
     def sourceLocationExcludes(self, excludes: Iterable[str]) -> Options:
-        """Replace the filters for source locations. Only the reports of hardware use them."""
+        """Set which source locations are left out of the reports of real IPUs."""
         return self._put("_source_location_excludes", list(excludes))
 
     def appendToLocationExcludes(self, *excludes: str) -> Options:
-        """Add filters for source locations. Only the reports of hardware use them."""
+        """Add source locations to leave out of the reports of real IPUs."""
         return self._put("_source_location_excludes", [*self._source_location_excludes, *excludes])
 
     def _put(self, name: str, value: Any) -> Options:
@@ -416,7 +418,7 @@ class Options(OptionStore):
         return self
 
     def enableExecutableCaching(self, path: str | None) -> Options:
-        """Store compiled models in the folder ``path``. None switches this off."""
+        """Store compiled models in the folder ``path``; None means that they are not stored."""
         self._Popart.set("enableEngineCaching", path is not None)
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self
@@ -428,13 +430,13 @@ class Options(OptionStore):
         is_on = self._Popart.session_value("enableEngineCaching")
         return Path(folder) if folder and is_on else None
 
-    # -- from text ----------------------------------------------------------------------------
+    # -- Options from files and JSON texts ----------------------------------------------------
 
     def loadFromFile(self, filepath: str | Path) -> Options:
-        """Apply a file with one setter call per line, without the prefix ``options.``.
+        """Run a file with one setter call on each line, such as ``deviceIterations(4)``.
 
         Raises:
-            ConfigFileError: A line is not valid Python.
+            ConfigFileError: A line of the file is not valid Python.
         """
         from_text.apply_lines(self, Path(filepath), self._names_in_files)
         return self
@@ -445,31 +447,31 @@ class Options(OptionStore):
         return self
 
     def overlap_conditions(self, training: bool) -> OverlapConditions:
-        """Return the values of these options that the rules of overlapped I/O depend on."""
+        """Return the option values that decide whether I/O may overlap with computation."""
         return OverlapConditions(
             is_pipelined=self._execution_strategy.is_pipelined,
             has_io_tiles=self.TensorLocations.exists("numIOTiles"),
             output_mode=self.resolved_output_mode(training),
         )
 
-    # -- values that the launcher decides -----------------------------------------------------
+    # -- Values that the launcher sets in the subclass ----------------------------------------
 
     @property
     def shares_devices(self) -> bool:
-        """Whether the launcher assigns devices, so that a model need not wait for its device."""
+        """Whether the launcher assigns devices, so that a model need not wait for a device."""
         return False
 
     def check_ipus(self, needed: int) -> None:
         """Do nothing, because a program without the launcher has as many IPUs as it needs."""
 
-    # -- the object as a whole ----------------------------------------------------------------
+    # -- Copies and comparisons of Options objects --------------------------------------------
 
     def clone(self) -> Options:
-        """Return an independent copy that is not frozen."""
+        """Return an independent copy of the options, which is not frozen and can be changed."""
         return copy.deepcopy(self)
 
     def toDict(self) -> dict[str, Any]:
-        """Return all values of all groups as one flat dictionary.
+        """Return the values of all groups of options as one flat dictionary.
 
         Raises:
             AssertionError: The program has not chosen an output mode.
@@ -483,10 +485,10 @@ class Options(OptionStore):
         return values
 
     def _description(self) -> tuple[Any, ...]:
-        """Return the values that compiled models depend on.
+        """Return the option values that compiled models depend on.
 
-        The folder of cached executables, the progress bar and the checks of optimisers do not
-        affect compiled models, so the result does not contain them.
+        Compiled models do not depend on the folder of cached executables, the progress bar and the
+        checks of optimisers.
         """
         return (
             *super()._description(),

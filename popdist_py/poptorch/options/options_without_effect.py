@@ -1,9 +1,9 @@
 """A search for options that do nothing on emulated IPUs, and warnings about them.
 
-The table in ``option_effects`` decides which options do nothing. There are two kinds of them, and
-each kind has its own line in the log. Options of the first kind ask for something that this library
-does not have, such as a file. Options of the second kind change only the speed or memory of
-hardware.
+The table in the module ``option_effects`` decides which options do nothing. Options without effect
+are of two kinds, and each kind is logged on its own line. Options of the first kind request a
+feature that this library does not have, such as a report file. Options of the second kind change
+only the speed or the memory of real IPUs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 
 __all__ = ["idle_options", "say_idle_in_model", "say_idle_options"]
 
-# The options that this program has already logged. An option is logged once, even if several models
-# use it.
+# The options without effect that have already been logged. An option without effect is logged once,
+# even if several models use it.
 _said: Final[set[Option]] = set()
 
 
 def idle_options(options: Options) -> list[Option]:
-    """Return the rows of the changed options that do nothing, each once."""
+    """Return the table rows of the options that the program changed without effect."""
     return list(dict.fromkeys(row for row in _changed_rows(options) if row.is_idle))
 
 
@@ -51,10 +51,10 @@ def _changed_rows(options: Options) -> Iterator[Option]:
 
 
 def say_idle_in_model(options: Options, placement: ForwardPlaces) -> None:
-    """Log the settings that do nothing in a traced model, on instance 0 only.
+    """Log the settings that do nothing for a traced model, on instance 0 only.
 
-    Memory proportions do nothing for IPUs that the model does not use. Some settings of operators
-    in the forward pass have an effect on hardware only.
+    Available memory proportions do nothing for IPUs that the model does not use. Some settings for
+    single operators of the forward pass affect only real IPUs.
     """
     if options.Distributed.processId != 0:
         return
@@ -69,13 +69,13 @@ def say_idle_in_model(options: Options, placement: ForwardPlaces) -> None:
 
 
 def say_idle_options(options: Options) -> None:
-    """Log options and environment variables without effect, each once, on instance 0 only."""
+    """Log each option and environment variable without effect once, on instance 0 only."""
     if options.Distributed.processId == 0:
         _say((*idle_options(options), *idle_variables(os.environ)))
 
 
 def _say(rows: Iterable[Option]) -> None:
-    """Log the options that this program has not logged before, with one line for each kind."""
+    """Log the given options that have not been logged before, with one line for each kind."""
     found = [row for row in rows if row not in _said]
     _said.update(found)
     if missed := ", ".join(str(row) for row in found if row.effect is Effect.NOTHING):

@@ -1,7 +1,8 @@
-"""The text that ``print`` shows for options, with one field on each line.
+"""The text that Python's ``print`` shows for options, with one field on each line.
 
-The text contains the fields that PopTorch prints, and this library's own fields. The line of a
-changed value also shows the default. A program cannot change the fields in ``fixed_fields``.
+The printed text contains the fields that PopTorch prints, and also fields that only this library
+has. The line of an option that the program changed also shows the option's default. The function
+``fixed_fields`` returns printed fields that a program cannot change.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ _INDENT: Final = "    "
 
 
 def options_text(options: Any) -> str:
-    """Return the text of an OptionStore and its groups, in the form of a constructor call."""
+    """Return the printed text of an OptionStore and its groups, like a constructor call."""
     return "\n".join(_lines("", options, inside=False)).removesuffix(",")
 
 
 def fixed_fields(group: str) -> Mapping[str, Any]:
-    """Return the fields of a group whose values cannot be changed.
+    """Return the printed fields of a group of options whose values a program cannot change.
 
     Args:
-        group: The class name of the group.
+        group: The name of the class of the group of options.
     """
     if group != "_PrecisionOptions":
         return {}
@@ -32,13 +33,13 @@ def fixed_fields(group: str) -> Mapping[str, Any]:
 
 
 def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
-    """Yield the lines of a store.
+    """Yield the printed lines of an OptionStore.
 
     Args:
         label: The text before the class name in the first line.
-        store: The options to print.
-        inside: Whether the store is printed as a part of another store. Only the outer store shows
-            the lines about warnings and about freezing.
+        store: The OptionStore to print.
+        inside: Whether the OptionStore is printed as a part of another OptionStore. Only the outer
+            OptionStore prints the fields about warnings and about freezing.
     """
     fields = [*_own_fields(store), *_part_fields(store, inside=inside)]
     if not inside:

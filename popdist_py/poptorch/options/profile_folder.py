@@ -1,8 +1,8 @@
-"""The function profile_folder, which returns the folder for the profile of a program.
+"""The function ``profile_folder``, which returns the folder for the profile of a program.
 
-A program requests a profile with ``enableProfiling``, or with the ``autoReport`` keys of the engine
-options. On emulated IPUs, the profile is the timeline of the process. This module does not record
-or write the timeline.
+A program requests a profile with the setter ``enableProfiling``, or with the ``autoReport`` keys of
+the engine options. On emulated IPUs, the profile is the timeline of the process. The module
+``profile_folder`` does not record or write the timeline.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def profile_folder(options: Options) -> Path | None:
         Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
     popart = options._Popart
-    # On hardware, each of these options requests a part of the profile. In this library, each
-    # option requests the timeline of the process.
+    # On real IPUs, each of the following engine options requests a part of the profile. In this
+    # library, each of these engine options requests the timeline of the process.
     is_requested = popart.is_engine_option_on(
         "autoReport.all",
         "autoReport.outputArchive",

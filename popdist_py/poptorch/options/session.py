@@ -1,6 +1,7 @@
-"""The group Options._Popart, which stores PopART's session options by name.
+"""The group ``Options._Popart``, which stores PopART's session options by name.
 
-Few session options have an effect on emulated IPUs. The module ``option_effects`` lists them.
+Only a few session options have an effect on emulated IPUs. The table in the module
+``option_effects`` lists the session options with an effect.
 """
 
 from __future__ import annotations
@@ -140,20 +141,24 @@ _KNOWN: Final = frozenset(
         "weightTensorLocationSettings",
     }
 )
-# The session options that must be dictionaries, because this library reads keys of them.
+# The session options whose values must be dictionaries, because this library reads single keys of
+# the dictionaries.
 _DICTIONARIES: Final = frozenset({"convolutionOptions", "engineOptions", "matmulOptions"})
-# The session options of the executable cache. Executables do not depend on these options.
+# The session options for the cache of executables. A compiled executable does not depend on the
+# options of the cache.
 _CACHING: Final = ("enableEngineCaching", "cachePath")
 
 
 def session_option(name: str) -> Option:
-    """Return the row of a session option in the table, or else a new row "hardware only".
+    """Return the table row of a session option, or a new row that says "hardware only".
 
-    A name with dots may be missing from the table. If the part before its first dot has a row that
-    says that it does nothing, the function returns this row.
+    The table may lack a name that contains dots. In this case, the function searches for the part
+    of the name before the first dot. If that part's row says that the option does nothing, the
+    function returns that row.
 
     Args:
-        name: The name of the session option. The key of a dictionary follows after a space.
+        name: The name of the session option, as in the table of options' effects. To name one key
+            of a dictionary, add a space and the key, as in ``convolutionOptions partialsType``.
     """
     stem = name.partition(".")[0]
     if name in SESSION:
@@ -165,10 +170,11 @@ def session_option(name: str) -> Option:
 
 
 class _PopartOptions(OptionStore):
-    """The session options of PopART.
+    """The session options of PopART, which a program sets by name.
 
-    This library reads values with ``session_value``, ``session_member``, ``engine_value`` and
-    ``is_engine_option_on``. These methods accept only options with an effect.
+    Other code of this library reads values with ``session_value``, ``session_member``,
+    ``engine_value`` and ``is_engine_option_on``. These four methods accept only options that have
+    an effect on emulated IPUs.
     """
 
     def __init__(self) -> None:
@@ -176,16 +182,17 @@ class _PopartOptions(OptionStore):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The session options that a program has set or that have a default."""
+        """The session options that a program has set or that have a default, with their values."""
         return cast(dict[str, Any], self._values)
 
     def session_value(self, option: str, default: Any = None) -> Any:
         """Return the value of a session option that has an effect.
 
         Args:
-            option: The name of the option in the table of options' effects. The key of a dictionary
-                follows after a space, as in ``convolutionOptions partialsType``.
-            default: The value of an option that is not set.
+            option: The name of the session option, as in the table of options' effects. To name one
+                key of a dictionary, add a space and the key, as in
+                ``convolutionOptions partialsType``.
+            default: The result for a session option that is not set.
         """
         assert session_option(option).acts, f"{option} has no effect"
         name, _, key = option.partition(" ")
@@ -195,10 +202,10 @@ class _PopartOptions(OptionStore):
     def session_member(
         self, option: str, kind: type[Member], default: Member | None = None
     ) -> Member:
-        """Return the value of a session option as a member of an enumeration.
+        """Return the value of a session option as a member of the given enumeration.
 
         Raises:
-            Error: The value is not a member.
+            Error: The value of the session option is not a member of the enumeration.
         """
         value = self.session_value(option, default)
         try:
@@ -212,7 +219,7 @@ class _PopartOptions(OptionStore):
     def engine_value(self, name: str) -> Any:
         """Return the value of an engine option that has an effect, or None if it is not set.
 
-        The environment variable ``POPLAR_ENGINE_OPTIONS`` overrides the program.
+        A value in the environment variable ``POPLAR_ENGINE_OPTIONS`` overrides the program's value.
 
         Raises:
             Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
@@ -222,7 +229,7 @@ class _PopartOptions(OptionStore):
         return {**set_by_program, **from_text.engine_environment()}.get(name)
 
     def is_engine_option_on(self, *names: str) -> bool:
-        """Tell whether one of these engine options is ``true`` or ``1``.
+        """Tell whether at least one of the named engine options has the value ``true`` or ``1``.
 
         Raises:
             Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
@@ -230,7 +237,7 @@ class _PopartOptions(OptionStore):
         return any(str(self.engine_value(name)).lower() in ("true", "1") for name in names)
 
     def changed_rows(self) -> Iterator[Option]:
-        """Yield the row of each changed option, and of each key of a changed dictionary."""
+        """Yield the table rows of changed session options, and of keys of changed dictionaries."""
         for name, value in self.changed().items():
             if name == "engineOptions":
                 yield from map(engine_option, value)
@@ -240,9 +247,12 @@ class _PopartOptions(OptionStore):
                 yield session_option(name)
 
     def set(self, key: str, value: Any) -> _PopartOptions:  # type: ignore[override]
-        """Set one session option. The name is checked when a model is compiled.
+        """Set one session option.
 
-        As in PopTorch, the arguments are a name and a value, because names may contain dots.
+        The name of the session option is checked when a model is compiled.
+
+        As in PopTorch, the arguments are a name and a value. Keyword arguments would not work,
+        because names of session options may contain dots.
         """
         self.checkIsFrozen()
         self._change(key, value)
@@ -252,16 +262,18 @@ class _PopartOptions(OptionStore):
         self._values[name] = value
 
     def update(self, key: str, entries: Mapping[str, Any]) -> None:
-        """Add ``entries`` to the session option ``key``, whose value is a dictionary."""
+        """Add ``entries`` to the value of the session option ``key``, which is a dictionary."""
         self.set(key, {**self.options.get(key, {}), **entries})
 
     def check(self) -> None:
-        """Check the names of session options, and the types of those that must be dictionaries.
+        """Check the names of session options, and that some options have dictionaries as values.
 
-        If a name contains dots, only the part before the first dot is checked.
+        If the name of a session option contains dots, only the part before the first dot is
+        checked.
 
         Raises:
-            Error: A name is unknown, or a value that must be a dictionary is not a dictionary.
+            Error: The name of a session option is unknown, or its value is not a dictionary
+                although it must be one.
         """
         for name, value in self.options.items():
             stem = name.partition(".")[0]
@@ -285,17 +297,17 @@ class _PopartOptions(OptionStore):
         return self
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all session options except those of the executable cache."""
+        """Return all session options except the options for the cache of executables."""
         described = {key: value for key, value in self.options.items() if key not in _CACHING}
         return (type(self).__name__, sorted(described.items()))
 
 
 class _SessionGroup(OptionStore):
-    """A group of options with setters that also set session options of PopART.
+    """A group of options whose setters also set session options of PopART.
 
     Args:
         popart: The session options of the same Options object.
-        **defaults: The group's own options and their defaults.
+        **defaults: The names of the group's own options, with their default values.
     """
 
     def __init__(self, popart: _PopartOptions, **defaults: Any) -> None:

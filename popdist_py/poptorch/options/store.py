@@ -1,7 +1,7 @@
-"""The class OptionStore, a set of named option values that can be frozen.
+"""The class ``OptionStore``, a set of named option values that can be frozen (made read-only).
 
-This module contains the rules that all groups of options share. The class Options and the classes
-of the groups define the options themselves.
+The module ``store`` contains the rules for changing and freezing options, which all groups of
+options share. The class ``Options`` and the classes of its groups define the options themselves.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class OptionStore:
         object.__setattr__(self, "_defaults", copy.deepcopy(defaults))
         object.__setattr__(self, "_is_frozen", False)
 
-    # -- values -------------------------------------------------------------------------------
+    # -- Option values ------------------------------------------------------------------------
 
     def set(self, **values: Any) -> None:
-        """Change existing options. If one value is invalid, no option changes.
+        """Change existing options. If one of the values is invalid, none of the options changes.
 
         Raises:
-            AttributeError: The options are frozen.
-            AssertionError: A name is unknown, a value has another type than the present value, or
-                the option does not accept the value.
+            AttributeError: The options are frozen, because a model or a data loader uses them.
+            AssertionError: An option name is unknown, a value has another type than the option's
+                present value, or the option does not accept the value.
             ValueError: The values of several options do not fit together.
         """
         self.checkIsFrozen()
@@ -48,7 +48,7 @@ class OptionStore:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Check the values after the ``with`` block, and restore the old values after an error."""
+        """Check option values after the ``with`` block, and restore the old values on an error."""
         before = dict(self._values)
         try:
             yield
@@ -59,7 +59,7 @@ class OptionStore:
             raise
 
     def _check(self) -> None:
-        """Check that the values are valid and fit together. Subclasses define the rules."""
+        """Check that the option values are valid and fit together; subclasses define the rules."""
 
     def _change(self, name: str, value: Any) -> None:
         """Set one existing option to a value of the same type."""
@@ -83,7 +83,7 @@ class OptionStore:
                     self._values[name] = value
 
     def changed(self) -> dict[str, Any]:
-        """Return the options whose values differ from their defaults, or that have no default."""
+        """Return the options that differ from their defaults, and the options without a default."""
         defaults = self._default_values()
         return {
             name: value
@@ -92,15 +92,15 @@ class OptionStore:
         }
 
     def _default_values(self) -> dict[str, Any]:
-        """Return the default values, or an empty dictionary for objects that old versions saved."""
+        """Return the default values; for objects that old versions saved, return an empty dict."""
         return cast(dict[str, Any], self.__dict__.get("_defaults", {}))
 
     def exists(self, name: str) -> bool:
-        """Tell whether an option with this name exists."""
+        """Tell whether an option with the given name exists."""
         return name in self._values
 
     def deleteIfExists(self, name: str) -> None:
-        """Delete the option with this name, if it exists."""
+        """Delete the option with the given name, if it exists."""
         self.checkIsFrozen()
         self._values.pop(name, None)
 
@@ -108,7 +108,7 @@ class OptionStore:
         """Return the value of the option ``name``.
 
         Raises:
-            AssertionError: The option does not exist.
+            AssertionError: An option with this name does not exist.
         """
         assert name in self._values, (
             f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
@@ -147,17 +147,17 @@ class OptionStore:
                 self._change(name, value)
 
     def _declare(self, **attributes: Any) -> None:
-        """Set private attributes and groups of options. Constructors call this method."""
+        """Set private attributes and groups of options, for use in constructors."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
-    # -- freezing and copying -----------------------------------------------------------------
+    # -- Freezing and copying of options ------------------------------------------------------
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """Check that the options may be changed.
+        """Check that the options are not frozen, so that the program may still change them.
 
         Args:
-            option: The name of the attribute that is about to change.
+            option: The name of the option that is about to change.
 
         Raises:
             AttributeError: The options are frozen, because a data loader or a model uses them.
@@ -169,7 +169,7 @@ class OptionStore:
             )
 
     def _groups(self) -> dict[str, OptionStore]:
-        """Return the groups of options that this object contains, by attribute name."""
+        """Return the groups of options that the object contains, by attribute name."""
         return {n: value for n, value in self.__dict__.items() if isinstance(value, OptionStore)}
 
     def _freeze(self) -> None:
@@ -198,11 +198,11 @@ class OptionStore:
         return duplicate
 
     def toDict(self) -> dict[str, Any]:
-        """Return the values of this object, without the values of its groups."""
+        """Return the option values of the object, without the values of its groups."""
         return dict(self._values)
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all values of this object and its groups, for comparisons with other options."""
+        """Return all option values of the object and its groups, for comparisons."""
         groups = [(name, group._description()) for name, group in self._groups().items()]
         return (type(self).__name__, sorted(self._values.items()), sorted(groups))
 
@@ -215,24 +215,24 @@ def check_count(setter: str, given: int) -> None:
 
     Args:
         setter: The name of the option's setter, for the error message.
-        given: The value.
+        given: The value of the option.
 
     Raises:
-        AssertionError: The value is below 1.
+        AssertionError: The value of the option is below 1.
     """
     assert given >= 1, f"{setter}({given}): expected 1 or more"
 
 
 def check_type(setter: str, value: Any, expected: Any) -> None:
-    """Check the type of a value, for an option without a default.
+    """Check the type of an option's value, for an option without a default.
 
     Args:
         setter: The name of the option's setter, for the error message.
-        value: The value.
-        expected: The type, or a union of types.
+        value: The value of the option.
+        expected: The accepted type, or a union of types.
 
     Raises:
-        AssertionError: The value has another type.
+        AssertionError: The value of the option has another type.
     """
     assert isinstance(value, expected), (
         f"Unexpected type {type(value)} for {setter}({value!r}). Expected {expected}"

@@ -1,4 +1,4 @@
-"""The group Options.TensorLocations and the class TensorLocationSettings."""
+"""The group ``Options.TensorLocations`` and the class ``TensorLocationSettings``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Location = TypeVar("_Location", bound="TensorLocationSettings")
 class TensorLocationSettings:
     """The location of one kind of tensors, such as weights, in the memory of the device.
 
-    The location affects the emulated memory and time, but not the results.
+    The location of tensors affects the emulated memory and time, but not the results.
     """
 
     def __init__(self, **values: int) -> None:
@@ -28,7 +28,7 @@ class TensorLocationSettings:
         return self
 
     def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
-        """Store the tensors on the chip (True) or off it (False), or remove the setting (None)."""
+        """Store the tensors inside (True) or outside (False) the IPU's memory; None unsets it."""
         if use is None:
             self._content.pop("onChip", None)
             return self
@@ -39,15 +39,21 @@ class TensorLocationSettings:
         return self._put("useReplicatedTensorSharding", use, bool)
 
     def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
-        """Load the tensors through I/O tiles. This setting has no effect in the emulation."""
+        """Load the tensors through tiles (IPU cores) that are reserved for input and output.
+
+        The setting ``useIOTilesToLoad`` has no effect in the emulation.
+        """
         return self._put("useIOTilesToLoad", use, bool)
 
     def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
-        """Store the tensors through I/O tiles. This setting has no effect in the emulation."""
+        """Store the tensors through tiles (IPU cores) that are reserved for input and output.
+
+        The setting ``useIOTilesToStore`` has no effect in the emulation.
+        """
         return self._put("useIOTilesToStore", use, bool)
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
-        """Store tensors with fewer than ``min_elements`` elements on the chip."""
+        """Keep tensors with fewer than ``min_elements`` elements in the IPU's own memory."""
         return self._put("minElementsForOffChip", min_elements, int)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
@@ -55,7 +61,7 @@ class TensorLocationSettings:
         return self._put("minElementsForReplicatedTensorSharding", min_elements, int)
 
     def toDict(self) -> dict[str, int]:
-        """Return the settings of the location that a program has set."""
+        """Return the settings that a program has set for the location of one kind of tensors."""
         return dict(self._content)
 
     def __repr__(self) -> str:
@@ -89,7 +95,7 @@ class _TensorLocationOptions(OptionStore):
         return self._locate("location_accumulator", location)
 
     def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
-        """Reserve an even number of tiles, from 32 to 192, for input and output."""
+        """Reserve an even number of tiles (IPU cores), from 32 to 192, for input and output."""
         assert isinstance(num_tiles, int), f"numIOTiles({num_tiles!r}): expected a whole number"
         assert 32 <= num_tiles <= 192, f"numIOTiles({num_tiles}): expected 32 to 192"
         assert num_tiles % 2 == 0, f"numIOTiles({num_tiles}): expected an even number"

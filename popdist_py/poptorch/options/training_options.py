@@ -1,4 +1,4 @@
-"""The group Options.Training."""
+"""The group ``Options.Training``, with options that affect only training models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from popdist_py.poptorch.options.store import check_count
 __all__ = ["_TrainingOptions"]
 
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
-# The settings of gradientCompression("powersgd"). The defaults are those of torch's powerSGD_hook.
+# The settings of ``gradientCompression("powersgd")``. The defaults of these settings are those of
+# torch's ``powerSGD_hook``.
 _POWER_SGD: Final = {"rank": 1, "start_step": 1000, "warm_start": True}
 
 
@@ -41,11 +42,12 @@ class _TrainingOptions(_SessionGroup):
     ) -> _TrainingOptions:
         """Choose whether a weight update uses the mean or the sum of the gradients.
 
-        The gradients are those of all micro-batches and of the replicas of all instances.
+        The gradients come from all micro-batches and from the replicas of all instances.
 
         Args:
-            reduction_type: Mean divides the sum of the gradients by GA times the number of
-                replicas. Sum does not divide it.
+            reduction_type: The type Mean divides the sum of the gradients by GA (the number of
+                accumulated micro-batches) times the number of replicas. The type Sum does not
+                divide the sum of the gradients.
 
         Raises:
             ValueError: ``reduction_type`` is neither Sum nor Mean.
@@ -64,11 +66,12 @@ class _TrainingOptions(_SessionGroup):
         """Choose how the mean of gradients is computed.
 
         Args:
-            mean_reduction_strategy: Running keeps a running mean. Post divides the sum once, at the
-                end.
+            mean_reduction_strategy: The strategy Running updates a running mean with each
+                micro-batch's gradients. The strategy Post adds the gradients, and divides the sum
+                once at the end.
 
         Raises:
-            ValueError: The argument is not a MeanReductionStrategy.
+            ValueError: ``mean_reduction_strategy`` is not a member of MeanReductionStrategy.
         """
         if not isinstance(mean_reduction_strategy, enums.MeanReductionStrategy):
             raise ValueError(
@@ -95,7 +98,7 @@ class _TrainingOptions(_SessionGroup):
     def automatic_loss_scaling_settings(self) -> dict[str, Any]:
         """The settings of automatic loss scaling that a program has set.
 
-        The keys are the attributes of the class AutomaticLossScaling.
+        The keys of the dictionary are the attribute names of the class ``AutomaticLossScaling``.
         """
         popart = self._popart
         values = {
@@ -126,17 +129,19 @@ class _TrainingOptions(_SessionGroup):
         gradients in one step, this part is added to the gradients of the next step.
 
         Args:
-            method: The compression. ``none`` is the default. ``fp16`` and ``bf16`` send gradients
-                in 16 bits. ``powersgd`` sends each matrix as two factors of low rank.
-            rank: The number of columns of the factors of ``powersgd``; 1 by default.
+            method: The compression of the gradients. The method ``none`` is the default. The
+                methods ``fp16`` and ``bf16`` send gradients in 16 bits. The method ``powersgd``
+                sends each matrix as two factors of low rank.
+            rank: The number of columns of the factors that ``powersgd`` sends; 1 by default.
             start_step: The number of steps before ``powersgd`` begins to compress gradients; 1000
                 by default.
-            warm_start: Whether ``powersgd`` computes new factors from the factors of the previous
-                step, which is the default. False makes each step start from random numbers.
+            warm_start: Whether ``powersgd`` computes the factors of each step from the factors of
+                the previous step, which is the default. With False, ``powersgd`` starts from random
+                numbers in each step.
 
         Raises:
-            ValueError: The method is unknown, the method does not have one of the settings, or a
-                value is out of range.
+            ValueError: The compression method is unknown, the method does not have one of the given
+                settings, or a value is out of range.
         """
         self.checkIsFrozen()
         if method not in get_args(Compression):
@@ -166,21 +171,23 @@ class _TrainingOptions(_SessionGroup):
     def distributedBatchNormReplicaGroupSize(self, n: int) -> _TrainingOptions:
         """Set the number of replicas (n) that share the statistics of batch norms; 1 by default.
 
-        PopTorch does not have this option. It follows the option
-        ``norms.experimental.distributed_batch_norm_replica_group_size`` of TensorFlow's IPUConfig.
+        PopTorch does not have the option ``distributedBatchNormReplicaGroupSize``. TensorFlow's
+        IPUConfig has the same option under the name
+        ``norms.experimental.distributed_batch_norm_replica_group_size``.
 
         In forward and backward passes of a training model, batch norms normalise over the
-        micro-batches of n replicas with consecutive global indices. These replicas may belong to
-        several instances. The option affects the batch norms of torch.nn and calls of
+        micro-batches of n replicas with consecutive global indices. The n replicas of a group may
+        belong to several instances. The option affects the batch norms of torch.nn and calls of
         torch.nn.functional.batch_norm. Lower-level functions such as torch.batch_norm use the
         statistics of one replica.
 
-        Batch norms of an inference model never use the statistics of other replicas. These batch
-        norms use the running statistics or, in training mode, statistics of the replica's samples.
+        Batch norms of an inference model never use the statistics of other replicas. With running
+        statistics, a batch norm of an inference model normalises with them. In training mode, it
+        uses the statistics of the replica's own samples.
 
         Args:
-            n: The number of replicas in a group, which must divide the number of replicas of all
-                instances.
+            n: The number of replicas that share statistics. It must divide the number of replicas
+                of all instances.
 
         Raises:
             ValueError: ``n`` is not a whole number, or is below 1.
@@ -201,7 +208,10 @@ class _TrainingOptions(_SessionGroup):
         return int(self._values.get("norm_group_size", 1))
 
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
-        """Spread convolutions more evenly over tiles. This option affects only hardware."""
+        """Spread the work of convolutions more evenly over the tiles (cores) of an IPU.
+
+        The option ``setConvolutionDithering`` affects only real IPUs.
+        """
         assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
         self.checkIsFrozen()
         self._popart.update("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
@@ -209,10 +219,10 @@ class _TrainingOptions(_SessionGroup):
 
 
 def _check_power_sgd(name: str, value: object) -> None:
-    """Check a setting of gradientCompression("powersgd").
+    """Check the value of one setting of ``gradientCompression("powersgd")``.
 
     Raises:
-        ValueError: The value has the wrong type or is too small.
+        ValueError: The value of the setting has the wrong type or is too small.
     """
     call = f"gradientCompression('powersgd', {name}={value!r})"
     if name == "warm_start":

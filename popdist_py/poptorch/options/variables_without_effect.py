@@ -1,7 +1,8 @@
 """A search for environment variables of the Poplar SDK that do nothing on emulated IPUs.
 
-Programs and scripts for hardware set these variables. Some of the variables belong to the SDK's
-version of TensorFlow. This module only reads environment variables.
+Programs and scripts for real IPUs set such environment variables of the Poplar SDK. Some of the
+environment variables belong to the SDK's version of TensorFlow. The module
+``variables_without_effect`` only reads environment variables.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ __all__ = ["idle_variables"]
 _ENGINE: Final = "POPLAR_ENGINE_OPTIONS"
 _NO_LOG: Final = "POPTORCH_LOG_LEVEL sets the level of the log here"
 _NO_TENSORFLOW: Final = "models are written in PyTorch here"
-# The reason why each variable does nothing, as text for a warning. A variable without a reason
-# changes only the speed or memory of hardware.
+# The reason why each environment variable does nothing, as text for a warning. A variable with an
+# empty text changes only the speed or the memory of real IPUs.
 _IDLE: Final = {
     "IPUOF_CONFIG_PATH": "IPUOF_VIPU_API_PARTITION_ID names a partition here",
     "POPART_CACHE_DIR": "POPTORCH_CACHE_DIR keeps executables here",
@@ -30,7 +31,8 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# The launcher gives these values to the variables of every instance, unless the user has set them.
+# The launcher sets these environment variables to these values in every instance, unless the user
+# has set them.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {
@@ -45,13 +47,13 @@ _PREFIXES: Final = ("IPUOF_", "TF_POPLAR_")
 
 
 def idle_variables(environ: Mapping[str, str]) -> Iterator[Option]:
-    """Yield a row for each environment variable and engine option without effect.
+    """Yield a table row for each environment variable and engine option without effect.
 
     Args:
         environ: The environment variables of the process.
 
     Raises:
-        Error: POPLAR_ENGINE_OPTIONS is not a JSON object.
+        Error: The text of ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
     for name in from_text.engine_environment():
         row = engine_option(name)
@@ -60,7 +62,7 @@ def idle_variables(environ: Mapping[str, str]) -> Iterator[Option]:
     known = {*_IDLE, *_SET_BY_LAUNCHER, *_ACTING}
     for name, value in sorted(environ.items()):
         if not value:
-            continue  # an empty variable counts as unset
+            continue  # An empty environment variable counts as not set.
         if name in _IDLE:
             yield _row(name, _IDLE[name])
         elif name in _SET_BY_LAUNCHER:
