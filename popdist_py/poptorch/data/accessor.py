@@ -1,9 +1,9 @@
 """PopTorch's class AsynchronousDataAccessor, which loads items ahead of time in another process.
 
-This module contains the code of the training process. The code starts and ends the loader process,
-receives messages about the shared memory of the next item, and returns the item's tensors without a
-copy. The module ``loader_process.py`` contains the code of the loader process. The module
-``loader_messages.py`` defines the messages between the two processes.
+The module ``accessor`` contains the code that runs in the training process. This code starts and
+ends the loader process, receives messages about the shared memory of the next item, and returns the
+item's tensors without a copy. The module ``loader_process.py`` contains the code that runs in the
+loader process. The module ``loader_messages.py`` defines the messages between the two processes.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["AsynchronousDataAccessor"]
 
-# The time to wait before a signal ends the loader process. PopTorch waits 10 seconds too.
+# The time in seconds that the accessor waits for the loader process to end before it sends a
+# signal. PopTorch's accessor also waits 10 seconds.
 _SECONDS_TO_STOP: Final = 10.0
 _SECONDS_TO_TERMINATE: Final = 5.0
 # PopTorch's default of ``miss_sleep_time_in_ms``, in milliseconds.
 _MISS_SLEEP_TIME: Final = 0.1
 
-# The name of the loader process.
 _NAME: Final = "poptorch-data-loader"
-# The exit code of a loader process if importing the program makes a second accessor.
+# The exit code of a loader process whose import of the program makes a second accessor, because the
+# program lacks an ``if __name__ == "__main__"`` guard.
 _UNGUARDED: Final = 86
 _START_METHODS: Final = {
     SharingStrategy.SharedMemory: "spawn",
@@ -69,37 +70,41 @@ class AsynchronousDataAccessor:
     """An iterable that loads the items of a data set ahead of time in another process.
 
     Args:
-        dataset: A DataLoader, a data set or any other iterable. The items are tensors, registered
-            custom types, or lists, tuples or dicts of tensors. ``dataset`` must be picklable unless
-            the strategy is Fork.
-        buffer_size: The number of items that are kept in memory, including the item in use.
-        miss_sleep_time_in_ms: The time after which PopTorch checks again for an item that was not
-            ready. The accessor ignores the time, because the operating system wakes the program as
-            soon as an item is ready. For a value other than 0 and the default, the accessor logs a
-            warning.
+        dataset: A DataLoader, a data set or any other iterable. The items of the iterable are
+            tensors, registered custom types, or lists, tuples or dicts of tensors. ``dataset`` must
+            be picklable unless ``sharing_strategy`` is Fork.
+        buffer_size: The number of items that are kept in memory, including the item that the
+            program uses.
+        miss_sleep_time_in_ms: In PopTorch, the time between two checks whether a missing item is
+            ready. The accessor ignores ``miss_sleep_time_in_ms``, because the operating system
+            wakes the program as soon as an item is ready. The accessor logs a warning if
+            ``miss_sleep_time_in_ms`` is neither 0 nor the default.
         load_indefinitely: Whether to load items of the next epoch before the program begins to
             iterate over the next epoch.
-        early_preload: Whether to load items ahead of time before the first ``iter()``. In any case,
-            the first item is loaded as soon as the accessor is made.
+        early_preload: Whether to load several items ahead of time before the program first calls
+            ``iter()``. With any value of ``early_preload``, the first item is loaded as soon as the
+            accessor is made.
         sharing_strategy: The strategy to start the loader process and to send the data set to it,
-            or the name of the strategy. The strategies are ForkServer, Fork, SharedMemory (spawn),
-            and FileSystem (spawn, with the data set in a temporary file).
-        rebatched_size: The number of elements in the batches that the accessor assembles from the
-            items, along the first dimension. If ``rebatched_size`` is not given, the accessor
-            returns the items unchanged.
+            or the strategy's name. The strategies are ForkServer, Fork, SharedMemory (spawn), and
+            FileSystem (spawn, with the data set in a temporary file).
+        rebatched_size: The size of the batches that the accessor assembles from the items, as the
+            number of elements along the first dimension. If ``rebatched_size`` is not given, the
+            accessor returns the items unchanged.
 
-    In the process of the accessor, the program may call ``set_epoch()`` of the data set and of a
-    DataLoader's sampler such as DistributedSampler. After a ``set_epoch()``, the accessor discards
-    items that it loaded ahead of time for another epoch.
+    The program may call ``set_epoch()`` of the data set, and of a DataLoader's sampler such as
+    DistributedSampler, in the process that made the accessor. After a call of ``set_epoch()``, the
+    accessor discards items that it loaded ahead of time for another epoch.
 
-    A request for the next item permits the accessor to overwrite the tensors of the previous item.
-    To keep the values of an item, clone its tensors. The accessor returns tuples as lists.
+    When the program requests the next item, the accessor may overwrite the tensors of the previous
+    item. To keep the values of an item, clone the item's tensors. The accessor returns lists in
+    place of tuples.
 
     Raises:
-        Error: The data set is empty or cannot be pickled, its first item cannot be loaded, or the
+        Error: The data set is empty or cannot be pickled, the first item cannot be loaded, or the
             DataLoader already has an accessor.
-        AssertionError: The arguments cannot be combined. During iteration, the accessor raises an
-            AssertionError with the traceback if an item cannot be loaded.
+        AssertionError: The accessor does not accept this combination of arguments. During
+            iteration, the accessor raises an AssertionError with the traceback if an item cannot be
+            loaded.
     """
 
     def __init__(
@@ -117,7 +122,8 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # The epochs of the sampler and the data set that were last sent to the loader process.
+        # The epochs of the sampler and the data set that the accessor last sent to the loader
+        # process.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,
@@ -139,28 +145,29 @@ class AsynchronousDataAccessor:
         self._buffer_size = len(job.slots)
         # The structure and the tensor positions of the item that was received last.
         self._description: Any = None
-        # The index of the shared-memory slot with the tensors that were returned last.
+        # The index of the shared-memory slot that contains the tensors of the last returned item.
         self._held: int | None = None
         self._epoch = 0
-        # Whether an item of this epoch has been returned.
+        # Whether ``__next__`` has returned an item of the current epoch.
         self._begun = False
         self._iterating = False
-        # The number of items of this epoch that have been returned.
+        # The number of items of the current epoch that ``__next__`` has returned.
         self._position = 0
-        # The state of the random generators before this epoch. This state determines the order of
-        # the epoch.
+        # The state of the random generators before the current epoch. The state of the random
+        # generators before an epoch determines the order of the epoch.
         self._start: dict[str, Any] | None = None
-        # The number of complete epochs minus ``_epoch``.
+        # The number of complete epochs minus ``self._epoch``.
         self._epochs_before = 0
-        # The position where the next ``iter()`` continues.
+        # The position in the data where the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
 
         ours, theirs = multiprocessing.Pipe()
         self._process = _start(job, theirs, strategy)
         theirs.close()
         self._channel = Channel(ours, self._process.sentinel)
-        # The finalizer ends the loader process when the accessor is deleted. Otherwise the
-        # finalizer runs at the end of the program, before Python waits for its child processes.
+        # The finalizer ends the loader process when the accessor is deleted. If the accessor is not
+        # deleted earlier, the finalizer runs at the end of the program, before Python waits for its
+        # child processes.
         self._finalizer = util.Finalize(
             self, _shut_down, (self._process, self._channel), exitpriority=100
         )
@@ -194,7 +201,7 @@ class AsynchronousDataAccessor:
         )
 
     def terminate(self) -> None:
-        """End the loader process. The accessor cannot be iterated afterwards."""
+        """End the loader process. The program cannot iterate over the accessor afterwards."""
         self._iterating = False
         self._finalizer()
 
@@ -203,9 +210,9 @@ class AsynchronousDataAccessor:
         return self._length()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or resume the epoch of a loaded state.
+        """Begin the next epoch, or resume the epoch that a loaded state describes.
 
-        The remaining items of an unfinished epoch are skipped.
+        If the current epoch is not finished, its remaining items are skipped.
         """
         if not self._finalizer.still_active():
             raise Error(
@@ -224,8 +231,9 @@ class AsynchronousDataAccessor:
         resume = None
         if self._resume is not None or told is not None:
             # The new epoch number is higher than the number of any epoch that the loader process
-            # has begun. Therefore the loader process discards its loaded items. If epochs are
-            # short, the loader process may be ahead by one epoch for each item in the buffer.
+            # has begun. The loader process therefore discards the items that it has loaded for
+            # epochs with lower numbers. If epochs are short, the loader process may be ahead by one
+            # epoch for each item in the buffer.
             self._epoch += self._buffer_size + 1
             self._epochs_before -= self._buffer_size + 1
         if self._resume is not None:
@@ -257,10 +265,11 @@ class AsynchronousDataAccessor:
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        The state contains the number of complete epochs, the number of returned items of this
-        epoch, and the random state at the start of this epoch, which determines its order. The
-        state consists of plain values and tensors, so loading it from a file executes no code. The
-        state does not include the random generators of persistent workers.
+        The state contains the number of complete epochs and the number of returned items of the
+        current epoch. It also contains the random state at the start of the current epoch, which
+        determines the order of the epoch. The state consists of plain values and tensors, so
+        loading the state from a file executes no code. The state does not include the random
+        generators of persistent worker processes.
         """
         if self._resume is not None:
             return dict(self._resume)
@@ -275,15 +284,15 @@ class AsynchronousDataAccessor:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state that ``state_dict()`` returned.
+        """Load a position in the data that ``state_dict()`` returned.
 
-        The next ``iter()`` continues with the next item of the saved epoch. The earlier items of
-        the epoch are loaded again and discarded.
+        The next call of ``iter()`` continues with the item after the saved position. The items of
+        the epoch before the saved position are loaded again and discarded.
         """
         self._resume = dict(state_dict)
 
     def _newly_told(self) -> ToldEpochs | None:
-        """Return the epochs that the program set with ``set_epoch()``; None if none has changed."""
+        """Return the epochs that the program set with ``set_epoch()``, or None without a change."""
         told = ToldEpochs.of(self._sampler, self._dataset)
         if told == self._told:
             return None
@@ -291,11 +300,11 @@ class AsynchronousDataAccessor:
         return told
 
     def _receive_of_epoch(self) -> Any:
-        """Wait for a message from the loader process.
+        """Wait for one message from the loader process, and handle it.
 
         Returns:
-            The message, if the message is an item of this epoch or the end of this epoch. The
-            method returns None for other messages.
+            The message, if it contains an item of the current epoch or announces the end of the
+            current epoch. The method returns None for all other messages.
         """
         message = self._receive()
         match message:
@@ -321,13 +330,13 @@ class AsynchronousDataAccessor:
             self._send(GiveBack(slot))
 
     def _send(self, message: object) -> None:
-        # Sending fails if the loader process has ended. The next call of ``_receive`` then reports
-        # the error.
+        # Sending a message fails if the loader process has ended. In this case, the next call of
+        # ``_receive`` reports the error.
         with contextlib.suppress(OSError):
             self._channel.send(message)
 
     def _receive(self) -> Any:
-        """Wait for a message. If the loader process has ended, return a Failure message."""
+        """Wait for a message from the loader process; return a Failure if the process has ended."""
         try:
             with activities.doing(activities.LOADING):
                 return self._channel.receive()
@@ -360,10 +369,10 @@ def _say_no_miss_sleep() -> None:
 
 
 def _strategy_of(given: Any) -> SharingStrategy:
-    """Return the strategy for an enum member, a name or a number.
+    """Return the sharing strategy for a member of SharingStrategy, a name or a number.
 
     Raises:
-        AssertionError: ``given`` is not a strategy.
+        AssertionError: ``given`` is not a sharing strategy.
     """
     strategy = SharingStrategy.__members__.get(given, given) if isinstance(given, str) else given
     assert strategy in tuple(SharingStrategy), (
@@ -375,15 +384,16 @@ def _strategy_of(given: Any) -> SharingStrategy:
 
 
 def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
-    """Start the loader process.
+    """Start the loader process of an accessor.
 
     Raises:
-        Error: The data set cannot be pickled, and the strategy is not Fork.
+        Error: The data set cannot be pickled although the sharing strategy requires it.
     """
     here: Any = multiprocessing.current_process()
     if here.name == _NAME and getattr(here, "_inheriting", False):
-        # The training process explains the error, so the loader process does not print a traceback.
-        # ``sys.exit()`` is not usable, because a fork server would replace its exit code by 1.
+        # The training process explains the error, so the loader process ends without a traceback.
+        # The loader process cannot end with ``sys.exit()``, because a fork server would change its
+        # exit code to 1.
         sys.stdout.flush()
         os._exit(_UNGUARDED)
     method = _START_METHODS[strategy]
@@ -422,8 +432,8 @@ def _shut_down(process: Any, channel: Channel) -> None:
             process.terminate()
             process.join(_SECONDS_TO_TERMINATE)
     finally:
-        # Ctrl-C may interrupt the waiting for the loader process. The loader process must be killed
-        # even after an interrupt.
+        # Ctrl-C may interrupt the call that waits for the end of the loader process. The loader
+        # process must be killed even after such an interrupt by Ctrl-C.
         if process.is_alive():
             process.kill()
             process.join()

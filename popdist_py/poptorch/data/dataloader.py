@@ -1,8 +1,9 @@
 """PopTorch's class DataLoader, whose batches have the size that one call of a model needs.
 
-The size is the micro-batch size times the numbers of device iterations, replicas and accumulated
-gradients. On each instance, the loader reads only this instance's share of the data set. In the
-mode Async, another process loads the batches, and the class AsynchronousDataAccessor receives them.
+The size of a batch is the micro-batch size times the numbers of device iterations, replicas and
+accumulated micro-batches. On each instance (process) of a job, the DataLoader reads only this
+instance's share of the data set. In the mode Async, another process loads the batches, and the
+class AsynchronousDataAccessor receives them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _NO_SHARED_MEMORY: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOEN
 
 @dataclass(slots=True)
 class _Place:
-    """A loader's position in an epoch: ``position`` is the number of batches it has returned."""
+    """A DataLoader's position in an epoch; ``position`` counts the batches that it has returned."""
 
     epoch: int
     start: dict[str, Any]
@@ -83,46 +84,51 @@ class _Epoch(Iterator[Any]):
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """A DataLoader whose batches contain the elements for one call of a wrapped model.
 
-    A batch has batch_size x DI x (R / G) x GA elements. DI is the number of device iterations, and
-    GA is the gradient accumulation factor. R is the number of replicas, and G is the number of
-    replicas in a group that shares its inputs.
+    A batch of the DataLoader has batch_size x DI x (R / G) x GA elements. DI is the number of
+    device iterations, and GA is the number of accumulated micro-batches. R is the number of
+    replicas (copies of the model), and G is the number of replicas in a group that shares its
+    inputs.
 
     Args:
-        options: The options of the model that will get the batches. The loader freezes the options.
+        options: The options of the model that will get the batches. The DataLoader freezes the
+            options, so that later changes raise an error.
         dataset: A map-style or iterable data set.
         batch_size: The number of elements in one micro-batch; None if the data set yields whole
             batches.
         shuffle: Whether to read the data set in a new random order in each epoch. The order of an
-            iterable data set cannot be random. All instances share one order, which is drawn from
-            the seed ``options.randomSeed``. The seed must be equal on all instances. If the options
-            do not contain a seed, instance 0 draws a seed, and all instances must make the loader.
-            A torch sampler without a generator also uses the shared seed. The program's own
-            samplers must yield the same order on every instance.
+            iterable data set cannot be random. All instances use the same order, which is computed
+            from the seed ``options.randomSeed``. The seed ``options.randomSeed`` must be equal on
+            all instances. If the options do not contain a seed, instance 0 draws a random seed for
+            all instances. In this case, all instances must make the DataLoader. A torch sampler
+            without its own generator also uses the seed that all instances share. Samplers that the
+            program defines must yield the same order on every instance.
         num_workers: The number of worker processes that load batches.
-        drop_last: Whether to drop elements that do not fill a batch.
+        drop_last: Whether to drop the last elements of the data set if they do not fill a batch.
         persistent_workers: Whether worker processes stay alive between epochs, which is the
-            default. After a call of the data set's ``set_epoch()`` with another epoch, the loader
-            always starts new worker processes.
+            default. If the program has set another epoch with the data set's ``set_epoch()``, the
+            DataLoader always starts new worker processes.
         auto_distributed_partitioning: Whether each process reads only its own share of the data
-            set. A torch DistributedSampler for several processes already selects a process's share,
-            so the loader does not divide the sampler's order again.
-        mode: Sync loads batches in the program's process. Async loads batches ahead of time in
-            another process. AsyncRebatched also loads in another process, whose workers may load
-            batches of another size.
+            set. A torch DistributedSampler for several processes already selects the share of one
+            process. The DataLoader does not divide the order of such a sampler again.
+        mode: The mode Sync loads batches in the program's process. The mode Async loads batches
+            ahead of time in another process. The mode AsyncRebatched loads ahead like Async, and
+            its workers may load batches of another size.
         async_options: Keyword arguments for :class:`AsynchronousDataAccessor`.
-        rebatched_worker_size: The batch size of the workers in the mode AsyncRebatched.
-        batch_sampler: An iterable that yields the indices of one micro-batch at a time. The loader
-            concatenates DI x (R / G) x GA of these micro-batches along dimension 0.
+        rebatched_worker_size: The batch size of the worker processes in the mode AsyncRebatched.
+        batch_sampler: An iterable that yields the indices of one micro-batch at a time. The
+            DataLoader concatenates DI x (R / G) x GA of these micro-batches along dimension 0.
         **kwargs: Keyword arguments for :class:`torch.utils.data.DataLoader`.
 
     Raises:
         AssertionError: The options have a wrong type, or the data set cannot be partitioned or
             rebatched with these arguments.
-        Error: A batch_sampler is combined with batch_size, shuffle or automatic partitioning.
+        Error: The program combines ``batch_sampler`` with batch_size, shuffle or automatic
+            partitioning.
 
     In the modes Async and AsyncRebatched, the tensors of a batch are valid until the next batch is
-    requested. In these two modes, the loader returns tuples as lists. The chapter "Efficient data
-    batching" of the PopTorch user guide describes the batch sizes.
+    requested. In the modes Async and AsyncRebatched, the DataLoader returns lists in place of
+    tuples. The chapter "Efficient data batching" of the PopTorch user guide describes the batch
+    sizes.
     """
 
     def __init__(
@@ -149,11 +155,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._options = options
         self._mode = mode
         self._accessor: AsynchronousDataAccessor | None = None
-        # The loader's position in the epoch that began last.
+        # The DataLoader's position in the epoch that began last.
         self._place: _Place | None = None
-        # The loaded state, where the next ``iter()`` continues.
+        # The loaded state of the position in the data, where the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
-        # The epochs of the data set and its inner data sets in the existing workers.
+        # The epochs that the data set and its inner data sets have in the existing worker
+        # processes.
         self._dataset_epochs: tuple[Any, ...]
         partitioned = (
             auto_distributed_partitioning
@@ -182,8 +189,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batch_sampler, "batch_size"
         )
         if batch_sampler is not None and not sizes_are_known:
-            # Rebatching needs equal sizes, but the batches of a batch sampler may have different
-            # sizes.
+            # Rebatching needs batches of equal sizes, but the batches of a batch sampler may have
+            # different sizes.
             sizes = replace(sizes, rebatched=False)
         self._sizes = sizes
 
@@ -202,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         else:
             torch_arguments["batch_size"] = sizes.loaded
             # If the accessor assembles batches of another size, the accessor drops the last
-            # incomplete batch.
+            # incomplete batch, so torch's DataLoader must not drop it.
             torch_arguments["drop_last"] = (
                 drop_last and not sizes.rebatched and sizes.loaded is not None
             )
@@ -222,8 +229,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if sizes.combined is not None and batch_sampler is None and not drop_last:
             self._warn_of_short_batch(sizes.combined)
         if mode == DataLoaderMode.Sync:
-            # With drop_last, all instances have the same number of batches, so one warning is
-            # enough.
+            # With drop_last, all instances have the same number of batches, so a warning on one
+            # instance is enough.
             says_it = options.Distributed.processId == 0 or not drop_last
             if self._why_empty is not None and says_it:
                 logger.warning(self._why_empty)
@@ -245,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def options(self) -> Options:
-        """The frozen options that this loader was made with."""
+        """The frozen options that the program passed to this DataLoader."""
         return self._options
 
     def terminate(self) -> None:
@@ -254,7 +261,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._accessor.terminate()
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
+        """Return the number of batches that this DataLoader yields in an epoch."""
         combined = self._sizes.combined
         if not self._sizes.rebatched or combined is None:
             return super().__len__()
@@ -276,7 +283,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             ) from error
 
     def _begin(self) -> Iterator[Any]:
-        """Begin an epoch, or continue the epoch of a loaded state."""
+        """Begin an epoch, or continue the epoch that a loaded state describes."""
         resume, self._resume = self._resume, None
         epochs = dataset_epochs(self.dataset)
         if epochs != self._dataset_epochs:
@@ -295,19 +302,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Begin a saved epoch again, and skip the batches before the saved position."""
         start, draws = state["start"], Draws.of(self)
         if start["random"] is None:
-            # The state was taken between two epochs, so the new epoch uses the program's random
-            # generators as they are now.
+            # The state was saved between two epochs, so the new epoch uses the present state of the
+            # program's random generators.
             draws.load(start)
             start = draws.state(with_random=True)
             batches = super().__iter__()
         else:
-            # Loading the earlier batches draws random numbers, but must not change the program's
-            # random generators.
+            # Loading the skipped batches draws random numbers, but must not change the state of the
+            # program's random generators.
             with own_random():
                 draws.load(start)
                 batches = super().__iter__()
-                # The skipped batches are loaded too, because the random numbers that workers draw
-                # for later batches depend on the earlier batches.
+                # The skipped batches are loaded again, because workers draw random numbers for
+                # every batch. The numbers for later batches depend on the earlier batches.
                 for _ in range(state["position"]):
                     next(batches, None)
         self._place = _Place(state["epoch"], start, state["position"])
@@ -316,22 +323,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        The state contains the number of complete epochs, the number of returned batches of this
-        epoch, and the random state at the start of this epoch, which determines its order. The
-        state consists of plain values and tensors, so loading it from a file executes no code.
+        The state contains the number of complete epochs and the number of returned batches of the
+        current epoch. It also contains the random state at the start of the current epoch, which
+        determines the order of the epoch. The state consists of plain values and tensors, so
+        loading the state from a file executes no code.
 
         The state also includes the result of the sampler's method ``state_dict()``, or the
-        sampler's attributes ``generator`` and ``epoch``. The state does not include the random
-        generators of persistent workers. The program must save the state of its own random
-        generators.
+        sampler's attributes ``generator`` and ``epoch``. The state of the DataLoader does not
+        include the random generators of persistent worker processes. The program must save the
+        state of its own random generators.
         """
         return {**self._state(), "batch_elements": self._elements_of_batch}
 
     @property
     def _elements_of_batch(self) -> int | None:
-        """The number of elements for one call of the model, summed over all instances.
+        """The number of elements that all instances together need for one call of the model.
 
-        Like ``combinedBatchSize``, the number is None if the loader has no batch size.
+        As for ``combinedBatchSize``, the value is None if the DataLoader has no batch size.
         """
         combined = self._sizes.combined
         return None if combined is None else combined * self._options.Distributed.numProcesses
@@ -351,11 +359,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state that ``state_dict()`` returned.
+        """Load a position in the data that ``state_dict()`` returned.
 
-        The next ``iter()`` continues with the next batch of the saved epoch. The earlier batches of
-        the epoch are loaded again and discarded. If the batch size has changed, for example because
-        of other device iterations, the loader skips the same number of elements as before.
+        The next call of ``iter()`` continues with the batch after the saved position. The batches
+        of the epoch before the saved position are loaded again and discarded. If the batch size has
+        changed, for example because of other device iterations, the DataLoader skips the same
+        number of elements as before.
         """
         state = {**state_dict, "position": self._position_of(state_dict)}
         if self._accessor is not None:
@@ -364,9 +373,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._resume = state
 
     def _position_of(self, state: Mapping[str, Any]) -> int:
-        """Return the number of this loader's batches that contain the elements to skip."""
+        """Return the number of this DataLoader's batches that contain the elements to skip."""
         position: int = state["position"]
-        # States that earlier versions of this class saved do not contain ``batch_elements``.
+        # States that earlier versions of DataLoader saved do not contain the key
+        # ``batch_elements``.
         before: int | None = state.get("batch_elements")
         now = self._elements_of_batch
         if before is None or now is None or before == now:
@@ -387,11 +397,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         Args:
             size: The number of elements in the batches that the accessor assembles; None if the
-                accessor returns this loader's batches unchanged.
+                accessor returns this DataLoader's batches unchanged.
 
         Raises:
-            Error: This loader already has an accessor.
-            AssertionError: The last batch may be incomplete, and the accessor does not assemble
+            Error: This DataLoader already has an accessor.
+            AssertionError: The last batch may be incomplete, but the accessor does not assemble
                 batches of another size.
         """
         if self._accessor is not None:
@@ -404,14 +414,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "The last batch of the DataLoader may be incomplete (drop_last=False): give "
                 "rebatched_size, or use drop_last=True"
             )
-        # In an asynchronous mode, the loader refers to its accessor. The weak reference avoids a
-        # reference cycle, so the loader and the accessor are deleted promptly.
+        # In the modes Async and AsyncRebatched, the DataLoader refers to its accessor. With a weak
+        # reference from the accessor to the DataLoader, the two objects do not form a reference
+        # cycle. Python therefore deletes both of them promptly.
         reference = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
-        # If this loader rebatches, its length is already the number of rebatched batches.
+        # If this DataLoader rebatches, its length is already the number of batches after
+        # rebatching.
         length = partial(length_of, reference, None if self._sizes.rebatched else size)
-        # If a subclass in mode Sync overrides ``__iter__``, the loader process calls the override.
-        # In an asynchronous mode, the override runs in the training process and iterates over the
-        # accessor.
+        # If a subclass in the mode Sync overrides ``__iter__``, the loader process calls this
+        # override. In the modes Async and AsyncRebatched, an override of ``__iter__`` runs in the
+        # training process and iterates over the accessor.
         if self._mode == DataLoaderMode.Sync and type(self).__iter__ is not DataLoader.__iter__:
             source = Source(items=self, drop_last=self._sizes.drop_last, length=length)
         else:
@@ -426,11 +438,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return len(source)  # type: ignore[arg-type]
 
     def _say_no_batch(self, batch_size: int | None, *, partitioned: bool) -> str | None:
-        """Return a message that explains why this loader cannot make a batch.
+        """Return a message that explains why this DataLoader cannot make a batch, or None.
 
         Returns:
-            The message; None if the loader has batches, if its length is not known, or if the data
-            set is empty.
+            The message; None if the DataLoader has batches, if its length is not known, or if the
+            data set is empty.
         """
         dataset: Any = self.dataset
         batching = self._options.batching(training=False)

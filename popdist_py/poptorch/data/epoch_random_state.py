@@ -1,8 +1,8 @@
-"""The state of all random generators that determine the order of a loader's epoch.
+"""The state of all random generators that determine the order of a DataLoader's epoch.
 
-A state consists of numbers and tensors, in tuples, lists and dictionaries. Therefore loading a
-state from a file executes no code. The classes DataLoader and AsynchronousDataAccessor count the
-batches of an epoch.
+A saved state of random generators consists of numbers and tensors, in tuples, lists and
+dictionaries. Loading such a state from a file therefore executes no code. The classes DataLoader
+and AsynchronousDataAccessor count the batches of an epoch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Draws", "own_random"]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The sampler and the random generator that determine the order of a loader's batches.
+    """The sampler and the random generator that determine the order of a DataLoader's batches.
 
     Attributes:
-        sampler: The sampler that yields the order, if there is a sampler.
-        generator: The loader's random generator; None if the loader uses the process's random
-            generator.
-        loader: The torch DataLoader whose workers may stay alive between epochs; None without such
-            a DataLoader.
+        sampler: The sampler that yields the order, or None without a sampler.
+        generator: The DataLoader's random generator; None if the DataLoader uses the process's
+            random generator.
+        loader: The torch DataLoader whose worker processes may stay alive between epochs; None
+            without such a DataLoader.
     """
 
     sampler: Any = None
@@ -46,7 +46,7 @@ class Draws:
         """Return the state of the sampler and the random generators at the start of an epoch.
 
         Args:
-            with_random: Whether the state includes the process's random generators.
+            with_random: Whether the returned state includes the process's random generators.
         """
         return {
             "random": (torch.get_rng_state(), random.getstate()) if with_random else None,
@@ -58,8 +58,9 @@ class Draws:
     def load(self, state: dict[str, Any]) -> None:
         """Restore a state, so that the next epoch draws the saved epoch's random numbers again."""
         if state["has_workers"] and self.loader is not None and not self._has_workers:
-            # Torch draws a seed when it starts workers, but the saved epoch used existing workers.
-            # Therefore this code starts the workers before it restores the state.
+            # Torch draws a seed when it starts worker processes, but the saved epoch used worker
+            # processes that existed already. The worker processes are therefore started before the
+            # state of the random generators is restored.
             with own_random():
                 torch.utils.data.DataLoader.__iter__(self.loader)
         if self.generator is not None and state["generator"] is not None:
@@ -70,18 +71,22 @@ class Draws:
             torch.set_rng_state(torch_state)
             random.setstate(python_state)
         if self._has_workers and not state["has_workers"]:
-            # At the start of the saved epoch, torch drew a seed for new workers. Torch does not
-            # draw a seed for existing workers, so this line draws one random number instead.
+            # At the start of the saved epoch, torch drew a seed for new worker processes. Torch
+            # does not draw a seed for existing worker processes. The following line therefore draws
+            # one random number in place of this seed.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def end_workers(self) -> None:
-        """End the workers of an earlier epoch. New workers will get a new copy of the data set."""
+        """End the worker processes of an earlier epoch.
+
+        New workers will get a new copy of the data set.
+        """
         if self._has_workers:
             self.loader._iterator = None  # type: ignore[union-attr]
 
     @property
     def _has_workers(self) -> bool:
-        """Whether workers of an earlier epoch still run. Torch stores the iterator of workers."""
+        """Whether worker processes of an earlier epoch, which torch stores, still run."""
         return getattr(self.loader, "_iterator", None) is not None
 
 

@@ -1,6 +1,6 @@
 """Checks of the arguments of DataLoader, and the sizes of its batches.
 
-The functions of this module do not load any data.
+The functions in ``loader_arguments`` do not load any data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LoadSizes:
             None if the data set yields whole batches.
         rebatched: Whether the accessor assembles batches of ``combined`` elements from batches of
             ``loaded`` elements.
-        drop_last: Whether a last incomplete batch is dropped.
+        drop_last: Whether the last batch of an epoch is dropped if it is incomplete.
     """
 
     combined: int | None
@@ -58,9 +58,9 @@ def load_sizes(
         micro_batches: The number of micro-batches for one call of the model.
         batch_size: The number of elements in a micro-batch; None if the data set yields whole
             batches.
-        drop_last: Whether a last incomplete batch is dropped.
-        mode: The mode of the DataLoader.
-        rebatched_worker_size: The batch size of the workers in the mode AsyncRebatched.
+        drop_last: Whether the last batch of an epoch is dropped if it is incomplete.
+        mode: The mode of the DataLoader (Sync, Async or AsyncRebatched).
+        rebatched_worker_size: The batch size of the worker processes in the mode AsyncRebatched.
         async_options: The program's keyword arguments for the accessor.
 
     Raises:
@@ -74,8 +74,7 @@ def load_sizes(
     rebatched = mode == DataLoaderMode.AsyncRebatched or (
         mode == DataLoaderMode.Async and not drop_last
     )
-    # Batches of one element need not be assembled, because a batch of one element is never
-    # incomplete.
+    # Batches of one element need not be assembled, because they are never incomplete.
     rebatched = rebatched and combined is not None and combined > 1
     loaded = combined
     if mode == DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
@@ -88,13 +87,13 @@ def load_sizes(
 
 
 def check_mode(mode: Any) -> None:
-    """Check the mode of a loader.
+    """Check the mode of a DataLoader.
 
     Args:
-        mode: The mode, or the number of a mode.
+        mode: A member of DataLoaderMode, or the number of a member.
 
     Raises:
-        AssertionError: ``mode`` is not a mode.
+        AssertionError: ``mode`` is not a mode of DataLoader.
     """
     assert mode in tuple(DataLoaderMode), (
         f"mode={mode!r}: expected one of "
@@ -105,7 +104,7 @@ def check_mode(mode: Any) -> None:
 def is_partition(sampler: Any) -> bool:
     """Tell whether a sampler yields only one process's share of a data set.
 
-    The loader must not divide the order of such a sampler again.
+    The DataLoader must not divide the order of a sampler that yields only one share.
     """
     return (
         isinstance(sampler, torch.utils.data.distributed.DistributedSampler)
@@ -114,10 +113,10 @@ def is_partition(sampler: Any) -> bool:
 
 
 def check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool) -> None:
-    """Check the arguments that a program gives together with a batch sampler.
+    """Check the arguments that a program passes to DataLoader together with a batch sampler.
 
     Raises:
-        Error: The program also gives a batch size, shuffle or automatic partitioning.
+        Error: The program also passes a batch size, shuffle or automatic partitioning.
     """
     if batch_size != 1 or shuffle:
         raise Error(
@@ -132,12 +131,12 @@ def check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool
 
 
 def check_iterable(num_workers: int, partitioned: bool, kwargs: dict[str, Any]) -> None:
-    """Check the arguments that a program gives together with an iterable data set.
+    """Check the arguments that a program passes to DataLoader with an iterable data set.
 
-    The function logs a warning if every worker would return the whole data set.
+    ``check_iterable`` logs a warning if every worker process would return the whole data set.
 
     Raises:
-        AssertionError: The program also gives automatic partitioning.
+        AssertionError: The program also requests automatic partitioning.
     """
     assert not partitioned, (
         "auto_distributed_partitioning is not supported for an IterableDataset with several "

@@ -1,7 +1,7 @@
-"""The messages between an accessor and its loader process, and the pipe for the messages.
+"""The messages between an accessor and its loader process, and the pipe that carries them.
 
-Messages are tuples, because tuples are pickled fastest. The speed matters, because the processes
-send two messages for every item.
+The messages are tuples, because tuples are pickled faster than other classes. The speed of pickling
+matters, because the processes send two messages for every item.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = [
     "Stop",
 ]
 
-# The accessor sends these messages to its loader process:
+# --- Messages from the accessor to its loader process ---
 
 
 class Start(NamedTuple):
-    """A command to begin an epoch, even if the loader process has not finished the epoch before.
+    """A command to begin an epoch, even if the loader process has not finished the previous epoch.
 
     Attributes:
-        epoch: The number of the epoch.
-        resume: The random state at the start of a saved epoch, and the number of its items to skip;
-            None to begin a new epoch.
-        told: The epochs of samplers and data sets; None if the program has not called a
+        epoch: The number of the epoch to begin.
+        resume: The random state at the start of a saved epoch, and the number of the epoch's items
+            to skip; None to begin a new epoch.
+        told: The epochs of samplers and data sets; None if the program has not called
             ``set_epoch()`` since the last message.
     """
 
@@ -56,7 +56,7 @@ class Stop(NamedTuple):
     """A command to end the loader process."""
 
 
-# The loader process sends these messages to its accessor:
+# --- Messages from the loader process to its accessor ---
 
 
 class Ready(NamedTuple):
@@ -64,9 +64,9 @@ class Ready(NamedTuple):
 
     Attributes:
         start: The state of the random generators at the start of the first epoch, which determines
-            its order.
-        order: A description of the order of the items; None if the program's own sampler did not
-            draw the order.
+            the order of the epoch.
+        order: A description of the order of the items; None if a sampler of the program did not
+            draw this order.
     """
 
     start: dict[str, Any]
@@ -74,16 +74,16 @@ class Ready(NamedTuple):
 
 
 class Empty(NamedTuple):
-    """A message that the data set is empty. The loader process ends after this message."""
+    """A message that the data set is empty. The loader process ends after it has sent ``Empty``."""
 
 
 class Begun(NamedTuple):
     """A message that an epoch begins.
 
     Attributes:
-        epoch: The number of the epoch.
-        start: The state of the random generators at the start of the epoch, which determines its
-            order.
+        epoch: The number of the epoch that begins.
+        start: The state of the random generators at the start of the epoch, which determines the
+            order of the epoch.
     """
 
     epoch: int
@@ -91,10 +91,10 @@ class Begun(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A message that an item has been written to a slot.
+    """A message that the loader process has written an item to a slot of shared memory.
 
     Attributes:
-        epoch: The number of the epoch.
+        epoch: The number of the item's epoch.
         slot: The index of the slot, which is an area of shared memory for one item.
         description: The structure of the item and the positions of its tensors in the slot; None if
             the description is equal to that of the previous item.
@@ -109,9 +109,9 @@ class EndOfEpoch(NamedTuple):
     """A message that the loader process has sent all items of an epoch.
 
     Attributes:
-        epoch: The number of the epoch.
+        epoch: The number of the epoch that ends.
         start: The state of the random generators at the start of the next epoch, which determines
-            its order.
+            the order of that epoch.
     """
 
     epoch: int
@@ -119,7 +119,10 @@ class EndOfEpoch(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A message that the data set raised an error. The loader process ends after this message."""
+    """A message that the data set raised an error.
+
+    The loader process ends after it has sent ``Failure``.
+    """
 
     traceback: str
 
@@ -140,7 +143,7 @@ class Channel:
             self._poll.register(sentinel, select.POLLIN)
 
     def send(self, message: object) -> None:
-        """Send a message without waiting for an answer.
+        """Send a message to the other process without waiting for an answer.
 
         Raises:
             OSError: The other process has ended.
@@ -148,11 +151,11 @@ class Channel:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def ready(self) -> bool:
-        """Tell whether :meth:`receive` would return, or raise an error, without waiting."""
+        """Tell whether :meth:`receive` would return or raise an error without waiting."""
         return bool(self._poll.poll(0))
 
     def receive(self) -> Any:
-        """Wait for the next message, and return the message.
+        """Wait for the next message from the other process, and return the message.
 
         Raises:
             EOFError: The other process has ended or has closed its end of the pipe.
@@ -164,5 +167,5 @@ class Channel:
         return pickle.loads(self._connection.recv_bytes())
 
     def close(self) -> None:
-        """Close this end of the pipe."""
+        """Close this process's end of the pipe."""
         self._connection.close()

@@ -1,10 +1,10 @@
 """The code of an accessor's loader process, which writes the items of a data set to shared memory.
 
 A slot is an area of shared memory for one item. One loop in the loader process loads items and
-executes the accessor's commands. Batches of a map-style DataLoader are collated directly in a slot.
-If the DataLoader has worker processes, the worker processes collate the batches. Items of any other
-iterable are copied into a slot. The module ``accessor.py`` contains the code of the training
-process.
+executes the accessor's commands. Batches of a map-style DataLoader are collated directly in a slot
+of shared memory. If the DataLoader has worker processes, the worker processes collate the batches.
+Items of any other iterable are copied into a slot of shared memory. The module ``accessor.py``
+contains the code that runs in the training process.
 """
 
 from __future__ import annotations
@@ -55,22 +55,24 @@ class Job:
 
     Attributes:
         source: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
-        slots: The areas of shared memory for items. There are so many slots that one is always free
-            when the loader process loads an item.
+        slots: The areas of shared memory for items. The number of slots is large enough that one
+            slot is always free when the loader process loads an item.
         buffer_size: The maximum number of loaded items that the accessor is using or has not yet
             received.
         rebatched_size: The number of elements in the batches that are assembled from the items;
             None to send the items unchanged.
-        drop_last: Whether an incomplete last batch is dropped when batches are assembled.
-        in_place: Whether the source is a map-style DataLoader that can collate into slots.
+        drop_last: Whether the last batch is dropped if it is incomplete, when batches are
+            assembled.
+        in_place: Whether the source is a map-style DataLoader whose batches can be collated
+            directly in slots.
         load_indefinitely: Whether the loader process begins every later epoch without a command
             from the accessor.
         early_preload: Whether the loader process begins the first epoch without a command from the
             accessor.
-        seed: The seed of the random generators of the loader process.
-        start_method: The multiprocessing start method for a DataLoader's workers. A start method in
-            the arguments of the DataLoader has priority.
-        parsers: The parsers of the registered custom types.
+        seed: The seed for the random generators of the loader process.
+        start_method: The multiprocessing start method for a DataLoader's worker processes. A start
+            method in the arguments of the DataLoader overrides ``start_method``.
+        parsers: The parsers of the custom types that the program has registered.
     """
 
     source: Any
@@ -87,21 +89,21 @@ class Job:
 
 
 class _Stopped(Exception):
-    """The accessor sent the command to end the loader process."""
+    """An exception raised when the accessor has sent the command to end the loader process."""
 
 
 @dataclass
 class _Slots:
-    """The indices of the free slots, and of the slots that the accessor has not returned yet."""
+    """The indices of the free slots, and of the slots that the accessor still uses."""
 
     total: int
     free: list[int] = field(default_factory=list)
     lent: set[int] = field(default_factory=set)
 
     def reclaim(self) -> None:
-        """Mark every slot as free, except the slots that the accessor has not returned yet.
+        """Mark every slot of shared memory as free, except the slots that the accessor still uses.
 
-        Call this method only while no item is being loaded.
+        Call ``reclaim`` only while no item is being loaded.
         """
         self.free = [slot for slot in range(self.total) if slot not in self.lent]
 
@@ -110,7 +112,8 @@ class _Slots:
         self.free.append(slot)
 
 
-# --- Sources of items. Each pass over a source yields the slot and description of every item. ---
+# --- Sources of items. Each pass over a source yields every item, as the index of its slot and its
+# description. ---
 
 _Token = tuple[int, Any]
 
@@ -134,8 +137,8 @@ class _InPlaceCollate(custom_type_parsers.CarriesParsers):
     """A collate function that writes a batch to a slot of shared memory and describes the batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], slots: list[Slot]) -> None:
-        # ``SlotWriter.collate`` replaces torch's default collate function, because
-        # ``SlotWriter.collate`` writes the batch directly to the slot.
+        # ``SlotWriter.collate`` replaces torch's default collate function, because it writes the
+        # batch directly to the slot.
         self._collate_fn = None if collate_fn is torch.utils.data.default_collate else collate_fn
         self._slots = slots
 
@@ -148,7 +151,7 @@ class _InPlaceCollate(custom_type_parsers.CarriesParsers):
 
 
 class _InPlaceBatches:
-    """A batch sampler that yields the index of a free slot with the indices of every batch."""
+    """A batch sampler that yields the indices of every batch with the index of a free slot."""
 
     def __init__(self, batches: Iterable[Any], slots: _Slots, minimum: int) -> None:
         self.batches = batches
@@ -156,8 +159,8 @@ class _InPlaceBatches:
         self._minimum = minimum
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        # Torch requests the first batch only after all batches of the earlier epoch have been
-        # loaded or discarded.
+        # Torch requests the first batch of an epoch only after all batches of the earlier epoch
+        # have been loaded or discarded.
         self._slots.reclaim()
         for indices in self.batches:
             if not self._minimum or len(indices) >= self._minimum:
@@ -186,8 +189,9 @@ class _InPlace:
     def __iter__(self) -> Iterator[_Token]:
         if self._workers is not None:
             return iter(self._workers)
-        # Torch's DataLoader draws a seed at the start of an epoch. This line also draws a number,
-        # so that later random numbers are equal to those with torch's DataLoader.
+        # Torch's DataLoader draws a seed at the start of an epoch. The following line draws one
+        # number in place of this seed, so that later random numbers are equal to those with torch's
+        # DataLoader.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         return (self._collate(self._dataset.__getitems__(request)) for request in self._batches)
 
@@ -237,9 +241,10 @@ def _num_rows(item: Any) -> int:
 
 
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of slices of items, to assemble batches of ``size`` rows.
+    """Yield lists of slices of items; the slices in a list together form a batch of ``size`` rows.
 
-    A row is one element along dimension 0. The slices of the last list may have fewer rows.
+    A row is one element of an item along dimension 0. The slices of the last list may have fewer
+    than ``size`` rows in total.
     """
     parts: list[Any] = []
     missing = size
@@ -259,13 +264,14 @@ def _rows(item: Any, start: int, stop: int) -> Any:
     return map_tensors(lambda tensor: tensor[start:stop], item)
 
 
-# --- The loop -----------------------------------------------------------------------------------
+# --- The loop of the loader process -------------------------------------------------------------
 
 
 class _Loader:
-    """The main loop of the loader process: it loads items into slots and executes commands.
+    """The main loop of the loader process, which loads items into slots and executes commands.
 
-    At most ``buffer_size`` loaded items are in use by the accessor or not yet received.
+    The loop waits while ``buffer_size`` loaded items are in use by the accessor or not yet
+    received.
     """
 
     def __init__(self, job: Job, channel: Channel) -> None:
@@ -275,14 +281,15 @@ class _Loader:
         self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
         # The number of the last epoch that the loader process may load without another command.
         self._newest = 0 if job.early_preload else -1
-        # The description of an item that was sent to the accessor last.
+        # The description of the item that was sent to the accessor last.
         self._sent: Any = None
-        # The state of the random generators at the start of this epoch, which determines its order.
+        # The state of the random generators at the start of the current epoch, which determines the
+        # order of the epoch.
         self._start: dict[str, Any] = {}
         # The saved random state at the start of the next epoch and the number of items to skip,
-        # from ``Start.resume``.
+        # from the command ``Start``.
         self._resume: tuple[dict[str, Any], int] | None = None
-        # The epochs to set on samplers and data sets before the next epoch.
+        # The epochs to set on samplers and data sets, with ``set_epoch()``, before the next epoch.
         self._told: ToldEpochs | None = None
 
     def run(self) -> None:
@@ -300,8 +307,8 @@ class _Loader:
             self._wait_for(epoch)
             epoch = self._newest
             if self._resume is not None or self._told is not None:
-                # The first item was loaded ahead of time in an order that is no longer valid.
-                # Therefore the epoch must begin again.
+                # The loader process loaded the first item ahead of time in an order that is no
+                # longer valid. The epoch must therefore begin again in the new order.
                 del tokens
                 tokens, token = self._begin()
             had_items = token is not None
@@ -310,17 +317,17 @@ class _Loader:
                 epoch += 1
                 if self._job.load_indefinitely and had_items:
                     self._newest = max(self._newest, epoch)
-            # The workers of an unfinished epoch must end before the next epoch begins.
+            # The worker processes of an unfinished epoch must end before the next epoch begins.
             del tokens
             self._wait_for(epoch)
             tokens, token = self._begin()
 
     def _begin(self) -> tuple[Iterator[_Token], _Token | None]:
-        """Begin an epoch.
+        """Begin an epoch of the data set, and load its first item.
 
         Returns:
-            The iterator over the epoch's remaining items, and the epoch's first item. If the epoch
-            is empty, the second value is None.
+            An iterator over the remaining items of the epoch, and the epoch's first item. If the
+            epoch is empty, the second value is None instead of an item.
         """
         skipped = 0
         if self._resume is not None:
@@ -334,15 +341,15 @@ class _Loader:
         self._start = self._source.draws.state(with_random=True)
         tokens = iter(self._source)
         for _ in range(skipped):
-            # The skipped items are loaded too, because the random numbers that the data set draws
-            # for later items depend on the earlier items.
+            # The skipped items are loaded too, because the data set may draw random numbers for
+            # every item. The numbers for later items depend on the earlier items.
             if (token := next(tokens, None)) is None:
                 return tokens, None
             self._ledger.free.append(token[0])
         return tokens, next(tokens, None)
 
     def _wait_for(self, epoch: int) -> None:
-        """Execute the accessor's commands until one of them permits this epoch or a later epoch."""
+        """Execute the accessor's commands until one permits the given epoch or a later epoch."""
         while self._newest < epoch:
             self._answer()
 
@@ -356,7 +363,7 @@ class _Loader:
             token: The first item to send; None if the epoch has no items left.
 
         Returns:
-            Whether all items were sent; False if the accessor requested a later epoch.
+            True if all items of the epoch were sent; False if the accessor requested a later epoch.
         """
         self._channel.send(Begun(epoch, self._start))
         while token is not None:
@@ -390,18 +397,19 @@ def run(job: Job, connection: Connection) -> None:
     """Run the main loop of an accessor's loader process until a command ends the process.
 
     Args:
-        job: The data set and the settings.
+        job: The data set to load, and the accessor's settings.
         connection: The connection to the accessor.
     """
-    # The training process handles Ctrl-C, and ends the loader process.
+    # The loader process ignores Ctrl-C, because the training process handles Ctrl-C and ends the
+    # loader process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Without ``set_start_method``, a DataLoader's workers would be started by the method that
-    # started the loader process.
+    # Without ``set_start_method``, a DataLoader's worker processes would be started by the same
+    # method as the loader process.
     multiprocessing.set_start_method(job.start_method, force=True)
-    # Like a worker of torch's DataLoader, the loader process uses one thread. The other cores are
-    # for the computations of the program.
+    # Like a worker process of torch's DataLoader, the loader process uses one thread. The other CPU
+    # cores are free for the computations of the program.
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     random.seed(job.seed)

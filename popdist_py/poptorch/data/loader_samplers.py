@@ -1,4 +1,4 @@
-"""The samplers that make a DataLoader's batches contain the elements for one call of a model.
+"""The samplers that give a DataLoader's batches as many elements as one call of a model needs.
 
 The function ``group_batches`` groups the batches of the program's batch sampler. The function
 ``shard_sampler`` divides the order of the data set among the processes. The module ``samplers.py``
@@ -40,8 +40,8 @@ def group_batches(
     Args:
         dataset: The user's data set.
         batch_sampler: The user's batch sampler.
-        size: The number of batches to concatenate.
-        drop_last: Whether to drop the last batches if their number is smaller than ``size``.
+        size: The number of batches of ``batch_sampler`` to concatenate.
+        drop_last: Whether to drop the last batches if there are fewer than ``size`` of them.
         collate_fn: The function that collates the elements of one batch.
     """
     if sampler_length(batch_sampler) is None:

@@ -1,7 +1,8 @@
 """The class Source, which describes how a loader process loads the items of a data set or loader.
 
-The functions of this module do not start processes or use shared memory. If a loader class defines
-a method ``_loader_source(size)``, the function ``source_of`` returns the result of the method.
+The functions in ``sample_source`` do not start processes or use shared memory. If a loader class
+defines a method ``_loader_source(size)``, the function ``source_of`` returns the result of this
+method.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 
 __all__ = ["LoaderArguments", "Source", "length_of", "loader_source", "source_of"]
 
-# Python can send at most 256 file descriptors to a fork server, and every slot needs a descriptor.
+# Python can send at most 256 file descriptors to a fork server, and every slot of shared memory
+# needs a file descriptor.
 _MAX_SLOTS: Final = 200
 
 
@@ -28,20 +30,21 @@ class LoaderArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The object that a loader process reads items from, and the properties of the object.
+    """The object that a loader process reads items from, and the properties of this object.
 
     Attributes:
         items: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
         in_place: Whether the items are batches that can be collated directly in shared memory.
         ahead: The number of batches that the DataLoader's workers load ahead of time.
-        drop_last: Whether an incomplete last batch is dropped when batches are assembled.
+        drop_last: Whether the last batch is dropped if it is incomplete, when batches are
+            assembled.
         length: A function that returns the number of items in an epoch, or raises a TypeError if
             the length of the data set is unknown.
         sampler: The training process's sampler, which determines the order of the items. The
-            program may call ``set_epoch`` of the sampler.
-        dataset: The training process's data set. The program may call ``set_epoch`` of the data
-            set.
-        why_empty: The text for the error message if there is not even one item.
+            program may call the sampler's method ``set_epoch``.
+        dataset: The training process's data set. The program may call the data set's method
+            ``set_epoch``.
+        why_empty: The text for the error message if the data set does not have even one item.
     """
 
     items: Any
@@ -57,15 +60,16 @@ class Source:
 
 
 def source_of(dataset: Any, size: int | None) -> Source:
-    """Return the source of items for a data set, a loader or any other iterable.
+    """Return the Source that describes the items of a data set, a loader or any other iterable.
 
     Args:
         dataset: The data set, the loader or the other iterable.
         size: The number of elements in the batches to assemble from the items; None to send the
             items unchanged.
     """
-    # Only a method ``_loader_source`` of the class is used. A wrapper may forward a loader's
-    # attributes, but the loader process must iterate over the wrapper, not over the loader.
+    # The method ``_loader_source`` is used only if the class of ``dataset`` defines it. A wrapper
+    # object may forward the attributes of a loader, but the loader process must iterate over the
+    # wrapper, not over the loader.
     own = getattr(type(dataset), "_loader_source", None)
     if own is not None:
         source: Source = own(dataset, size)
@@ -85,23 +89,24 @@ def loader_source(
     drop_last: bool,
     length: Callable[[], int],
 ) -> Source:
-    """Return the source of items for a loader that iterates like torch's DataLoader.
+    """Return the Source that describes a loader that iterates like torch's DataLoader.
 
-    The loader process makes a torch DataLoader with the same arguments.
+    The loader process makes a torch DataLoader with the same arguments as the loader.
 
     Args:
-        loader: The loader.
+        loader: The loader of the program, an instance of torch's DataLoader class.
         size: The number of elements in the batches to assemble; None to send the loader's batches
             unchanged.
-        drop_last: Whether an incomplete last batch is dropped when batches are assembled.
+        drop_last: Whether the last batch is dropped if it is incomplete, when batches are
+            assembled.
         length: A function that returns the number of items in an epoch.
     """
     ahead = loader.num_workers * (loader.prefetch_factor or 0)
     in_place = (
         not isinstance(loader.dataset, torch.utils.data.IterableDataset)
         and loader.batch_sampler is not None
-        # A ``worker_init_fn`` may read the worker's data set, and expects the user's data set
-        # without a wrapper.
+        # A function ``worker_init_fn`` may read the worker's data set, and expects the user's own
+        # data set without a wrapper.
         and loader.worker_init_fn is None
         and size in (None, loader.batch_size)
         and ahead < _MAX_SLOTS
@@ -130,7 +135,7 @@ def length_of(dataset: Any, size: int | None) -> int:
 
 
 def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that make a plain torch DataLoader equal to ``loader``."""
+    """Return the arguments of a plain torch DataLoader that loads the batches of ``loader``."""
     names = [
         "dataset",
         "num_workers",

@@ -1,9 +1,9 @@
-"""A check that the program's own samplers draw the same order on every instance.
+"""A check that samplers of the program draw the same order on every instance (process).
 
-Each instance reads its share of the data set in the order of a sampler. If a sampler draws a
-different order on each instance, the shares overlap, and some elements are never read. The
-instances compare the orders when they compile a training model, because all instances take part in
-the compilation.
+Each instance reads its share of the data set in the order that a sampler yields. If a sampler draws
+a different order on each instance, the shares overlap, and some elements are never read. The
+instances compare the orders of their samplers when they compile a training model, because all
+instances take part in the compilation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _COMPARED_ELEMENTS: Final = 10_000
 
 
 class DrawnOrder(NamedTuple):
-    """A description of the first order that a sampler drew.
+    """A description of the first sequence of indices that a sampler drew.
 
     Attributes:
-        number: The index of the sampler among this process's samplers with divided orders. The
-            process counts only samplers whose orders are divided among the instances.
+        number: The index of the sampler in this process. The process counts only samplers whose
+            sequences are divided among the instances.
         sampler: The class name of the sampler.
-        length: The number of indices in the order.
-        digest: A hash of the first indices in the order.
+        length: The number of indices in the sequence.
+        digest: A hash of the first indices in the sequence.
     """
 
     number: int
@@ -40,11 +40,12 @@ class DrawnOrder(NamedTuple):
 
     @classmethod
     def of(cls, number: int, sampler: Any, order: Sequence[Any]) -> DrawnOrder:
-        """Return the description of an order that a sampler drew.
+        """Return the description of a sequence of indices that a sampler drew.
 
         Args:
-            number: The index of the sampler among this process's samplers with divided orders.
-            sampler: The sampler that drew the order.
+            number: The index of the sampler among this process's samplers whose sequences are
+                divided among the instances.
+            sampler: The sampler that drew the sequence.
             order: All indices that the sampler yields in an epoch.
         """
         text = repr(list(order[:_COMPARED_ELEMENTS])).encode()
@@ -52,21 +53,21 @@ class DrawnOrder(NamedTuple):
         return cls(number, type(sampler).__name__, len(order), digest)
 
 
-# The orders of this process's samplers that have not yet been compared with the orders of other
-# instances.
+# The sequences of this process's samplers that have not yet been compared with the sequences of
+# other instances.
 _drawn: list[DrawnOrder] = []
 
 
 def note(order: DrawnOrder) -> None:
-    """Record the order that a sampler drew, for the next call of ``check``."""
+    """Record the sequence of indices that a sampler drew, for the next call of ``check``."""
     _drawn.append(order)
 
 
 def check(communicator: Communicator) -> None:
-    """Warn about samplers whose orders differ between instances.
+    """Log a warning about samplers that draw different sequences of indices on different instances.
 
-    All instances must call this function, because the function exchanges descriptions of orders
-    between the instances.
+    All instances must call ``check``, because it exchanges descriptions of sequences between the
+    instances.
     """
     if communicator.num_instances == 1:
         return
@@ -77,7 +78,7 @@ def check(communicator: Communicator) -> None:
     for own in everyone[0]:
         for index, others in enumerate(everyone):
             # Two samplers with the same index, class and length on two instances most likely belong
-            # to the same loader of the program.
+            # to the same DataLoader of the program.
             same = [each for each in others if each[:3] == own[:3]]
             if same and same[0].digest != own.digest:
                 first, other = communicator.instances[0], communicator.instances[index]

@@ -1,7 +1,7 @@
 """Samplers for one process's share of a data set and for groups of batches.
 
-The module also contains the data set and the collate function for groups of batches. The module
-``popdist_py.sharding`` divides the elements of a data set among the processes.
+The module ``samplers`` also contains the data set and the collate function for groups of batches.
+The module ``popdist_py.sharding`` divides the elements of a data set among the processes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ShardSampler(torch.utils.data.Sampler[int]):
     """A sampler that yields the indices of one process's share of a data set.
 
     Args:
-        order: All indices of the data set in reading order, as a range or as the user's sampler. A
-            sampler must yield the same order on every process.
-        shard: The share of this process.
-        seed: The seed of a random permutation of the whole data set; None to keep the order. In
-            each epoch, all processes draw the same new permutation, and each process reads a
+        order: All indices of the data set in reading order, as a range or as the user's sampler.
+            The user's sampler must yield the same order on every process.
+        shard: The share of the data set that this process reads.
+        seed: The seed for a random permutation of the whole data set; None to keep the given order.
+            In each epoch, all processes draw the same new permutation, and each process reads a
             different part of the permutation.
 
     PopTorch's class ``_SubDataset`` divides a data set by the same rule.
@@ -54,12 +54,13 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
         self._number = next(_numbers)
-        # The description of the first order that ``order`` yields, if ``order`` is a sampler.
+        # The description of the first sequence of indices that ``order`` yields, if ``order`` is a
+        # sampler.
         self.drawn: sampler_order_check.DrawnOrder | None = None
 
     @property
     def sampler(self) -> Any:
-        """The range or the sampler whose order is divided among the processes."""
+        """The range or the sampler whose indices are divided among the processes."""
         return self._order
 
     def __len__(self) -> int:
@@ -78,7 +79,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         return (order[i] for i in permutation[window.start : window.stop].tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the order of the next epoch."""
+        """Return the state that determines the order of the indices in the next epoch."""
         return {
             "epoch": self._epoch,
             "generator": None if self._generator is None else self._generator.get_state(),
@@ -86,7 +87,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state that ``state_dict()`` returned."""
+        """Restore a state of this sampler that ``state_dict()`` returned."""
         self._epoch = state_dict["epoch"]
         if self._generator is not None and state_dict["generator"] is not None:
             self._generator.set_state(state_dict["generator"])
@@ -112,7 +113,7 @@ class GroupedBatchSampler:
         batches: The user's batch sampler, whose length may be unknown.
         size: The number of batches in a group, which is the number of micro-batches in one call of
             the model.
-        drop_last: Whether a last group with fewer than ``size`` batches is dropped.
+        drop_last: Whether the last group is dropped if it has fewer than ``size`` batches.
     """
 
     def __init__(self, batches: Iterable[Sequence[int]], size: int, drop_last: bool) -> None:
@@ -133,7 +134,7 @@ class GroupedBatchSampler:
 
     @property
     def num_batches(self) -> int:
-        """The number of batches before they are grouped.
+        """The number of batches in an epoch before the batches are grouped.
 
         Raises:
             TypeError: The length of the user's batch sampler is unknown.
@@ -152,15 +153,15 @@ class GroupedBatchSampler:
         return {"batches": sampler_state(self._batches)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state that ``state_dict()`` returned."""
+        """Restore a state of the user's batch sampler that ``state_dict()`` returned."""
         load_sampler_state(self._batches, state_dict["batches"])
 
 
 def sampler_state(sampler: Any) -> dict[str, Any]:
-    """Return the state of a sampler, which determines its next order.
+    """Return the state of a sampler, which determines the indices that it yields next.
 
-    If the sampler has a method ``state_dict()``, the function calls this method. Otherwise the
-    state contains the values of three attributes of torch's samplers: the random generator
+    If the sampler has a method ``state_dict()``, the function ``sampler_state`` calls this method.
+    Otherwise the state contains three attributes of torch's samplers. They are the random generator
     ``generator``, the number ``epoch`` of a DistributedSampler, and the state of an inner
     ``sampler``.
     """
@@ -177,10 +178,10 @@ def sampler_state(sampler: Any) -> dict[str, Any]:
 
 
 def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
-    """Restore a state that :func:`sampler_state` returned.
+    """Restore a state of a sampler that :func:`sampler_state` returned.
 
-    A loader for another number of instances may have samplers of other classes. Therefore values of
-    attributes that the sampler does not have are ignored.
+    A DataLoader for another number of instances may have samplers of other classes. The values of
+    attributes that the sampler does not have are therefore ignored.
     """
     if "state_dict" in state:
         if hasattr(sampler, "load_state_dict"):
@@ -201,7 +202,7 @@ def sampler_epochs(sampler: Any) -> tuple[int, ...]:
 
 
 def set_sampler_epochs(sampler: Any, epochs: Sequence[int]) -> None:
-    """Call ``set_epoch()`` of a sampler and of its inner samplers.
+    """Call the method ``set_epoch()`` of a sampler and of its inner samplers.
 
     Args:
         sampler: The sampler.
@@ -220,10 +221,10 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def drawn_order(sampler: Any) -> sampler_order_check.DrawnOrder | None:
-    """Return the description of the first order that the program's own sampler drew.
+    """Return a description of the first sequence of indices that the program's sampler drew.
 
     Returns:
-        The description; None if ``sampler`` does not wrap a sampler of the program.
+        The description of the sequence; None if ``sampler`` does not wrap a sampler of the program.
     """
     while sampler is not None:
         if isinstance(sampler, ShardSampler):
@@ -235,8 +236,8 @@ def drawn_order(sampler: Any) -> sampler_order_check.DrawnOrder | None:
 def num_elements_of(batch_sampler: Any) -> int:
     """Return the number of elements in all batches of a batch sampler with a ``batch_size``.
 
-    For torch's BatchSampler, the function counts the elements of an incomplete last batch. For
-    other batch samplers, the function assumes that all batches are complete.
+    For torch's BatchSampler, the result includes the elements of an incomplete last batch. For
+    other batch samplers, the result is computed as if all batches were complete.
     """
     most = len(batch_sampler) * int(batch_sampler.batch_size)
     is_torchs = isinstance(batch_sampler, torch.utils.data.BatchSampler)
@@ -259,7 +260,7 @@ class BatchDataset(torch.utils.data.Dataset[Any]):
         self._collate_fn = collate_fn
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
-        """Return a collated batch of the elements with these indices."""
+        """Return a collated batch of the elements with the given indices."""
         return self._collate_fn([self.dataset[index] for index in indices])
 
 

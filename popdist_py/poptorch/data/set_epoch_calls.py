@@ -1,8 +1,9 @@
 """Epochs that the program sets on its samplers and data sets with ``set_epoch()``.
 
 The loader process calls ``set_epoch()`` of its copies of these samplers and data sets with the same
-epochs. If the program has changed the epoch of a data set, new workers replace a DataLoader's
-persistent workers. The new workers get copies of the data set with the new epoch.
+epochs. If the program has changed the epoch of a data set, new worker processes replace a
+DataLoader's persistent worker processes. The new worker processes get copies of the data set with
+the new epoch.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class ToldEpochs:
     Attributes:
         samplers: The epochs of a sampler and its inner samplers. Samplers without an attribute
             ``epoch`` are left out.
-        datasets: The epochs of the data sets that have a method ``set_epoch()``; None for a data
-            set whose method the program has not called.
+        datasets: The epochs of the data sets that have a method ``set_epoch()``. None stands for a
+            data set whose ``set_epoch()`` the program has not called.
     """
 
     samplers: tuple[int, ...]
@@ -36,10 +37,10 @@ class ToldEpochs:
         return cls(sampler_epochs(sampler), dataset_epochs(dataset))
 
     def tell(self, sampler: Any, dataset: Any) -> bool:
-        """Set these epochs on copies of the sampler and the data set in another process.
+        """Set the recorded epochs on copies of the sampler and the data set in another process.
 
         Returns:
-            Whether an epoch of the data set has changed.
+            Whether the epoch of the data set has changed.
         """
         set_sampler_epochs(sampler, self.samplers)
         if dataset_epochs(dataset) == self.datasets:
@@ -53,7 +54,8 @@ class ToldEpochs:
 class _RecordedCalls:
     """A replacement for a data set's ``set_epoch`` method, which records the epoch.
 
-    The epoch cannot be read from the data set, because a data set may store its epoch in any form.
+    A data set may store its epoch in any form, so the epoch cannot be read from the data set. The
+    calls of ``set_epoch`` are recorded instead.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -77,7 +79,7 @@ def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
 def _with_set_epoch(dataset: Any) -> Iterator[Any]:
     """Yield a data set and its inner data sets, except those without a method ``set_epoch()``.
 
-    The function also starts to record the calls of ``set_epoch()``.
+    The function ``_with_set_epoch`` also starts to record the calls of ``set_epoch()``.
     """
     waiting, seen = [dataset], set[int]()
     while waiting:
@@ -91,8 +93,8 @@ def _with_set_epoch(dataset: Any) -> Iterator[Any]:
                 try:
                     each.set_epoch = _RecordedCalls(method)
                 except (AttributeError, TypeError):
-                    # The data set does not permit a new attribute ``set_epoch``, so its calls
-                    # cannot be recorded.
+                    # The data set does not permit a new attribute ``set_epoch``, so calls of
+                    # ``set_epoch()`` cannot be recorded.
                     continue
             yield each
         waiting.append(getattr(each, "dataset", None))

@@ -1,8 +1,8 @@
 """The class Parcel, which sends a data set to a new process through one anonymous file.
 
 The picklers of Python and torch send one file descriptor for each tensor, but a process cannot send
-more than a few hundred file descriptors. Their pickled tensors also need space in /dev/shm, and
-containers limit the size of /dev/shm.
+more than a few hundred file descriptors. Tensors that Python's or torch's pickler sends also need
+space in /dev/shm, and containers limit the size of /dev/shm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def aligned(offset: int) -> int:
 def anonymous_file(name: str) -> int:
     """Return the descriptor of a new file without a name, in memory if possible.
 
-    The kernel removes the file when no process uses the file any more.
+    The kernel removes a file without a name when no process uses the file any more.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -41,8 +41,8 @@ def anonymous_file(name: str) -> int:
 
 
 def _temporary_file() -> int:
-    # The ``with`` block closes only the temporary file's first descriptor. The duplicated
-    # descriptor keeps the file alive.
+    # The ``with`` block closes only the first descriptor of the temporary file. The duplicated
+    # descriptor keeps the temporary file alive.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -52,7 +52,7 @@ def _tensor_from(buffer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tor
 
 
 class _ParcelPickler(reduction.ForkingPickler):
-    """A pickler that does not write the data of tensors and NumPy arrays to the pickle."""
+    """A pickler that leaves the data of tensors and NumPy arrays out of the pickled bytes."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is torch.Tensor and value.layout == torch.strided
@@ -65,7 +65,7 @@ class _ParcelPickler(reduction.ForkingPickler):
 
 
 class Parcel:
-    """A wrapper to send an object to a new process. Unpickling the wrapper returns the object.
+    """A wrapper that sends an object to a new process; unpickling it there returns the object.
 
     Args:
         content: The object to send.

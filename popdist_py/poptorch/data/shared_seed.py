@@ -1,4 +1,4 @@
-"""The seed of random orders that all instances share.
+"""The random seed that all instances share to read a data set in the same random order.
 
 If the program does not set a seed, instance 0 draws a seed and sends the seed to the other
 instances. The module ``popdist_py.sharding`` divides the elements of the data set among the
@@ -24,20 +24,21 @@ _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-# The drawn seeds, keyed by the indices of the instances that share a seed. Every instance of a key
-# stores the seed, so all instances agree whether to make the collective call that exchanges a seed.
+# The drawn seeds; each key contains the indices of the instances that share the seed. Every
+# instance in a key stores the seed. All of these instances therefore agree whether to make the
+# collective call that exchanges a seed.
 _seeds: dict[tuple[int, ...], int] = {}
 
 
 def shared_seed(options: Options) -> int:
-    """Return the seed of the options, or a seed that instance 0 draws for all instances.
+    """Return the seed in the options, or a seed that instance 0 draws for all instances.
 
     If the options do not contain a seed, all instances must call this function, because the first
     call exchanges the seed between them.
 
     Raises:
-        AssertionError: The options do not contain a seed, and the processes of the options are not
-            the instances of this job.
+        AssertionError: The options do not contain a seed, and the processes that the options
+            describe are not the instances of this job.
     """
     if options.exists("random_seed"):
         return int(options.random_seed)
@@ -51,8 +52,9 @@ def shared_seed(options: Options) -> int:
     communicator = context.communicator()
     instances = tuple(communicator.instances)
     if instances not in _seeds:
-        # The program's torch.manual_seed() determines the seed, as for torch's DataLoader. All
-        # instances draw a number, so that equal random generators of instances stay equal.
+        # The seed depends on the program's call of ``torch.manual_seed()``, as for torch's
+        # DataLoader. All instances draw a number from their random generators, so that generators
+        # with equal states stay equal.
         seed = communicator.broadcast_object(int(torch.randint(2**31, ())))
         _seeds[instances] = seed
         if communicator.instance_index == 0:
@@ -71,11 +73,11 @@ def _is_connected(options: Options) -> bool:
 
 
 def share_sampler(sampler: Any, options: Options) -> None:
-    """Give one of torch's samplers a random generator that makes its orders equal on all instances.
+    """Give a torch sampler a random generator that makes its orders equal on all instances.
 
-    Equal seeds of the processes' own random generators are not sufficient. If one instance drew one
-    more random number than the other instances, the shares of the instances would overlap in all
-    later epochs.
+    Equal seeds of the processes' own random generators would not be sufficient. If one instance
+    drew one more random number than the other instances, the instances' shares of the data set
+    would overlap in all later epochs.
     """
     draws = isinstance(sampler, _DRAWS_FROM_PROCESS) and sampler.generator is None
     if draws and (options.exists("random_seed") or _is_connected(options)):

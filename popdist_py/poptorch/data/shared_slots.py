@@ -1,8 +1,9 @@
 """Slots: areas of shared memory that each contain the tensors of one item of a data set.
 
-A slot is an anonymous file (memfd). The kernel removes an anonymous file even if its processes are
-killed. The size limit of /dev/shm does not apply to anonymous files. The code of the loader process
-and of the accessor decides which of the two processes may use a slot.
+A slot is an anonymous file (memfd), which a process can map as memory. The kernel removes an
+anonymous file even if its processes are killed. The size limit of /dev/shm does not apply to
+anonymous files. The code of the loader process and of the accessor decides which of the two
+processes may use a slot.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class _Custom:
 
 
 class Slot:
-    """An area of shared memory for one item of a data set. The area grows to the item's size.
+    """An area of shared memory for one item of a data set, which grows to the size of the item.
 
-    A process can receive a slot when the process is started.
+    A process can receive a slot only when the process is started.
     """
 
     def __init__(self) -> None:
@@ -74,8 +75,8 @@ class Slot:
     def place(self, index: int, leaf: Leaf) -> torch.Tensor:
         """Return the tensor in shared memory with the position, shape and dtype of ``leaf``.
 
-        If the previous item's tensor with this index had an equal ``leaf``, the method returns the
-        same tensor object again.
+        If the previous item's tensor with the same index had an equal ``leaf``, the method
+        ``place`` returns the same tensor object again.
 
         Args:
             index: The index of the tensor within the item.
@@ -88,7 +89,7 @@ class Slot:
         return tensor
 
     def tensor(self, leaf: Leaf) -> torch.Tensor:
-        """Return a tensor that uses the slot's memory at ``leaf``. The slot grows if necessary."""
+        """Return a tensor that uses the slot's memory at ``leaf``; the slot grows if necessary."""
         count = prod(leaf.shape)
         if count == 0:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
@@ -102,7 +103,7 @@ class Slot:
             if size < nbytes:
                 size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
                 os.ftruncate(self._file, size)
-            # Tensors that use the earlier, smaller mapping stay valid, because both mappings
+            # Tensors that use the earlier, smaller memory map stay valid, because both memory maps
             # contain the same pages of the file.
             self._memory = mmap.mmap(self._file, size)
         return self._memory
@@ -121,7 +122,7 @@ class Slot:
 
 
 class SlotWriter:
-    """A writer that stores the tensors of one item in a slot, one after another."""
+    """A writer that stores the tensors of one item in a slot of shared memory."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -133,8 +134,9 @@ class SlotWriter:
         leaf = Leaf(aligned(self._end), tuple(shape), dtype)
         tensor = self._slot.place(len(self._placed), leaf)
         self._end = leaf.offset + leaf.nbytes
-        # The method ``put`` finds a tensor by its ``id()``. The stored reference keeps the tensor
-        # alive, so that another object cannot get the same id.
+        # The method ``put`` finds a tensor in the dictionary ``_placed`` by the tensor's ``id()``.
+        # The reference in ``_placed`` keeps the tensor alive, so that another object cannot get the
+        # same id.
         self._placed[id(tensor)] = (tensor, leaf)
         return tensor
 
@@ -150,8 +152,9 @@ class SlotWriter:
                 RuntimeError,
                 TypeError,
             ):
-                # The tensors have different dtypes or require gradients. ``torch.stack`` without
-                # ``out`` returns the stacked tensors, or raises torch's usual error.
+                # These tensors have different dtypes or require gradients. For such tensors,
+                # ``torch.stack`` without ``out`` returns the stacked tensors, or raises torch's
+                # usual error.
                 return torch.stack(batch, 0)
 
         return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack})
@@ -167,11 +170,11 @@ class SlotWriter:
         return map_tensors(join, *items)
 
     def put(self, item: Any) -> Any:
-        """Copy those tensors of an item to the slot that are not in the slot yet.
+        """Copy the tensors of an item to the slot, except tensors that the slot contains already.
 
         Returns:
-            The description of the item. The description is a copy of the item with a :class:`Leaf`
-            in place of every tensor.
+            The description of the item, for ``read``. A description is a copy of the item with a
+            :class:`Leaf` in place of every tensor.
 
         Raises:
             AssertionError: The item contains an object that is not a dense tensor, a list, a tuple,
@@ -200,7 +203,7 @@ class SlotWriter:
 
 
 def read(slot: Slot, description: Any) -> Any:
-    """Return the item in a slot whose description :class:`SlotWriter` returned.
+    """Return the item in a slot, from a description that a :class:`SlotWriter` returned.
 
     The tensors of the returned item use the memory of the slot.
     """

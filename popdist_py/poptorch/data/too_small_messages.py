@@ -1,7 +1,7 @@
 """Messages about data sets that are too small for one batch.
 
-The functions of this module only return texts. The module ``loader_arguments.py`` computes the
-sizes of batches.
+The functions in ``too_small_messages`` only return texts. The module ``loader_arguments.py``
+computes the sizes of batches.
 """
 
 from __future__ import annotations
