@@ -1,9 +1,9 @@
 """The class BackendChoice, which chooses the back end (the code) that runs a model's replicas.
 
-The results of a back end must agree with those of the loop back end, which runs one replica after
-the other. The choice depends only on the model and not on measured times, so that a program
-computes the same bits in every run. The module ``backends.py`` contains the list of back ends, and
-the rules about when each is worthwhile.
+The results of a back end must agree with the results of the loop back end, which runs one replica
+after the other. The choice of a back end depends only on the model and not on measured times, so
+that a program computes the same bits in every run. The module ``backends.py`` contains the list of
+back ends, and the rules about the models for which each back end is faster than the loop back end.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["BackendChoice", "Chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The result of the choice of a back end.
+    """The replica back end that was chosen for a model.
 
     Attributes:
-        name: The name of the chosen back end.
-        replicas: The object of the chosen back end that runs the replicas.
+        name: The name of the chosen replica back end.
+        replicas: The object that runs the replicas with the chosen back end.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Chosen:
 
 
 class BackendChoice:
-    """Chooses the replica back end of a model.
+    """Chooses the replica back end (the code that runs the replicas) of a model.
 
     Args:
         model: The compiled model on the device.
         call: The arguments of a call of the model.
         inputs: One tensor for each input, with a micro-batch for each group of replicas.
         communicator: The communicator that connects the instances. All instances choose the same
-            back end.
+            replica back end.
         tell: A function that is called with a short description of each step of the choice, for a
             progress bar.
     """
@@ -75,21 +75,23 @@ class BackendChoice:
         self._agreement = Agreement(model, call, inputs)
 
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
-        """Return the first back end with correct results on all instances; else the loop back end.
+        """Return the first back end with correct results on all instances.
+
+        If the results of every tried back end are wrong, the method returns the loop back end.
 
         Args:
             wanted: The requested back end: the back end's name, a value of the option
                 ``replicaExecution``, or "auto".
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
-                same model. The back end ``chosen_before`` is not compared with the loop back end
-                again.
+                same model. The results of the back end ``chosen_before`` are not compared with the
+                results of the loop back end again.
 
         Raises:
             Error: The option ``replicaExecution`` selects a kind of back end, and no back end of
                 this kind can run the replicas.
         """
-        # During the comparison, the instances may run different numbers of micro-batches. Therefore
-        # batch norms must not wait for other instances.
+        # While back ends are compared, the instances may run different numbers of micro-batches.
+        # Therefore batch norms must not wait for other instances during the comparison.
         alone = self._model.norm_groups.alone() if self._model.norm_groups else nullcontext()
         with alone, self._model.state.attributes.contents_kept():
             chosen = self._trusted(chosen_before) or self._first_agreeing(wanted)
@@ -98,13 +100,13 @@ class BackendChoice:
             loop = backends.BACKENDS[0]
             chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
         logger.debug("Replicas run as %s", chosen.name)
-        # The comparison leaves fragmented free memory that training steps could not reuse, so it is
-        # given back to the operating system.
+        # The comparison of back ends leaves fragmented free memory that training steps could not
+        # reuse. Therefore this memory is given back to the operating system.
         give_back_kept_memory()
         return chosen
 
     def _trusted(self, name: str | None) -> Chosen | None:
-        """Return the earlier choice ``name``; None if instances made different earlier choices."""
+        """Return the back end ``name``; None if instances chose different back ends earlier."""
         row = next((row for row in backends.BACKENDS if row.name == name), None)
         position = -1 if row is None else backends.BACKENDS.index(row)
         if self._smallest(position) != position or -self._smallest(-position) != position:
@@ -119,7 +121,7 @@ class BackendChoice:
         return None
 
     def _candidates(self, wanted: str) -> list[Backend]:
-        """Return the back ends to try, except the loop back end, in the order of preference."""
+        """Return the back ends to compare with the loop back end, the preferred back end first."""
         others = backends.BACKENDS[1:]
         if wanted != "auto":
             return [row for row in others if wanted in (row.name, row.option)]
@@ -128,7 +130,7 @@ class BackendChoice:
         return [row for row in reversed(others) if row.is_worthwhile(self._model, samples)]
 
     def _common(self, row: Backend, *, compares: bool) -> Chosen | None:
-        """Return one back end, or None if it cannot run the replicas on every instance."""
+        """Return a back end; None if the back end cannot run the replicas of every instance."""
         reason = row.can_run(self._model)
         if reason is not None:
             self._reasons.append(reason)
@@ -157,10 +159,11 @@ class BackendChoice:
                     self._agreement.prepare()
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
-                # run cannot use such tensors. Therefore ``contents_kept`` undoes the changes that
-                # the back end makes to lists. Changes that the loop back end makes to lists are
-                # undone only after the choice. If these changes were undone earlier, the comparison
-                # would not detect that a forward pass counts its calls in a list.
+                # run cannot use such tensors. Therefore ``contents_kept`` undoes the changes that a
+                # tried back end makes to the lists of the model. The changes that the loop back end
+                # makes to lists are undone only after a back end has been chosen. If the changes
+                # were undone earlier, the comparison of back ends would not detect that a forward
+                # pass counts its calls in a list.
                 with self._model.state.attributes.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
@@ -200,7 +203,7 @@ class BackendChoice:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Discard the text that this thread prints in the ``with`` block.
+    """Discard the text that the current thread prints in the ``with`` block.
 
     The choice of a back end runs the forward pass several times, but the program expects the text
     of only one forward pass. On a real IPU, PopTorch traces the forward pass only once.
@@ -242,8 +245,9 @@ def _collections_paused() -> Iterator[None]:
     """Disable Python's cyclic garbage collector in the ``with`` block.
 
     Recording a graph makes tens of thousands of objects that remain in use. As the number of
-    objects grows, the garbage collector would search all objects again and again. Searches by the
-    garbage collector took 6 per cent of the time to compile ResNet-101.
+    objects grows, the garbage collector would search all objects again and again. Without
+    ``_collections_paused``, searches by the garbage collector took 6 per cent of the time to
+    compile ResNet-101.
     """
     was_enabled = gc.isenabled()
     gc.disable()

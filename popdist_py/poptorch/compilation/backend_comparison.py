@@ -1,12 +1,13 @@
-"""The class Agreement, which compares a replica back end's results with the loop's results.
+"""The class Agreement, which compares the results of replica back ends.
 
 A replica back end is code that runs the forward and backward passes of all replicas. The simplest
-back end, the loop, runs one replica after the other, and its results are correct by definition.
-Another back end may differ from the loop by rounding errors, because the same sum in another order
-is rounded differently. Deep models amplify rounding errors. For example, a gradient of ResNet-50
-changes by 2 per cent if the last bits of the weights change. Therefore the comparison measures the
-effect of rounding on every tensor of the loop's results. The module ``backend_comparison`` does not
-depend on how a back end works, and does not compare the speed of back ends.
+back end, the loop back end, runs one replica after the other. The results of the loop back end are
+correct by definition. The results of another back end may differ by rounding errors, because the
+same sum in another order is rounded differently. Deep models amplify rounding errors. For example,
+a gradient of ResNet-50 changes by 2 per cent if the last bits of the weights change. Therefore the
+comparison measures the effect of rounding on every tensor that the loop back end computes. The
+module ``backend_comparison`` does not depend on how a back end works, and does not compare the
+speed of back ends.
 """
 
 from __future__ import annotations
@@ -39,27 +40,28 @@ __all__ = ["Agreement"]
 
 # The noise of a tensor is the norm of the tensor's change if random rounding errors are added to
 # all weights and inputs. A tensor of a back end agrees with the tensor of the loop back end if the
-# norm of their difference is at most _NOISE times the noise, plus the tolerance that the function
-# roundings() returns. In measurements of ResNet, MobileNet, BERT and small models, the differences
-# of correct back ends were below 1.5 times the noise. A leak of 1e-4 between replicas caused a
-# difference of 150 times the noise.
+# norm of the difference of the tensors is at most _NOISE times the noise, plus the tolerance that
+# the function roundings() returns. In measurements of ResNet, MobileNet, BERT and small models, the
+# differences of correct back ends were below 1.5 times the noise. An error that added 1e-4 of one
+# replica's values to another replica's values caused a difference of 150 times the noise.
 _NOISE: Final = 12.0
-# Back ends are compared at several test points. A test point is a set of values for weights, inputs
-# and buffers. If the input of a ReLU is nearly zero, rounding may change its sign. The change of
-# the sign causes a large change of gradients, but only a small change of the ReLU's output.
-# Therefore each gradient must agree with the gradient of the loop back end at only one of
-# _MAX_POINTS test points. Outputs and buffers must agree with those of the loop back end at every
-# tested point.
+# The results of back ends are compared at several test points. A test point is a set of values for
+# weights, inputs and buffers. If the input of a ReLU is nearly zero, rounding may change the sign
+# of the input. A change of the input's sign causes a large change of gradients, but only a small
+# change of the ReLU's output. Therefore each gradient must agree with the gradient of the loop back
+# end at only one of _MAX_POINTS test points. Outputs and buffers must agree with those of the loop
+# back end at every tested point.
 _MAX_POINTS: Final = 4
-# The number of the test point whose values are close to the values in the program. With very
-# different values, a model may compute only NaN, and NaN cannot be compared. If all numbers of a
-# tensor are NaN or infinite at test point 0, the comparison also uses the test point _NEAR.
+# The number of the test point whose values are close to the values in the program. If weights and
+# inputs differ much from the values in the program, a model may compute only NaN, and NaN cannot be
+# compared. If all numbers of a tensor are NaN or infinite at test point 0, the comparison also uses
+# the test point _NEAR.
 _NEAR: Final = _MAX_POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The tensors that a run of one micro-batch computes or changes, separated by kind."""
+    """The tensors that the model computes or changes for one micro-batch, separated by kind."""
 
     outputs: Tensors
     gradients: Tensors
@@ -73,13 +75,12 @@ class _Results:
 
 @dataclass(slots=True)
 class _Point:
-    """A test point, which is one set of values for the comparison of back ends.
+    """A test point: one set of values of weights, inputs and buffers to compare back ends.
 
     Attributes:
         number: The number of the test point. The values of each test point differ from the values
             of every other test point, and from the values that were used for recording a graph.
-        expected: The results that the loop over the replicas computes from the values of the test
-            point.
+        expected: The results that the loop back end computes from the values of the test point.
         noise: For each kind of tensor, the size of the change that rounding causes in each result
             of the loop back end; None if this change has not been measured.
     """
@@ -95,7 +96,9 @@ def _scale(number: int) -> float:
 
 
 class Agreement:
-    """Compares replica back ends with the loop, and restores the device's tensors after each run.
+    """Compares the results of replica back ends with the results of the loop back end.
+
+    The device's tensors are restored after each run of a back end.
 
     Args:
         model: The compiled model on the device.
@@ -116,19 +119,22 @@ class Agreement:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the loop over the replicas has run, so that other back ends may run now."""
+        """Whether the loop back end has run, so that other back ends may run now."""
         return bool(self._points)
 
     def prepare(self) -> None:
-        """Run the loop over the replicas, which must run before any other back end.
+        """Run the loop back end, which must run before any other back end.
 
         If another back end ran first, its forward pass could store tensors in Python variables, and
-        the loop over the replicas could read these tensors in its first run.
+        the loop back end could read these tensors in its first run.
         """
         self._point(0)
 
     def difference(self, replicas: Replicas) -> str | None:
-        """Return a text about results that differ from the loop back end's; None if all agree."""
+        """Return a text about results that differ from the loop back end's results.
+
+        The method returns None if all results agree.
+        """
         first = self._point(0).expected
         empty = says_nothing(first.outputs)
         differing = set(range(len(self._model.trained)))
@@ -155,7 +161,10 @@ class Agreement:
         return self._points[number]
 
     def _wrong(self, point: _Point, results: _Results) -> Iterator[tuple[str, set[int]]]:
-        """Yield each kind of tensor, with the indices of tensors that differ beyond rounding."""
+        """Yield each kind of tensor, with the indices of tensors that differ too much.
+
+        Tensors differ too much if rounding errors cannot explain the difference.
+        """
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
             if len(expected) != len(got):
                 yield kind, set(range(len(expected) + 1))
@@ -171,16 +180,16 @@ class Agreement:
     def _noise(self, point: _Point) -> dict[str, list[float]]:
         """Return the size of the change that rounding causes in each result of the loop back end.
 
-        To measure this change, the method runs the loop over the replicas with random rounding
-        errors in all weights and inputs. The method also repeats the loop over the replicas with
-        unchanged weights and inputs. If a resulting tensor changes in a repetition, the change has
-        a cause other than rounding, for example a Python variable that the forward pass changes.
-        The method returns 0 for a tensor that changes in a repetition.
+        To measure the effect of rounding, the method runs the loop back end with random rounding
+        errors in all weights and inputs. The method also repeats the loop back end with unchanged
+        weights and inputs. If a tensor changes when the loop back end is repeated with unchanged
+        values, the cause is not rounding, but for example a Python variable that the forward pass
+        changes. The method returns 0 for a tensor that changes in a repetition.
         """
         if point.noise is None:
-            # The loop over the replicas is repeated twice, before and after the run with rounding
-            # errors. If the loop were repeated only once, a Python variable could by chance have
-            # the same value as in the first run.
+            # The loop back end is repeated twice, before and after the run with rounding errors. If
+            # the loop back end were repeated only once, a Python variable could by chance have the
+            # same value as in the first run.
             changes = [self._repeated(point)]
             moved = self._run(self._loop, point.number, partial(_rounded_anew, torch.Generator()))
             moves = _all_distances(point.expected, moved)
@@ -199,7 +208,7 @@ class Agreement:
         return point.noise
 
     def _repeated(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of each result's change if the loop over the replicas runs again."""
+        """Return the size of each result's change if the loop back end runs again."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
     # -- running a micro-batch ----------------------------------------------------------------
@@ -211,7 +220,7 @@ class Agreement:
         number: int,
         change: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ) -> _Results:
-        """Run one micro-batch with the values of a test point, changed by ``change``."""
+        """Run one micro-batch with the values of a test point, which ``change`` changes first."""
         model, scale = self._model, _scale(number)
         inputs = [_other(tensor, number, scale) for tensor in self._inputs]
         if isinstance(self._loop, _LoopOverTwo):
@@ -223,7 +232,8 @@ class Agreement:
             outputs = replicas.run(self._call, inputs, 0, 1.0)
             buffers = [buffer.clone() for buffer in self._buffers]
         gradients = _taken_gradients(model)
-        # Parameters that the optimiser does not update may also have gradients.
+        # Parameters that the optimiser does not update may also have gradients. Therefore the
+        # gradients of all parameters are removed.
         clear_gradients(self._parameters)
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
@@ -240,12 +250,12 @@ class Agreement:
     def _moved(
         self, scale: float, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[None]:
-        """Change the weights and buffers in the ``with`` block, and restore them at its end."""
+        """Change the weights and buffers during the ``with`` block, and restore them afterwards."""
         # The changed weights get new memory, because other instances may read the old memory. If a
-        # back end wrongly reads the old memory, its results differ from the results of the loop
-        # back end. To save memory, a weight's old memory is freed if the host has an equal copy of
-        # the weight and no other tensor uses the memory. A weight whose old memory was freed is
-        # restored from the host's copy.
+        # back end wrongly reads the old memory, the comparison detects that its results differ from
+        # the results of the loop back end. To save memory, a weight's old memory is freed if the
+        # host has an equal copy of the weight and no other tensor uses the memory. A weight whose
+        # old memory was freed is restored from the host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data
@@ -277,11 +287,12 @@ class Agreement:
 
 
 class _LoopOverTwo:
-    """A loop that runs only the first two replicas, and copies the second replica's results.
+    """A loop back end that runs only two replicas, and copies the second replica's results.
 
-    All replicas except the first get equal inputs and buffers, so running two replicas is
-    sufficient. If a back end mixes up replicas, values of the first replica get into the results of
-    other replicas, and the comparison detects the difference.
+    While back ends are compared, all replicas except the first get equal inputs and buffers.
+    Therefore the results of the second replica are also the results of all later replicas. If a
+    back end mixes up replicas, values of the first replica get into the results of other replicas,
+    and the comparison detects the difference.
     """
 
     needs_context = True
@@ -309,14 +320,18 @@ class _LoopOverTwo:
             stack[2:] = stack[1].clone()
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run two replicas, and add the second replica's gradients once for each later replica."""
+        """Run two replicas, and count the second replica's gradients once for each later replica.
+
+        All replicas except the first have equal inputs, so their gradients are equal too.
+        """
         others = self._model.batching.replicas - 1
         one, two, *_ = self._model.batching.inputs_of_replicas(inputs)
         first = self._loop.run_one(0, call, one, number, scale)
         gradients = _taken_gradients(self._model)
         second = self._loop.run_one(1, call, two, number, scale)
-        # The second replica's gradients are multiplied, and not its loss, because a factor on the
-        # loss would change the rounding errors of the backward pass.
+        # The gradients of the second replica are multiplied by the number of replicas that it
+        # represents. The second replica's loss is not multiplied, because a factor on the loss
+        # would change the rounding errors of the backward pass.
         trained = self._model.trained
         pairs = zip(gradients, gradients_of(trained), strict=True)
         set_gradients(trained, [_sum(one, other, others) for one, other in pairs])
@@ -325,7 +340,7 @@ class _LoopOverTwo:
 
 
 def _taken_gradients(model: DeviceModel) -> Tensors:
-    """Return the trained parameters' gradients, and remove the gradients from the parameters."""
+    """Return the gradients of the trained parameters, and set their ``grad`` to None."""
     gradients = [g if g is None else g.detach() for g in gradients_of(model.trained)]
     if model.gradients is not None and model.gradients.reuses_memory:
         gradients = [g if g is None else g.clone() for g in gradients]
@@ -342,8 +357,8 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
     if other.dtype.itemsize > 2:
         return first.add(other, alpha=times)
     # In a 16-bit format, the rounding error of one addition is as large as an error that the
-    # comparison must detect. Therefore the tensor ``other`` is added repeatedly, as in the loop
-    # over all replicas.
+    # comparison of back ends must detect. Therefore the tensor ``other`` is added ``times`` times
+    # and not multiplied, as in a loop over all replicas.
     for _ in range(times):
         first = first + other
     return first
@@ -357,7 +372,7 @@ _USES_OF_ONE: Final = _uses(torch.empty(1))
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is the only user of its memory."""
+    """Tell whether no other tensor uses the memory of a tensor."""
     return _uses(tensor) == _USES_OF_ONE
 
 
@@ -365,8 +380,8 @@ def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
     """Return a changed copy of an input tensor, with values that the model accepts.
 
     The samples get another order, and floating-point numbers are multiplied by ``scale``. Integers
-    are not multiplied by ``scale``, but their sum over the samples must also change. Therefore a
-    copy of the last sample replaces the first sample of an integer tensor.
+    are not multiplied by ``scale``. To change the sum of an integer tensor over the samples, a copy
+    of the last sample replaces the first sample.
     """
     moved = tensor.flip(0).roll(number, 0)
     if tensor.is_floating_point():

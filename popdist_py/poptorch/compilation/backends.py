@@ -1,16 +1,18 @@
-"""The list of replica back ends, with rules about when a back end can run and is worthwhile.
+"""The list of replica back ends, with rules for choosing the back end of a model.
 
 To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
-instance of a job must register the same rows. The first row of ``BACKENDS`` is the loop over the
-replicas, whose results are correct by definition. When a model is compiled for the first time, the
-results of other back ends are compared with the results of the loop over the replicas.
+instance of a job must add the same rows to ``BACKENDS``. The first row of ``BACKENDS`` is the loop
+back end, which runs one replica after the other. The results of the loop back end are correct by
+definition. When a model is compiled for the first time, the results of other back ends are compared
+with the results of the loop back end.
 
-With the option "auto", the library tries the back ends from the last row to the first row. The
-library uses the first worthwhile back end whose results agree with the results of the loop over the
-replicas. The choice does not depend on measured times, so a program uses the same back end in every
-run. The rules about worthwhile back ends were derived from the step times in this table. Each entry
-of the table is a back end's step time divided by the step time of the loop over the replicas,
-measured with one thread on a machine of two cores:
+With the option "auto", the library tries the back ends from the last row to the first row. A back
+end is worthwhile for a model if the back end is expected to be faster than the loop back end. The
+library uses the first worthwhile back end whose results agree with the results of the loop back
+end. The choice does not depend on measured times, so a program uses the same back end in every run.
+The rules about worthwhile back ends were derived from the step times in the following table. Each
+entry of the table is a back end's step time divided by the step time of the loop back end, measured
+with one thread on a machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
@@ -53,8 +55,8 @@ from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 
 __all__ = ["BACKENDS", "ONE_REPLICA", "Backend", "register", "why_not_copied"]
 
-# The reason why back ends that compute several replicas at once do not run a single replica. The
-# loop over the replicas then runs the only replica, without an error.
+# The reason why back ends that compute several replicas at once do not run a single replica. For a
+# single replica, the library uses the loop back end, and does not raise an error.
 ONE_REPLICA: Final = "there is one replica only"
 
 # The torch functions that are slower in a recorded graph, because recorded graphs do not use
@@ -73,14 +75,14 @@ class Backend:
     Attributes:
         name: The name of the back end, which is stored in executables.
         option: The value of the option ``replicaExecution`` that selects the back end; None if only
-            "auto" can select it. If several back ends have the same option value, the first back
-            end that agrees with the loop over the replicas is used.
+            "auto" can select it. If several back ends have the same option value, the library uses
+            the first of these back ends whose results agree with the results of the loop back end.
         can_run: A function that returns None if the back end can run a model, and otherwise the
             reason why not.
         make: A function that returns an object that runs a model's replicas. The arguments of
             ``make`` are the model, the arguments of a call, and one tensor for each input, with a
-            micro-batch for each group of replicas. If ``make`` raises an error, the back end is not
-            used.
+            micro-batch for each group of replicas. If ``make`` raises an error, the library does
+            not use the back end.
         is_worthwhile: A function that returns whether "auto" tries the back end, given the model
             and the number of samples in a micro-batch.
     """
@@ -105,12 +107,12 @@ def _why_not_recorded(model: DeviceModel) -> str | None:
 
 
 def _kind(mode: Mode) -> Any:
-    """Return the class of a torch mode that is given as a class or as a ``partial`` of a class."""
+    """Return the class of a torch mode; the mode is a class or a ``partial`` of a class."""
     return mode.func if isinstance(mode, partial) else mode
 
 
 def why_not_copied(model: DeviceModel) -> str | None:
-    """Return the reason why ``CopyingReplicas`` cannot run a model; None without a reason."""
+    """Return why ``CopyingReplicas`` cannot run a model; None if it can run the model."""
     if any(_kind(mode) is not MixedPrecision for mode in model.context.modes):
         return "the forward runs in modes that read values in the memory of the CPU"
     return model.only_loop
@@ -185,7 +187,7 @@ BACKENDS: Final[list[Backend]] = [
 
 
 def register(row: Backend) -> None:
-    """Add a row to ``BACKENDS``, and its option to the values of ``replicaExecution``.
+    """Add a row to ``BACKENDS``, and the row's option to the values of ``replicaExecution``.
 
     The option "auto" tries the new row before all other rows.
 

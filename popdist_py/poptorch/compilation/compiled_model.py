@@ -1,4 +1,4 @@
-"""The results of a compilation, which are an Executable for storage and a Compiled on the device.
+"""The results of a compilation: an Executable to store, and a Compiled on the device.
 
 The module ``compiler`` makes an Executable, and the module ``program_builder`` makes a Compiled
 model.
@@ -24,7 +24,7 @@ __all__ = ["Compiled", "Executable"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Executable:
-    """The result of a compilation, which can be stored because it does not refer to tensors.
+    """The result of a compilation, without references to tensors, so that it can be stored.
 
     Attributes:
         first_forward: The properties of the model that were found in its first forward pass.
@@ -52,8 +52,8 @@ class Executable:
 class Compiled:
     """A compiled model on the device.
 
-    The attribute ``ipu_rows`` writes the model's calls to the timeline, if the options name a
-    device.
+    The object in ``ipu_rows`` writes the model's calls to the timeline, if the options of the model
+    name a device.
     """
 
     executable: Executable
@@ -63,7 +63,7 @@ class Compiled:
     ipu_rows: IpuRows | None = None
 
     def download_changed(self) -> Callable[[], None]:
-        """Return a function that copies parameters and buffers that a call changes to the host."""
+        """Return a function that downloads the parameters and buffers that a call changes."""
         first, state, training = self.executable.first_forward, self.state, self.program.training
         changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
         changed += [state.parameters[name] for name in first.modified_parameters]
@@ -72,7 +72,7 @@ class Compiled:
         return partial(state.download, frozenset(map(id, changed)))
 
     def check_weights(self) -> None:
-        """Check that all weights belong to the same training step.
+        """Check that all weights on the device belong to the same training step.
 
         Raises:
             Error: An instance was lost during a weight update.

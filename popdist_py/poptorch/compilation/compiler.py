@@ -45,8 +45,8 @@ from popdist_py.timeline import spans
 
 __all__ = ["compile_model"]
 
-# The progress bar shows _FIRST_PERCENT when the choice of a back end starts. Each step of choosing
-# a back end adds _PERCENTS to the progress bar, up to _LAST_PERCENT.
+# The progress bar of the compilation shows _FIRST_PERCENT when the choice of a back end starts.
+# Each step of choosing a back end adds _PERCENTS to the progress bar, up to _LAST_PERCENT.
 _FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
 
@@ -57,7 +57,7 @@ def compile_model(
     advance: Callable[[int, str], None],
     placed: Callable[[int], None],
 ) -> Compiled:
-    """Compile a model for arguments with the structure and shapes of ``call``.
+    """Compile a model for arguments with the same structure and shapes as in ``call``.
 
     Args:
         source: The module, its options and its optimiser.
@@ -154,7 +154,8 @@ def _trace_with(
     if state.has_own_tensors:
         state.select(0, source.first_replica)
     watched = watched_model(source.model, call, source.options, training=source.training)
-    # The function first_forward() restores the host's random state.
+    # After the traced forward pass, the function first_forward() restores the state of the host's
+    # random generator.
     context = DeviceContext(state=state, training=source.training, is_random=False)
     has_groups = source.training and source.options.Training.norm_group_size > 1
     with OneValueAllowed() if has_groups else nullcontext(), MixedPrecision() as precision:
@@ -203,7 +204,7 @@ def _share(state: DeviceState, communicator: Communicator) -> None:
 
 
 def _record_profile(options: Options) -> None:
-    """Record the timeline of this process if the options ask for a profile.
+    """Record the timeline of this process if a profile is enabled in the options.
 
     Raises:
         Error: The folder for the profile cannot be made.

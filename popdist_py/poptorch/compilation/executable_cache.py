@@ -1,8 +1,9 @@
-"""The class ExecutableCache, which stores compiled models so that each is compiled only once.
+"""The class ExecutableCache, which stores compiled models, so that a model is compiled only once.
 
-All processes share one cache folder. Every instance of a job has a different file, because the
-options of an instance contain the instance's index. The module ``executable_cache`` finds, locks,
-reads and writes the cache file of one model, but does not compile models.
+All processes that use the cache share one folder of executables. Every instance of a job has a
+different cache file, because the options of an instance contain the instance's index. The module
+``executable_cache`` finds, locks, reads and writes the cache file of one model, but does not
+compile models.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class ExecutableCache:
     """The cache file of one model in a folder of executables (compiled models).
 
     Args:
-        path: The cache file for the model with its options; None to neither load nor store
-            executables.
+        path: The cache file for the model with its options. With None, the object neither loads nor
+            stores executables.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -48,7 +49,7 @@ class ExecutableCache:
         optimizer: torch.optim.Optimizer | None,
         call: Call,
     ) -> ExecutableCache:
-        """Return the cache file of a model, in the folder that the options name."""
+        """Return the cache file of a model, in the cache folder that the options name."""
         folder = options.executable_cache
         if folder is None:
             return cls(None)
@@ -79,7 +80,7 @@ class ExecutableCache:
             yield
 
     def _do_without(self, error: OSError) -> None:
-        """Warn, and stop using the cache, unless the cache file already contains an executable."""
+        """Warn, and stop using the cache, if the cache file does not contain an executable yet."""
         if self._is_filled():
             return
         assert self._path is not None
@@ -111,7 +112,7 @@ class ExecutableCache:
         return None
 
     def store(self, executable: Executable) -> None:
-        """Write an executable to the file, unless the file contains a usable executable."""
+        """Write an executable to the cache file, unless the file contains a usable executable."""
         if self._path is None or (self._is_filled() and not self._is_unusable):
             return
         try:

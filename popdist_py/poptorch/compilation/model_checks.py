@@ -47,7 +47,7 @@ def check_norm_groups(options: Options, batching: Batching, communicator: Commun
 def check_placement(
     placement: ForwardPlaces, options: Options, batching: Batching, *, training: bool
 ) -> int:
-    """Check the number of micro-batches for the pipeline, and the number of IPUs.
+    """Check that the pipeline has enough micro-batches, and that the number of IPUs is valid.
 
     Returns:
         The number of IPUs that all replicas of this process need.
@@ -105,8 +105,8 @@ def check_changed_buffers(names: Collection[str], options: Options, batching: Ba
     """Check that the options let each replica have a separate copy of the changed buffers.
 
     Args:
-        names: The names of the buffers that the forward pass changes, without the statistics of
-            norm layers.
+        names: The names of the buffers that the forward pass changes, except the statistics of norm
+            layers.
         options: The options of the model.
         batching: The numbers that divide a call's samples into micro-batches.
 

@@ -30,8 +30,8 @@ def model_key(
     The hash depends on the model's code and settings, the options, the structure, shapes and dtypes
     of the arguments, the optimiser's class, and the versions of Python, torch and this package. The
     hash does not depend on the optimiser's settings, because these settings affect only the weight
-    update, which is not compiled. The hash of a model also does not depend on files that the
-    forward pass reads.
+    update, which is not compiled. The hash of a model also does not depend on the content of files
+    that the forward pass reads.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
@@ -60,5 +60,5 @@ def model_key(
 
 
 def _blocks(module: nn.Module) -> list[str]:
-    """Return descriptions of the BeginBlock annotations of a module."""
+    """Return descriptions of the BeginBlock annotations, which begin blocks, of a module."""
     return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]

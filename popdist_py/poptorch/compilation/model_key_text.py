@@ -1,11 +1,11 @@
 """The function code_text, which describes a model's settings and code for the executable cache.
 
-The description is a part of the key of a model in the cache. The description contains the code that
-the forward pass can call, with some exceptions. Parameters and buffers are described only by their
-shapes and dtypes. Code of Python's standard library, torch and this package is described only by
-names, because the key contains the versions of these packages. Code of other libraries is included
-only if the model calls this code directly, because a search through all further calls would take
-seconds.
+The description of a model is a part of the model's key in the cache. The description contains the
+code that the forward pass can call, except code of libraries in two cases. Parameters and buffers
+are described only by their shapes and dtypes. Code of Python's standard library, torch and
+``popdist_py`` is described only by names, because the key contains the versions of these packages.
+Code of other libraries is included only if the model calls the code directly. A search through all
+further calls would take seconds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _MAPPINGS: Final = (dict, MappingProxyType)
 _NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# The names of the attributes that every module has. The values of such attributes either appear
+# The names of the attributes that every module has. The values of these attributes either appear
 # elsewhere in the key of a model, or do not affect the computation.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
-# The names of the attributes of every module that are nevertheless described if a module is stored
-# in another object, and not as a submodule.
+# The names of the attributes in ``_OF_ALL_MODULES`` that are described if a module is not a
+# submodule, but is stored in another object.
 _OWN: Final = ("training", "_parameters", "_buffers", "_modules")
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _Code = FunctionType | type
@@ -78,7 +78,7 @@ def code_text(model: nn.Module) -> list[str]:
 
 
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return names and values of a module's hooks, and of attributes that not every module has."""
+    """Return names and values of a module's hooks, and of attributes that a plain module lacks."""
     attributes = vars(module)
     hooks = [(name, list(attributes[name].values())) for name in _HOOKS if attributes.get(name)]
     return [*((k, v) for k, v in attributes.items() if k not in _OF_ALL_MODULES), *hooks]
@@ -100,14 +100,15 @@ class _Reached:
 
     def made_of(self) -> Iterator[str]:
         """Yield descriptions of the contents of the functions, classes and objects in the model."""
-        for value in self._met:  # During this loop, the method ``text`` appends to the list.
+        # The method ``text``, which this loop calls, appends to the list ``_met`` during the loop.
+        for value in self._met:
             self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
             yield from map(self.text, _made_of(value))
 
     def text(self, value: Any) -> str:
         """Return a description of a value, and register the functions and objects in the value.
 
-        The description of a value is the same in every process.
+        The text that stands for the value in a cache key is the same in every process.
         """
         if isinstance(value, _PLAIN):
             return repr(value)
@@ -171,7 +172,11 @@ class _Reached:
         return f"{self.text(kind)} object {self._number(value)}"
 
     def _code(self, value: _Code) -> str:
-        """Return the name of a function or class, and its number if its code is described too."""
+        """Return the name of a function or class.
+
+        If the key also describes the code of the function or class, the name contains its number in
+        the key.
+        """
         if _is_versioned(value) and not getattr(value, "__closure__", None):
             return _name(value)
         return f"{_name(value)} {self._number(value)}"
@@ -219,7 +224,8 @@ def _of_object(value: Any) -> list[Any]:
         attributes = _attributes(value)
         if attributes:
             return attributes
-    if isinstance(value, RemovableHandle):  # The number of a hook's handle differs in every run.
+    # The number of a hook's handle is left out, because the number differs in every run.
+    if isinstance(value, RemovableHandle):
         return []
     # All other objects, for example dates or functions written in C, are described by the values
     # that pickle would store.
@@ -230,7 +236,7 @@ def _of_object(value: Any) -> list[Any]:
         if isinstance(reduced, str):
             return [reduced]
         return [list(part) if isinstance(part, Iterator) else part for part in reduced]
-    except Exception:  # Pickling may raise any exception.
+    except Exception:  # The pickle module may raise any exception for an object of the user.
         return []
 
 
@@ -246,7 +252,8 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
-                with suppress(AttributeError):  # An attribute in ``__slots__`` may lack a value.
+                # An attribute whose name is in ``__slots__`` may lack a value.
+                with suppress(AttributeError):
                     found.append((name, slot.__get__(value, kind)))
     return found
 
@@ -258,7 +265,8 @@ def _of_class(kind: type) -> Iterator[Any]:
             yield name, value.fget, value.fset
         elif isinstance(value, staticmethod | classmethod):
             yield name, value.__func__
-        # The pickle module adds the attribute __slotnames__ to a class.
+        # The pickle module adds the attribute __slotnames__ to a class, so the attribute is left
+        # out.
         elif name not in ("__doc__", "__dict__", "__weakref__", "__slotnames__"):
             yield name, value
 
@@ -275,7 +283,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
 
 
 def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """Yield the instructions and constants of a code object, and the values of its global names."""
+    """Yield a code object's instructions and constants, and the values of its global names."""
     yield code.co_code
     yield code.co_names
     for constant in code.co_consts:

@@ -53,7 +53,8 @@ def build_program(
         executable: The result of the compilation.
         state: The parameters and buffers on the device.
         call: Example arguments of a whole call of the model.
-        tell: A function that is called with a short description of each step of the compilation.
+        tell: A function that is called with a short description of each step of the compilation,
+            for a progress bar.
     """
     batching = source.batching
     run = source.device_run(executable.model_graph)
@@ -125,7 +126,7 @@ def _device_model(
         only_loop=_why_loop(source, anchors, executable, state, call),
         norm_groups=groups,
         # A change that the forward pass makes to an input must also change the caller's tensor.
-        # So an input that the forward pass changes must not be copied.
+        # Therefore an input that the forward pass changes must not be copied.
         aligned_inputs=bool(
             source.options.Emulator.deterministic_reduction
             and not executable.first_forward.changed_inputs
@@ -134,7 +135,10 @@ def _device_model(
 
 
 def _norm_groups(source: SourceModel) -> GroupExchange | None:
-    """Return the object that exchanges batch norm statistics; None without an exchange."""
+    """Return the object that exchanges batch norm statistics between replicas.
+
+    The function returns None if each replica uses only its own statistics.
+    """
     size = source.options.Training.norm_group_size
     if not source.training or size == 1:
         return None
@@ -144,7 +148,7 @@ def _norm_groups(source: SourceModel) -> GroupExchange | None:
 def _training(
     source: SourceModel, first: FirstForward, state: DeviceState, streams: RandomStreams
 ) -> Training | None:
-    """Return the object that reduces gradients and updates weights; None without an optimiser."""
+    """Return the object that reduces gradients and updates weights; None for inference."""
     if source.optimizer is None:
         return None
     setup = TrainingSetup(
@@ -188,7 +192,7 @@ def _modes(source: SourceModel, executable: Executable) -> tuple[Mode, ...]:
 def _why_loop(
     source: SourceModel, anchors: Anchors, executable: Executable, state: DeviceState, call: Call
 ) -> str | None:
-    """Return the reason why replicas must run one after the other; None without a reason."""
+    """Return the reason why replicas must run one after the other; None if they need not."""
     if source.options.Emulator.deterministic_reduction and source.training:
         return "the reduction is deterministic"
     if anchors.needs_each_backward:
@@ -214,7 +218,7 @@ def _why_loop(
 def _watched(source: SourceModel, anchors: Anchors) -> Forward:
     """Return a function that runs the forward pass and passes operation results to ``anchors``.
 
-    Each operation gets the same name as in the first forward pass.
+    Each operation gets the same name as in the first forward pass, which was traced.
     """
 
     def forward(call: Call, leaves: Sequence[torch.Tensor]) -> Any:
@@ -234,7 +238,7 @@ def _watched(source: SourceModel, anchors: Anchors) -> Forward:
 def _first_inputs(
     source: SourceModel, call: Call, executable: Executable
 ) -> Sequence[torch.Tensor]:
-    """Return the first micro-batch of each input, combined for all groups of replicas."""
+    """Return the first micro-batch of each input, as one tensor for all groups of replicas."""
     leaves = source.transfer.inputs(call.leaves, widen_integers=executable.widen_integers)
     return source.batching.combined_micro_batches(leaves)[0]
 
@@ -252,7 +256,7 @@ def _has_backward_hooks(module: nn.Module) -> bool:
 
 
 def _fresh_generator() -> torch.Generator:
-    """Return a random generator with a seed of the system, independent of torch's generator."""
+    """Return a random generator that the operating system seeds, apart from torch's generator."""
     generator = torch.Generator()
     generator.seed()
     return generator

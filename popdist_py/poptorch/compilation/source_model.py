@@ -1,4 +1,4 @@
-"""The class SourceModel, which holds a module together with everything that its compilation needs.
+"""The class SourceModel, which stores a module with its options, optimiser and communicator.
 
 The modules ``compiler`` and ``program_builder`` compile a SourceModel.
 """
@@ -62,12 +62,16 @@ class SourceModel:
         return self.communicator.instance_index * int(self.options.replication_factor)
 
     def device_run(self, graph: ModelGraph | None) -> Run | None:
-        """Return the input of the device model; None if no device model is used."""
+        """Return the input of the device model; None if no device model is used.
+
+        The device model estimates a program's time and memory on an IPU.
+        """
         if graph is None:
             return None
         try:
             return run_from_options(graph, self.options, self.optimizer, training=self.training)
-        except ValueError as error:  # The emulation can run without the device model.
+        # The emulation can run without the device model, which estimates time and memory on an IPU.
+        except ValueError as error:
             logger.debug("The model of the device cannot be asked: %s", error)
             return None
 

@@ -15,9 +15,9 @@ __all__ = ["Tensors", "distance", "distances", "roundings", "says_nothing"]
 
 Tensors = list[torch.Tensor | None]
 
-# The tolerance for a tensor is eps * (_ROUNDINGS * norm + _ROUNDINGS_OF_LARGEST * largest norm).
-# Here ``eps`` is the machine epsilon of the tensor's dtype, and ``norm`` is the norm of the tensor.
-# The largest norm is the maximum over all compared tensors of the same kind.
+# The tolerance for a tensor is eps * (_ROUNDINGS * norm + _ROUNDINGS_OF_LARGEST * largest norm). In
+# the formula, ``eps`` is the machine epsilon of the tensor's dtype, and ``norm`` is the norm of the
+# tensor. The largest norm is the maximum over all compared tensors of the same kind.
 _ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
 # To save memory, large tensors are processed in pieces of about _PIECE numbers. A search for a
 # finite number in a tensor begins with the first _FEW numbers.
@@ -35,8 +35,8 @@ def says_nothing(tensors: Tensors) -> set[int]:
 
 
 def _has_finite(tensor: torch.Tensor) -> bool:
-    # One finite number in the tensor is sufficient, and one of the first numbers is nearly always
-    # finite.
+    # The search for a finite number begins with the first numbers of the tensor, because nearly
+    # always one of these numbers is finite.
     numbers = tensor.flatten() if tensor.is_contiguous() else tensor
     few = numbers[:_FEW] if numbers.dim() else numbers
     return any(bool(piece.isfinite().any()) for part in (few, tensor) for (piece,) in _pieces(part))
@@ -48,7 +48,7 @@ def distances(expected: Tensors, got: Tensors) -> list[float]:
 
 
 def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
-    """Return the norm of the difference of two tensors.
+    """Return the Euclidean norm of the difference of two tensors.
 
     The distance is infinite if the shapes or dtypes of the tensors differ, if only one of them is
     None, or if tensors of integers differ.
@@ -77,8 +77,8 @@ def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield corresponding pieces of tensors of the same shape.
 
-    A piece consists of some rows of each tensor. The pieces save memory, because the difference of
-    two whole tensors would need as much memory as one of the tensors.
+    A piece consists of the same rows of each tensor. The pieces save memory, because the difference
+    of two whole tensors would need as much memory as one of the tensors.
     """
     numbers, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].dim() else 1
     if numbers <= _PIECE:

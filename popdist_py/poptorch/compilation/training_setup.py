@@ -56,7 +56,8 @@ class TrainingSetup:
             first_forward: The properties of the model that were found in its first forward pass.
             state: The parameters and buffers on the device.
             seed_update: A function that seeds the random generator for a weight update. The
-                argument of ``seed_update`` is the number of the micro-batch before the update.
+                argument of ``seed_update`` is the number of the micro-batch that runs just before
+                the weight update.
         """
         compression = self._compression()
         used = _same_group(first_forward.used_parameters, state)
@@ -149,12 +150,13 @@ class TrainingSetup:
     def _updates_slices(
         self, first_forward: FirstForward, state: DeviceState, parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Tell whether instances share the weights, so that each updates only one slice of them."""
+        """Tell whether instances share weights, so that each instance updates one slice of them."""
         return (
             self._settings.shared_weights
             and can_share(self.optimizer, parameters, self.communicator)
             and not self._overlap
-            # The bits of a weight update may depend on where the updated slice begins.
+            # The bits of a weight update may depend on the position at which the updated slice of
+            # the weights begins.
             and not self.options.Emulator.deterministic_reduction
             and not state.has_groups
             # If forward passes change shared weights, each instance's pass would change the weights
@@ -190,7 +192,7 @@ class TrainingSetup:
 
     @property
     def _overlap(self) -> bool | None:
-        """Whether gradients are reduced during the backward pass; None to choose the faster way."""
+        """Whether gradients are reduced in the backward pass; None to measure which is faster."""
         if self._has_half_accumulators or self._scales_automatically:
             # Float16 accumulators and automatic loss scaling use an instance's gradients before the
             # reduction between instances. An instance's gradients are complete only after the
@@ -208,13 +210,13 @@ class TrainingSetup:
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """Write settings like arguments in Python code, for example ``'powersgd', rank=2``."""
+    """Format compression settings as Python arguments, for example ``'powersgd', rank=2``."""
     method, *others = settings.items()
     return ", ".join([repr(method[1]), *(f"{name}={value!r}" for name, value in others)])
 
 
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
-    """Return the used parameters, with all replica groups' copies of each parameter, by name.
+    """Return the parameters that the model uses, with every replica group's copy, by name.
 
     The first forward pass uses only one replica group's copy of a replica-grouped parameter. Every
     other replica group uses its own copy of the parameter.

@@ -1,7 +1,7 @@
 """The names of a compiled model's tensors, and the class Anchors, which collects anchored tensors.
 
 An anchored tensor is a tensor inside the model that ``Options.anchorTensor()`` selected. A program
-can read the values of anchored tensors after each call.
+can read the values of anchored tensors after each call of the model.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Anchors:
 
     Args:
         wanted: The anchored tensors by their short names, from ``Options.anchored_tensors``.
-        batching: The batching factors and the output mode of the model. An anchored tensor may have
-            a different output mode.
+        batching: The batching factors and the output mode of the model. Each anchored tensor has an
+            output mode, which may differ from the output mode of the model.
         parameters: The device's parameters and buffers by name.
         updated: The names of the parameters that training updates.
         operations: The names of the results of the model's operations.
@@ -111,18 +111,22 @@ class Anchors:
 
     @property
     def needs_operations(self) -> bool:
-        """Whether the result of an operation is anchored, so that ``see()`` must be called."""
+        """Whether the result of an operation is anchored.
+
+        If the result of an operation is anchored, ``see()`` must be called for the results of
+        operations.
+        """
         return bool(self._results)
 
     def see(self, name: str, result: torch.Tensor) -> None:
-        """Store an operation's result on the running replica, if the result is anchored."""
+        """Store the result of an operation of the running replica, if the result is anchored."""
         if name in self._results:
             self._results[name].append(result.detach().clone())
 
     def set_scale(self, scale: float) -> None:
-        """Set the factor of the backward pass on all gradients.
+        """Set the factor by which the backward pass multiplies all gradients.
 
-        The stored values of anchored gradients are divided by this factor.
+        The stored values of anchored gradients are divided by ``scale``.
         """
         self._scale = scale
 
@@ -169,7 +173,8 @@ class Anchors:
     def after_step(self, step: int, inputs: Sequence[torch.Tensor], results: Results) -> None:
         """Store the values of the anchored tensors for micro-batch ``step``.
 
-        If a weight update follows the micro-batch, this method must be called after the update.
+        If a weight update follows the micro-batch, the method must be called after the update, so
+        that anchored weights have their new values.
         """
         for short, (batching, getter) in self._anchors.items():
             tensors = getter(inputs, results)

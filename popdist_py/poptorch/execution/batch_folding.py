@@ -1,14 +1,15 @@
-"""Replacements for torch functions that ``vmap`` vectorises slowly.
+"""Replacements for those torch functions that are slow inside ``vmap``.
 
 A replacement folds (flattens) the replica dimension into the batch dimension, and calls torch's
-function only once. This folding is correct only if the result of a sample does not depend on other
-samples.
+function only once. Folding the replicas into the batch is correct only if the result of a sample
+does not depend on other samples.
 
 In training batch norms, the result of a sample depends on the whole batch. Therefore a batch norm's
 replica dimension is folded into the channel dimension, to [micro-batch, replicas x channels, ...].
-This folding needs no copy of a tensor whose memory order is [micro-batch, replicas, channels, ...].
-Therefore the replacements keep this order after a batch norm. In this order, a sample's replicas
-are side by side. The memory order of a tensor is visible only in its strides.
+Folding the replicas into the channels does not copy a tensor if the memory order of the tensor is
+[micro-batch, replicas, channels, ...]. In this memory order, a sample's replicas are side by side.
+Therefore the replacements keep this memory order after a batch norm. Python code can see the memory
+order of a tensor only in the strides of the tensor.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def folded_batches() -> Iterator[None]:
     """Replace attention, norms, losses and recurrent layers by functions that fold the replicas.
 
     The context manager also disables torch's warning about operations that ``vmap`` vectorises
-    slowly. A program that does not call ``vmap`` itself should not get this warning. The previous
-    setting of the warning cannot be read, so the warning is always enabled at the end of the
-    ``with`` block.
+    slowly. A program that does not call ``vmap`` itself should not get the warning that an
+    operation is slow inside ``vmap``. The previous setting of the warning cannot be read. Therefore
+    the warning is always enabled at the end of the ``with`` block.
     """
     _functorch._set_vmap_fallback_warning_enabled(False)
     for place, name, _, folding in _FOLDINGS:
@@ -94,10 +95,10 @@ def _folding(
 
 
 def _unfolded(run: Callable[[], Any], size: int, side_by_side: bool) -> Any:
-    """Run a function of folded tensors, and return its results with the replica dimension.
+    """Run a function with folded tensors, and split the replica dimension off its results.
 
     Args:
-        run: A function without arguments, which computes the results.
+        run: A function without arguments, which computes the folded results.
         size: The number of replicas.
         side_by_side: Whether the folded tensors have the replicas side by side in memory.
     """
@@ -130,14 +131,14 @@ def _is_one_image(image: torch.Tensor, *_: Any, **__: Any) -> bool:
 def _drops_out(*args: Any, dropout_p: float = 0.0, **_: Any) -> bool:
     """Tell whether a call of the attention function applies dropout.
 
-    The replicas cannot be folded for dropout, because each replica draws numbers from a separate
-    random stream.
+    The replicas cannot be folded into the batch for dropout, because each replica draws numbers
+    from a separate random stream.
     """
     return bool(args[4] if len(args) > 4 else dropout_p)
 
 
 def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of a classification loss that reduces each replica's samples alone."""
+    """Return a version of a classification loss that reduces each replica's samples apart."""
 
     def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         settings = dict(kwargs)
@@ -152,8 +153,8 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         size = _batch_size([input])
         scores, classes = _fold(input, 0, size), _fold(target, 0, size)
         level = _functorch.maybe_current_level()
-        # Only the reduced result is a loss of the model. Therefore torch function modes must not
-        # record the losses of single samples.
+        # Only the reduced loss of each replica is a loss of the model. Therefore torch function
+        # modes must not record the losses of single samples.
         with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
             losses = function(scores, classes, ignore_index=ignored, reduction="none")
             result = losses.unflatten(0, (size, -1))
@@ -178,7 +179,7 @@ def _is_off(setting: Any) -> bool:
 def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of an LSTM or GRU function that folds the replicas into the batch.
 
-    The batch dimension of the hidden states is dimension 1.
+    The batch dimension of the hidden states of an LSTM or GRU is dimension 1.
     """
 
     def run(sequence: Any, hidden: Any, weights: Any, *settings: Any) -> Any:
@@ -208,8 +209,8 @@ def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
 def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of batch norm that computes separate statistics for each replica.
 
-    In evaluation mode, the statistics are given, so a sample's result does not depend on other
-    samples. Therefore the replicas are folded into the batch in evaluation mode.
+    In evaluation mode, a batch norm uses given statistics, so a sample's result does not depend on
+    other samples. Therefore the replicas are folded into the batch in evaluation mode.
     """
 
     def run(
@@ -248,7 +249,7 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a multiplication whose result has the memory order of the larger factor.
+    """Return a version of multiplication whose result has the memory order of the larger factor.
 
     Torch would use the memory order of the first factor, even if the first factor has only one
     number for each channel.
@@ -263,11 +264,14 @@ def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of ``Tensor.view`` that also accepts tensors with replicas side by side.
+    """Return a version of ``Tensor.view`` that accepts tensors with replicas side by side.
 
-    If torch cannot view the tensor because of its memory order, the result is a view of a copy. If
-    the forward pass changes the result in place, the original tensor does not change. The
-    comparison with the loop back end detects such a difference.
+    In the memory of such a tensor, the replicas of each sample are next to each other.
+
+    If torch cannot view the tensor because of its memory order, the result is a view of a copy of
+    the tensor. An in-place change of the copy's view does not change the original tensor. The
+    comparison of the results with the loop back end's results detects a model that would need the
+    change.
     """
 
     def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:
@@ -282,7 +286,7 @@ def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _have_format(dtype: torch.dtype, *tensors: Any) -> bool:
-    """Tell whether torch's batch norm accepts these tensors for samples of this dtype.
+    """Tell whether torch's batch norm accepts ``tensors`` for samples of the given dtype.
 
     A tensor may be None.
     """
@@ -292,7 +296,7 @@ def _have_format(dtype: torch.dtype, *tensors: Any) -> bool:
 
 
 def _are_own(statistics: Sequence[Any]) -> bool:
-    """Tell whether every replica has separate statistics, or there are no statistics."""
+    """Tell whether every replica has separate batch norm statistics, or there are none."""
     return all(map(_is_batched, statistics)) or all(value is None for value in statistics)
 
 
@@ -347,7 +351,7 @@ def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) 
 
 
 def _foldings() -> list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]:
-    """Return (module or class, name, function, replacement) for each function to replace."""
+    """Return (module or class, name, function, replacement) for each torch function to replace."""
     of_images = partial(_folding, dims=(0,), unless=_is_one_image)
     makers: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
         (F, "scaled_dot_product_attention", partial(_folding, dims=(0, 0, 0), unless=_drops_out)),
@@ -374,7 +378,8 @@ def _in_its_place(place: Any, name: str, function: Callable[..., Any]) -> Callab
     """Return a version of ``function`` that puts torch's own function back while it runs.
 
     Torch's function reads the replaced attribute of the module and passes its value to torch
-    function modes. The torch function modes must get torch's own function, not its replacement.
+    function modes. The torch function modes must get torch's own function, and not the replacement
+    of the function.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """The times of each micro-batch in a call, and latencies and cycles computed from the times.
 
-The times are either measured with the host's clock or computed by a model of the device. Modelled
-times are the same for every call.
+The times are either measured with the host's clock or computed by a model of the device. The times
+that the model of the device computes are the same for every call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from popdist_py.poptorch.calls.batching import Batching
 
 __all__ = ["CallTimes", "Counters"]
 
-# The clock frequency of a Bow IPU in hertz. Measured seconds times this frequency are reported as
-# cycles.
+# The clock frequency of a Bow IPU in hertz. Measured seconds multiplied by the clock frequency are
+# reported as cycles.
 _CLOCK: Final = 1_850_000_000
 _EVENTS: Final = ("input", "input_complete", "output", "output_complete")
 
@@ -45,10 +45,10 @@ class Counters:
         batching: The batching factors of the model.
         num_inputs: The number of input tensors of a call.
         num_outputs: The number of output tensors of a call.
-        synthetic: Whether the inputs are synthetic data. Synthetic data is not transferred, so no
-            transfer times are reported.
+        synthetic: Whether the inputs are synthetic data. With synthetic data, no transfer times are
+            reported, because inputs are not transferred.
         modelled: A function that computes the times of a call with a model of the device; None to
-            measure the times. The function is called at most once.
+            measure the times. The object calls the function at most once.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Counters:
         self._times: dict[str, list[float]] = {event: [] for event in _EVENTS}
 
     def begin(self) -> None:
-        """Start a call of the model, and delete the times of the call before."""
+        """Start a call of the model, and delete the times of the previous call."""
         self._times = {event: [] for event in _EVENTS}
 
     def input(self, step: int) -> None:
@@ -84,7 +84,7 @@ class Counters:
     def _shown(self) -> Mapping[str, Sequence[float]]:
         """The times from the model of the device, or the measured times without such a model.
 
-        Before the first call, all lists are empty.
+        Before the first call of the model, all lists are empty.
         """
         if self._modelled is None or not self._times["output"]:
             return self._times
@@ -111,7 +111,7 @@ class Counters:
         return result
 
     def latency(self, first: str, last: str) -> Latency:
-        """Return the minimum, maximum and mean time between the events ``first`` and ``last``."""
+        """Return the minimum, maximum and mean time from event ``first`` to event ``last``."""
         shown = self._shown
         spans = [end - start for start, end in zip(shown[first], shown[last], strict=True)]
         if self._synthetic or not spans:

@@ -1,9 +1,9 @@
 """The class CopyingReplicas, a replica back end for a device with its own memory, such as a GPU.
 
-The tensors of the emulated device stay in the memory of the CPU. ``CopyingReplicas`` keeps copies
-of the weights on the other device, where forward and backward passes run. ``CopyingReplicas``
-copies outputs, gradients and changed buffers back to the CPU. So no other module depends on the
-other device.
+The tensors of the emulated device (an IPU) stay in the memory of the CPU. ``CopyingReplicas`` keeps
+copies of the weights on the other device, where forward and backward passes run.
+``CopyingReplicas`` copies outputs, gradients and changed buffers back to the CPU. Therefore only
+the module ``copying_replicas`` depends on the device with its own memory.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class CopyingReplicas:
         self._copy_newer()
         copies = [self._to_device(tensor) for tensor in inputs]
         if model.state.has_own_tensors:
-            # At the end of the ``with`` block, ``substituted`` restores the tensors of the first
-            # replica.
+            # At the end of the following ``with`` block, ``substituted`` puts the tensors of the
+            # first replica into the modules again.
             model.state.select(0, model.first_replica)
         with model.state.substituted(self._copies), self._context(), self._random():
             results = [
@@ -84,15 +84,15 @@ class CopyingReplicas:
         return list(zip(*results, strict=True))
 
     def _copy_newer(self) -> None:
-        """Copy parameters and buffers that changed since the last copy to the other device."""
+        """Copy the parameters and buffers that changed since the last copy to the other device."""
         for tensor in self._kept:
             key = id(tensor)
             if self._versions.get(key) != tensor._version:
                 copy = self._to_device(tensor.detach())
                 self._copies[key] = copy.requires_grad_(tensor.requires_grad)
                 self._versions[key] = tensor._version
-        # The versions of changed buffers are recorded at the end of a run. If the run fails, the
-        # next run copies the changed buffers to the other device again.
+        # The versions of buffers that a forward pass changes are recorded at the end of a run. If
+        # the run fails, the next run copies the changed buffers to the other device again.
         for buffer in self._changed:
             del self._versions[id(buffer)]
         clear_gradients(self._copies[id(parameter)] for parameter in self._model.trained)
@@ -120,7 +120,8 @@ class CopyingReplicas:
         gradients = self._model.gradients
         if gradients is None:
             return
-        # The instances reduce the gradients of the last parameters first.
+        # Gradients are added from the last parameter to the first, because the instances reduce the
+        # gradients of the last parameters first.
         for index, parameter in reversed(list(enumerate(self._model.trained))):
             gradient = self._copies[id(parameter)].grad
             if gradient is None:

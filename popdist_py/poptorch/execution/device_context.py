@@ -1,7 +1,7 @@
 """The class DeviceContext, which enters the context managers for a model's forward pass.
 
-A DeviceContext is used in each call, in the first forward pass, and in the comparison of replica
-back ends.
+A DeviceContext is used in each call of a model, in the first forward pass, and in the comparison of
+replica back ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["DeviceContext", "Mode"]
 # A function that returns a context manager for one forward pass of a model.
 Mode = Callable[[], AbstractContextManager[Any]]
 
-# Every call needs a ForwardPhase. Creating a frozen dataclass takes longer than a cache lookup.
+# Every call of a model needs a ForwardPhase. The objects are cached, because creating a frozen
+# dataclass takes longer than a cache lookup.
 _phase = cache(current_forward.ForwardPhase)
 
 
@@ -36,7 +37,7 @@ class DeviceContext:
         state: The device's tensors.
         training: Whether autograd records the forward pass.
         is_random: Whether the model or its weight update draws random numbers.
-        modes: Functions that return further context managers, which are entered in this order.
+        modes: Functions that return further context managers, in the order of entering them.
     """
 
     state: DeviceState

@@ -30,13 +30,15 @@ class Program:
 
     Args:
         batching: The numbers that determine how a call's samples are divided into micro-batches.
-        replicas: The replica back end, which is stored as the attribute ``replicas``.
-        back_end: The name of the replica back end, which is stored as the attribute ``back_end``.
+        replicas: The replica back end, which runs one micro-batch on each local replica. The object
+            stores the back end as the attribute ``replicas``.
+        back_end: The name of the replica back end. The object stores the name as the attribute
+            ``back_end``.
         training: The object that updates the weights; None for inference.
         context: The context managers inside which the model and its weight update run.
         num_outputs: The number of result tensors of a call.
-        returns_results: Whether a call returns the model's results, and not zeros in the shapes of
-            the results.
+        returns_results: Whether a call returns the model's results. If not, a call returns zeros in
+            the shapes of the results.
         loss_output: The index of the output that is the loss; None if no output is the loss.
         anchors: The anchored tensors of the model, whose values a program can read.
         counters: The recorder of the times of each micro-batch.
@@ -70,8 +72,8 @@ class Program:
         self.back_end = back_end
         self._update = training or NoUpdate()
         self._context = context
-        # Entering the device context takes a large part of a small model's call time, so the
-        # context is entered only if it is needed.
+        # Entering the device context takes a large part of a small model's call time. Therefore the
+        # context is entered only if the replicas or the weight update need it.
         self._update_needs_context = bool(context.is_random or context.modes)
         self._num_outputs = num_outputs
         self._returns_results = returns_results
@@ -115,7 +117,7 @@ class Program:
                         outputs = self.replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
-                        # The weight update runs before anchored tensors are collected, because
+                        # The weight update must run before anchored tensors are collected, because
                         # anchored weights must have their new values.
                         update.step(number)
                         if after_update is not None:
@@ -134,8 +136,7 @@ class Program:
             results: The result tensors of the call.
 
         Returns:
-            The mean over all losses that the call returned; None if the results do not contain the
-            loss.
+            The mean over all losses in the results; None if the results do not contain the loss.
         """
         if self._loss_output is None:
             return None
@@ -144,7 +145,7 @@ class Program:
         return mean.item() / self._losses_in_sum
 
     def _collectors(self) -> list[Collector]:
-        """Return one collector for each output tensor.
+        """Return one collector of micro-batch results for each output tensor.
 
         The list is empty if calls return zeros and the shapes of the zeros are known already.
         """
@@ -152,7 +153,7 @@ class Program:
         return [Collector(self._batching) for _ in range(count)]
 
     def _results(self, collectors: Sequence[Collector]) -> list[torch.Tensor]:
-        """Return the collected results, or zeros if calls do not return the model's results."""
+        """Return the collected results, or zeros if calls return zeros instead of results."""
         if self._returns_results:
             return [collector.result() for collector in collectors]
         if self._like is None:

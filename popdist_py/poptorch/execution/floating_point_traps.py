@@ -1,9 +1,10 @@
-"""A dispatch mode that raises an error for invalid operations, overflows and divisions by zero.
+"""A torch dispatch mode that raises errors for invalid operations, overflow and division by zero.
 
-An IPU checks each instruction. The mode checks each torch operation after the operation has run.
-The mode checks the results of the operation and the tensors that the operation wrote, such as
-weights and running statistics. An operation may return NaN or infinity if its arguments already
-contain such numbers. For example, attention masks contain infinities.
+An IPU checks each instruction for floating-point exceptions. The dispatch mode checks each torch
+operation after the operation has run. The dispatch mode checks the results of an operation and the
+tensors that the operation wrote, such as weights and running statistics. An operation may return
+NaN or infinity if its arguments already contain such numbers. For example, attention masks contain
+infinities.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["FloatingPointTraps"]
 
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum"})
-# Operations that do not compute values, and therefore are not checked. They return uninitialised
-# memory, or move or test values.
+# Operations that are not checked, because the operations return uninitialised memory, move values
+# or test values.
 _UNCHECKED: Final = frozenset(
     {
         *("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"),
@@ -32,7 +33,7 @@ _UNCHECKED: Final = frozenset(
     }
 )
 _CONVERSIONS: Final = frozenset({"_to_copy", "copy_", "_foreach_copy_"})
-# Arguments of batch norm that it changes, although torch's schema does not mark them as written.
+# Arguments that batch norm changes, although torch's schema does not mark the arguments as written.
 _STATISTICS: Final = frozenset({"running_mean", "running_var"})
 
 # The name of an operation's argument, and a tensor that the argument contains.
@@ -55,8 +56,8 @@ class FloatingPointTraps(TorchDispatchMode):
         if name in _UNCHECKED:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
-        # A conversion overwrites a tensor without reading its old values, so this tensor may be
-        # uninitialised memory.
+        # The old values of a tensor that a conversion overwrites are not checked. A conversion does
+        # not read the old values, so they may be uninitialised memory.
         before = [] if name in _CONVERSIONS else [tensor for _, tensor in written]
         were_bad = list(map(_is_bad, before)) or [False] * len(written)
         had_nan = any(map(_has_nan, before))

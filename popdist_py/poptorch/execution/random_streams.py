@@ -1,8 +1,8 @@
-"""Random numbers on the device, with a different stream for each replica and micro-batch.
+"""Random numbers on the device, with a separate stream for each replica and micro-batch.
 
-A stream depends only on the seed, the global index of the replica and the number of the
+A random stream depends only on the seed, the global index of the replica and the number of the
 micro-batch. Therefore random numbers do not depend on how the replicas are distributed over
-instances. The state of the host's random generator is not changed.
+instances. Random numbers on the device do not change the state of the host's random generator.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class RandomStreams:
     def seed_update(self, step: int) -> None:
         """Seed torch's default generator for the weight update after micro-batch ``step``.
 
-        The update's seed does not depend on a replica, so all instances round their weights in the
-        same way.
+        The seed of a weight update does not depend on a replica. Therefore all instances round
+        their weights in the same way.
         """
         self.seed(-1, step)
 
     @contextmanager
     def vectorised(self, replicas: Sequence[int], step: int) -> Iterator[None]:
-        """Make random functions inside ``vmap`` draw each replica's numbers from a separate stream.
+        """Make random functions inside ``vmap`` use a separate random stream for each replica.
 
         Args:
             replicas: The global indices of the replicas.
@@ -66,8 +66,8 @@ def host_stream_kept(random: bool) -> Iterator[None]:
     """Restore the state of the host's random generator at the end of the ``with`` block.
 
     Args:
-        random: Whether the ``with`` block draws random numbers. The state is saved only in this
-            case.
+        random: Whether the ``with`` block draws random numbers. If not, the state is neither saved
+            nor restored.
     """
     if not random:
         yield
@@ -83,8 +83,8 @@ class _PerReplica(TorchFunctionMode):
     """A torch function mode that runs random functions once for each replica.
 
     Each replica has a separate random stream. The function ``_random_functions()`` contains the
-    list of random functions. Any function outside this list that draws numbers runs only once for
-    all replicas. In this case, the results differ from the results of the loop back end, and the
+    list of random functions. A random function that is not in the list runs only once for all
+    replicas. The results of the model then differ from the results of the loop back end, and the
     compiler detects the difference.
     """
 
@@ -122,7 +122,7 @@ def _stacked(level: int, *values: torch.Tensor) -> torch.Tensor:
 
 
 def _of_replica(tensor: torch.Tensor, replica: int, level: int) -> torch.Tensor:
-    """Return one replica's slice of a tensor that ``vmap`` batches; return others unchanged."""
+    """Return one replica's slice of a tensor that ``vmap`` batches; other values are unchanged."""
     functorch = torch._C._functorch
     if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != level:
         return tensor
@@ -141,8 +141,8 @@ def _random_functions() -> frozenset[Callable[..., Any]]:
             "feature_alpha_dropout",
             "rrelu",
             "gumbel_softmax",
-            # These functions are random too, because they apply dropout internally without a call
-            # of a torch function mode.
+            # The attention functions are random too, because they apply dropout without a call that
+            # a torch function mode could intercept.
             "multi_head_attention_forward",
             "scaled_dot_product_attention",
         ),

@@ -1,9 +1,10 @@
 """Functions for two memory orders of tensors of the shape [replicas, micro-batch, ...].
 
-A contiguous tensor of this shape stores all samples of the first replica, then all samples of the
-second replica, and so on. A tensor with replicas side by side stores its numbers in the order
-[micro-batch, replicas, ...]. The memory of such a tensor contains the first sample of every
-replica, then the second sample of every replica, and so on. This module does not use ``vmap``.
+A contiguous tensor of the shape [replicas, micro-batch, ...] stores all samples of the first
+replica, then all samples of the second replica, and so on. A tensor with replicas side by side
+stores its numbers in the order [micro-batch, replicas, ...]. The memory of a tensor with replicas
+side by side contains the first sample of every replica, then the second sample of every replica,
+and so on. This module does not use ``vmap``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ __all__ = ["KERNELS", "REPLICAS_FIRST", "are_side_by_side", "replicas_first"]
 def are_side_by_side(samples: torch.Tensor, replicas: int, batch: int) -> bool:
     """Tell whether ``samples`` is stored in memory in the order [micro-batch, replicas, ...].
 
-    In this memory order, the two dimensions can be flattened into one dimension without a copy.
+    In the memory order [micro-batch, replicas, ...], the first two dimensions can be flattened into
+    one dimension without a copy.
 
     Args:
         samples: The samples of all replicas.
@@ -44,7 +46,8 @@ _LIBRARY: Final = torch.library.Library("popdist", "DEF")
 _LIBRARY.define("replicas_first(Tensor fresh, int[] shape) -> Tensor")
 _LIBRARY.impl("replicas_first", _unseen_view, "CPU")
 REPLICAS_FIRST: Final = torch.ops.popdist.replicas_first.default
-# For each operator, the function that a recorded graph calls directly, without torch's dispatcher.
+# For each torch operator of the module ``replica_order``, the Python function that a recorded graph
+# calls directly, without torch's dispatcher.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {REPLICAS_FIRST: _view}
 
 
@@ -55,7 +58,7 @@ class _ReplicasFirst(torch.autograd.Function):
     def forward(ctx: Any, fresh: torch.Tensor, shape: list[int]) -> Any:
         ctx.shape = fresh.shape
         # Autograd would raise an error for an in-place change of a view that an autograd function
-        # returned. Therefore the result is not marked as a view.
+        # returned. Therefore the result of the autograd function is not marked as a view.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return REPLICAS_FIRST(fresh, shape)
 

@@ -1,8 +1,8 @@
 """Replica back ends, which are classes that run one micro-batch on each replica of this instance.
 
 ``LoopReplicas`` runs the replicas one after the other and defines the correct result. Every other
-back end in ``backends.py`` must return the same result. Back ends add the gradients of all replicas
-and store the sum in ``grad`` of the device's parameters.
+back end in ``backends.py`` must return the same result as ``LoopReplicas``. Back ends add the
+gradients of all replicas and store the sum in ``grad`` of the device's parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from popdist_py.timeline import spans
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 
-# For each output tensor of the model, its values on all replicas of this instance.
+# For each output tensor of the model, the values of the tensor on all replicas of this instance.
 Outputs = Sequence[Values]
 # A function that runs the model with the arguments of a call, but with the tensors of one
 # micro-batch in place of the call's tensors.
@@ -56,7 +56,7 @@ class DeviceModel:
         norm_groups: The object that exchanges batch norm statistics between the replicas of a
             group; None if every replica uses only its own statistics.
         aligned_inputs: Whether every micro-batch is copied to new memory, which is aligned to cache
-            lines. The bits of a matrix product depend on the alignment of its operands.
+            lines. The bits of a matrix product depend on the alignment of its operands in memory.
     """
 
     forward: Forward
@@ -126,7 +126,7 @@ class DeviceModel:
     def leaving(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the output tensors of a forward pass, detached from autograd.
 
-        The method copies an output if a later step could change the memory of the output.
+        The method copies an output if a later micro-batch could change the memory of the output.
         """
         return [
             leaf.detach().clone() if shared else leaf.detach()
@@ -134,11 +134,11 @@ class DeviceModel:
         ]
 
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
-        """Run each replica's forward pass to raise an error, and undo all changes of the state.
+        """Run each replica's forward pass to raise its error, and undo all changes of the state.
 
-        The method is called after a recorded graph has failed. The traceback of an error in the
-        forward pass shows the lines of the user's program, but the traceback of an error in the
-        graph does not.
+        The method is called after a recorded graph of the model's operations has failed. The
+        traceback of an error in the forward pass shows the lines of the user's program. The
+        traceback of an error in the recorded graph does not show these lines.
         """
         state, random = self.state, torch.get_rng_state()
         kept = [rows.clone() for rows in self._changing_buffers()]
@@ -163,8 +163,8 @@ class Replicas(Protocol):
     """The interface of replica back ends, which run one micro-batch on each local replica.
 
     Attributes:
-        needs_context: Whether ``run`` must be called inside the model's DeviceContext. Entering the
-            DeviceContext takes time.
+        needs_context: Whether ``run`` must be called inside the model's DeviceContext. The
+            DeviceContext is not entered without need, because entering it takes time.
     """
 
     needs_context: bool
@@ -176,8 +176,8 @@ class Replicas(Protocol):
             call: The arguments of the call of the model.
             inputs: One tensor [replica groups x micro-batch, ...] for each input, with a
                 micro-batch for each group of replicas.
-            number: The number of micro-batches that have run before. This number of micro-batches
-                selects the random streams.
+            number: The number of micro-batches that have run before. The random streams of the
+                replicas depend on ``number``.
             scale: The factor that multiplies gradients.
         """
 
@@ -241,7 +241,7 @@ def _in_turns(
 
     Args:
         model: The compiled model that the replicas run.
-        groups: The exchange of batch norm statistics within a group of replicas.
+        groups: The object that exchanges batch norm statistics between the replicas of a group.
         each: One function for each replica, which runs the replica.
 
     Raises:
@@ -284,7 +284,7 @@ class _Turns:
     def resumed(self, replica: int) -> None:
         """Select the gradients of a replica that will run, and restore its saved state.
 
-        A replica that has not started yet does not have a saved state.
+        A replica whose forward pass has not started yet does not have a saved state.
         """
         model, left = self._model, self._left.get(replica)
         if model.gradients is not None:

@@ -1,8 +1,8 @@
-"""Context managers for running a model, such as mixed precision of float16 and float32.
+"""Context managers for running a model, for example with mixed precision.
 
-The compiler chooses the context managers that a model needs. All models run in
-``WithoutValueReads``. The module ``floating_point_traps.py`` contains the mode for floating-point
-exceptions.
+The compiler chooses the other context managers that a model needs. All models run inside the
+context manager ``WithoutValueReads``. The module ``floating_point_traps.py`` contains the mode for
+floating-point exceptions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _keep_statistics(
 ) -> None:
     """Copy the running statistics that a norm updated in float32 to the model's statistics.
 
-    The numbers are rounded to the dtype of the model's statistics.
+    The running statistics are rounded to the dtype of the model's statistics.
     """
     for position, name in ((1, "running_mean"), (2, "running_var")):
         own, new = (
@@ -78,15 +78,15 @@ def _keep_statistics(
 class MixedPrecision(TorchFunctionMode):
     """A torch function mode that computes float16 products with the device's precision.
 
-    Matrix products are computed in float32, and the result is rounded to float16 at the end. If an
-    operation gets both float16 and float32 tensors, the result has the dtype of the activations.
-    Weights of the other dtype are cast for this operation only. Norm layers are computed in float32
-    and return the dtype of the activations. On a CPU, products in float32 are about 20 to 70 times
-    faster than torch's float16 kernels.
+    Matrix products of float16 tensors are computed in float32, and the result is rounded to float16
+    at the end. If an operation gets both float16 and float32 tensors, the result has the dtype of
+    the activations. Weights with another dtype than the activations are cast for the operation.
+    Norm layers are computed in float32 and return the dtype of the activations. On a CPU, products
+    in float32 are about 20 to 70 times faster than torch's float16 kernels.
 
     Attributes:
-        met_half: Whether any product or norm had a float16 argument. If met_half is False, the mode
-            did not change any operation.
+        met_half: Whether any product or norm had a float16 argument. If ``met_half`` is False,
+            MixedPrecision did not change any operation.
     """
 
     def __init__(self) -> None:
@@ -148,8 +148,8 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    # This function must be fast, because it is called for every product. Therefore this function
-    # does not use map_tensors(), which takes twice as long.
+    # The function must be fast, because it is called for every matrix product. Therefore the
+    # function does not use map_tensors(), which takes twice as long.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):
@@ -178,10 +178,10 @@ class OneThread:
 class WithoutValueReads:
     """A context manager that stops torch's own code from reading the values of tensors.
 
-    For a device, the values of tensors are not available when a model is compiled. Inside the
-    ``with`` block, torch's distributions check their arguments only if the program passes
-    ``validate_args=True``. Torch's fast path for attention is disabled, because this path reads
-    padding masks to pack samples.
+    On an IPU, the values of tensors are not available when a model is compiled. Therefore torch's
+    own code must not read the values while a model runs. Inside the ``with`` block, torch's
+    distributions check their arguments only if the program passes ``validate_args=True``. Torch's
+    fast path for attention is disabled, because the fast path reads padding masks to pack samples.
     """
 
     def __enter__(self) -> None:

@@ -1,12 +1,12 @@
-"""The function function_of, which generates a Python function from a recorded graph.
+"""The function ``function_of``, which generates a Python function from a recorded graph.
 
-The code generation of torch.fx (CSEPass, ``GraphModule.recompile()``) is not used, because its
-generated code is slower. With torch.fx, the forward and backward passes of three linear layers take
-1.20 times as long at a width of 16, and 1.06 times as long at a width of 256. The ratios 1.20 and
-1.06 are medians of 30 interleaved repetitions of 300 runs on one thread. Code from torch.fx looks
-up each operation as ``torch.ops.aten.name``, while code from this module calls a global function.
-Torch.fx also cannot generate calls of torch's direct Python bindings, which are faster than
-operator overloads.
+The code generation of torch.fx (CSEPass, ``GraphModule.recompile()``) is not used, because the code
+that torch.fx generates is slower. With torch.fx, the forward and backward passes of three linear
+layers take 1.20 times as long at a width of 16, and 1.06 times as long at a width of 256. The
+ratios 1.20 and 1.06 are medians of 30 interleaved repetitions of 300 runs on one thread. Code from
+torch.fx looks up each operation as ``torch.ops.aten.name``. Code from the module ``graph_code``
+calls a global function instead. Torch.fx also cannot generate calls of torch's direct Python
+bindings, which are faster than operator overloads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list
 
 
 def _fast_calls() -> dict[Any, Callable[..., Any]]:
-    """Return torch's direct Python bindings of common operations, by operation.
+    """Return torch's direct Python bindings of common operations, with operations as keys.
 
     Calling a direct binding is faster than calling the operator overload.
     """
@@ -96,12 +96,12 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
 
 
 def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[Any]]:
-    """Return a function that computes the graph and drops tensors after their last use.
+    """Return a function that computes a recorded graph, and frees tensors after their last use.
 
     The generated function is a generator, because Python stores the variables of a generator
     outside its stack. Thousands of variables on the stack would fill one chunk of the stack's
-    memory. Every further call of a Python function would then allocate another chunk of stack
-    memory and free this chunk again.
+    memory. If one chunk of the stack were full, every further call of a Python function would
+    allocate another chunk of stack memory and free this chunk again.
     """
     names: dict[str, Any] = {}
     (results,) = next(node for node in recorded.graph.nodes if node.op == "output").args
@@ -153,7 +153,8 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
             early.setdefault(gradient, []).append(index)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            # The operation may change any gradient that was computed before, in place.
+            # An operation that changes tensors in place may change any gradient that was computed
+            # before the operation.
             for before in [other for other in early if other < node]:
                 del early[before]
         if node.target is _ATEN.scalar_tensor.default:
@@ -162,11 +163,12 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
 
 
 def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
-    """Return, for each operation, the names of the values that are used there for the last time.
+    """Return for each operation the names of the values that the operation uses as the last one.
 
     Args:
         graph: The graph.
-        kept: Results of the graph, which are used after the last operation and therefore left out.
+        kept: Results of the graph. The results are left out, because they are used after the last
+            operation.
     """
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -187,7 +189,8 @@ def _text(value: Any, names: dict[str, Any]) -> str:
     Args:
         value: The value of the argument. A value without a short source text becomes a global
             variable.
-        names: The global variables of the generated code. The function adds new variables.
+        names: The global variables of the generated code. The function adds the new global
+            variables.
     """
     if isinstance(value, fx.Node):
         return value.name

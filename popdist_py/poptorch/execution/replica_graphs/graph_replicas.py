@@ -1,7 +1,7 @@
 """The class GraphReplicas, a replica back end that runs a recorded graph of torch's operations.
 
 The graph contains the operations of one forward pass and its backward pass. The Python code of the
-forward pass runs only when the graph is recorded.
+model's forward pass runs only when the graph is recorded.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class GraphReplicas:
     Args:
         model: The compiled model whose replicas run.
         call: The arguments of a model's call, for recording the graph.
-        inputs: One tensor for each input, for recording the graph. Each tensor contains a
-            micro-batch for each group of replicas.
-        vectorised: Whether one run of the graph computes all local replicas. Otherwise the graph
-            runs once for each local replica.
+        inputs: One tensor for each input of the model, for recording the graph. Each tensor
+            contains a micro-batch for each group of replicas.
+        vectorised: Whether one run of the graph computes all local replicas. If not, the graph runs
+            once for each local replica.
 
     Raises:
         RuntimeError: The forward or the backward pass of the model cannot be recorded.
     """
 
-    # A recorded graph calls neither the user's modules nor functions that a torch function mode
-    # intercepts.
+    # A recorded graph runs without a DeviceContext, because the graph calls neither the user's
+    # modules nor functions that a torch function mode intercepts.
     needs_context = False
 
     def __init__(
@@ -64,7 +64,7 @@ class GraphReplicas:
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
         # A list that contains for each gradient whether the gradient is copied before it is stored
-        # in ``grad``. The first run of the graph computes this list.
+        # in ``grad``. The first run of the graph computes the list ``_copied``.
         self._copied: list[bool] | None = None
         self._graph = self._function(call, inputs)
 
@@ -80,13 +80,15 @@ class GraphReplicas:
     def _recorded(
         self, call: Call, inputs: Sequence[torch.Tensor], *, is_real: bool
     ) -> RecordedGraph:
-        """Record the passes of a model on copies of its tensors, so that its tensors do not change.
+        """Record the forward and backward pass of a model on copies of the model's tensors.
+
+        The model's own tensors do not change while the graph is recorded.
 
         Args:
             call: The arguments of a call.
             inputs: One tensor for each input, with a micro-batch for each group of replicas.
-            is_real: Whether large matrix products and convolutions are computed while recording,
-                instead of being replaced by zeros.
+            is_real: Whether the results of large matrix products and convolutions are computed
+                while recording. If not, zeros replace these results.
         """
         batching = self._model.batching
         if self._vectorised:
@@ -160,13 +162,15 @@ class GraphReplicas:
                 forward pass does not fail, the error of the recorded graph is raised.
         """
         try:
-            # The recorded operations already include the effects of torch function modes.
+            # Torch function modes are disabled, because the recorded operations already include
+            # their effects.
             with torch._C.DisableTorchFunction():
                 return self._run(inputs, number, scale)
         except Exception as error:
             failure = error
         # In norm groups (replicas with common batch norm statistics), the forward pass of one
-        # replica would wait for the batch norms of other replicas.
+        # replica would wait for the batch norms of other replicas. Therefore the forward pass is
+        # not repeated to get its error.
         if self._model.norm_groups is None:
             self._model.run_as_written(call, inputs, number)
         raise failure
@@ -214,7 +218,7 @@ class GraphReplicas:
         return outputs
 
     def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        """Add a gradient to the ``grad`` of a parameter; the running graph calls this method.
+        """Add a gradient to the ``grad`` of a parameter; a running graph calls the method.
 
         Args:
             index: The index of the gradient's parameter.
@@ -230,8 +234,9 @@ def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> lis
     """Return for each result whether to copy it before it becomes a parameter's ``grad``.
 
     A result is copied if it shares memory with another result or with an argument. Without a copy,
-    an in-place change of the gradient would change the other tensor. A result is also copied if it
-    is not contiguous, because torch's fused updates require contiguous gradients.
+    an in-place change of the gradient would change the other tensor that uses the same memory. A
+    result is also copied if the result is not contiguous, because torch's fused updates require
+    contiguous gradients.
     """
     memory = [_memory(tensor) for tensor in (*results, *arguments)]
     uses = Counter(memory)

@@ -1,10 +1,10 @@
-"""Passes that simplify a recorded graph, so that it has fewer or cheaper operations.
+"""Passes that simplify a recorded graph, so that the graph has fewer or cheaper operations.
 
-A pass changes a graph in place, but not the values that the graph computes. A ``NodePass`` rewrites
-one node, and a graph pass rewrites the whole graph. The ``meta["val"]`` of a node is a tensor on
-the device "meta" with the shape, strides and dtype of the node's value. A pass that needs
-``meta["val"]`` does not change nodes without this entry. Every pass is correct even if the other
-passes do not run.
+A pass changes a graph in place, but does not change the values that the graph computes. A
+``NodePass`` is a pass that rewrites one node. A graph pass rewrites the whole graph. The
+``meta["val"]`` of a node is a tensor on the device "meta" with the shape, strides and dtype of the
+node's value. A pass that needs ``meta["val"]`` does not change nodes without a ``meta["val"]``.
+Every pass is correct even if the other passes do not run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
 NodePass: TypeAlias = Callable[[fx.Graph, fx.Node], None]
 
 _ATEN: Final = torch.ops.aten
-# Operations that compute element by element. An element-wise operation may run before a view
-# instead of after the view.
+# Element-wise operations, which compute each element alone. An element-wise operation may run
+# before a view instead of after the view.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -74,9 +74,9 @@ def simplify(graph: fx.Graph) -> None:
 def rewrite_nodes(graph: fx.Graph, passes: Sequence[NodePass]) -> None:
     """Apply passes to each operation, in the order of the operations in the graph.
 
-    In this order, the inputs of an operation are already simplified when a pass gets the operation.
-    After a pass has replaced an operation, the remaining passes are not applied to the old
-    operation.
+    Because of the order, the inputs of an operation are already simplified when a pass gets the
+    operation. After a pass has replaced an operation, the remaining passes are not applied to the
+    old operation.
     """
     for node in list(graph.nodes):
         for node_pass in passes:
@@ -104,7 +104,8 @@ def _unchanged_argument(node: fx.Node) -> Any:
     if node.target in (_ATEN.detach.default, _ATEN.alias.default):
         return first
     if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
-        # The dtypes are compared, because an integer tensor times 1.0 is a floating-point tensor.
+        # The dtypes of the argument and of the result are compared, because an integer tensor times
+        # 1.0 is a floating-point tensor.
         return first if _dtype(node) == _dtype(first) else None
     if node.target is _ATEN.permute.default:
         dims = list(node.args[1])  # type: ignore[arg-type]
@@ -162,8 +163,8 @@ def _is_contiguous(node: fx.Node) -> bool:
 def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
     """Move an element-wise operation from behind its arguments' views to before the views.
 
-    After this change, ``shorten_view`` can combine the view of the result with later views. The
-    pass needs the shapes of the views and of the viewed tensors.
+    After the move, ``shorten_view`` can combine the view of the operation's result with later
+    views. The pass needs the shapes of the views and of the viewed tensors.
     """
     if node.target not in _POINTWISE:
         return
@@ -206,7 +207,7 @@ def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_biased_product(node: fx.Node) -> bool:
-    """Tell whether ``node`` adds a bias to a reshaped matrix product that only ``node`` uses."""
+    """Tell whether ``node`` adds a bias to a reshaped matrix product without other uses."""
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
     bias, view = node.args
@@ -277,8 +278,8 @@ def _writes(node: fx.Node) -> bool:
     """Tell whether an operation changes a tensor in place."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    # Batch norms change their statistics, but torch's schema does not mark the statistics as
-    # written.
+    # Batch norms change their running statistics, but torch's schema does not mark the statistics
+    # as written.
     return node.target._schema.is_mutable or "batch_norm" in node.target._schema.name
 
 
@@ -296,9 +297,9 @@ def _draws(node: fx.Node) -> bool:
 def merge_repetitions(graph: fx.Graph) -> None:
     """Replace equal operations with equal arguments by the first of these operations.
 
-    Two operations are not merged if another operation changes an argument in place between them. A
-    result that is changed in place later needs separate memory, so the operation that computes this
-    result is not merged.
+    Two equal operations are not merged if an operation between them changes one of their arguments
+    in place. A result that is changed in place later needs separate memory, so the operation that
+    computes this result is not merged.
     """
     memory = _memory_of(graph)
     changed = {memory[node] for n in graph.nodes for node in _changed_arguments(n)}
@@ -333,7 +334,7 @@ def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def _looks_into_first(node: fx.Node) -> bool:
     """Tell whether the value of ``node`` may share memory with its first argument."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return True  # The node is one of several results of an operation.
+        return True  # The node selects one of several results of an operation.
     returns = node.target._schema.returns
     seen_through = _VIEWS | _REORDERED
     return node.target in seen_through or any(value.alias_info is not None for value in returns)

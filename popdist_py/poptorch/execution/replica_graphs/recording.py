@@ -1,10 +1,10 @@
-"""The function record, which runs a function once and records torch's operations as a graph.
+"""The function ``record``, which runs a function once and records its operations as a graph.
 
-The recorded operations are the calls of torch's kernels, which autograd and ``vmap`` make. To save
-time, zeros replace the results of large matrix products and convolutions, except products of
-constants. This module does not depend on models, replicas or gradients. The graph holds only the
-tensors that it needs as constants, so recording a function does not take more memory than running
-the function.
+The recorded operations are the calls of torch's kernels, including the calls that autograd and
+``vmap`` make. To save time, zeros replace the results of large matrix products and convolutions
+while the graph is recorded, except products of constants. The module ``recording`` does not depend
+on models, replicas or gradients. The graph holds only the tensors that it needs as constants, so
+recording a function does not take more memory than running the function.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ATEN: Final = torch.ops.aten
 # Python loop over single elements. Recording 50,000 operations takes about two seconds, and the
 # code of a larger graph exceeds a CPU's instruction cache.
 _MAX_NODES: Final = 50_000
-# The torch operations that the recorder treats as products. Matrix products and convolutions take
-# most of the time of a model's run.
+# The matrix products, for which the recorder can return zeros instead of results. Matrix products
+# and convolutions take most of the time of a model's run.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
-# For each convolution, the index of the argument with the images. The argument after the images
-# contains the kernels.
+# For each convolution operation, the index of the argument that contains the images. The argument
+# after the images contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
 # A matrix product or convolution counts as large if its largest argument has at least this number
 # of elements. For smaller products, computing the values is faster than computing only the shape of
@@ -51,8 +51,8 @@ class RecordedGraph:
             operations, ``get_attr`` nodes for constants, and one list as output. A node's
             ``meta["val"]`` is a tensor on the device "meta" with the shape, strides and dtype of
             the node's value.
-        constants: The tensors that are neither arguments nor results of operations, keyed by the
-            target of their ``get_attr`` node.
+        constants: The tensors that are neither arguments of the function nor results of operations,
+            keyed by the target of their ``get_attr`` node.
     """
 
     graph: fx.Graph
@@ -79,7 +79,7 @@ def record(
     Args:
         function: The function to record, which returns a sequence of tensors; an item may be None.
         arguments: The arguments of the function, which must all be different tensors. If the
-            function changes its arguments, the changes are not undone.
+            recorded function changes its arguments, the changes are not undone.
         is_real: Whether large matrix products and convolutions are computed, instead of replacing
             their results by zeros.
 
@@ -106,8 +106,8 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
     """Return the memory format of a product's results; None if the format is unknown.
 
     The results of a convolution are channels last if its images or its kernels are channels last
-    and not contiguous. This rule holds for all of torch's implementations on a CPU, for both the
-    forward and the backward pass.
+    and not contiguous. The rule for channels last holds for all of torch's implementations of
+    convolution on a CPU, for both the forward and the backward pass.
     """
     if product in _MATRIX_PRODUCTS:
         return torch.contiguous_format
@@ -150,7 +150,7 @@ def _shape_of(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """The properties of an operation that decide how the recorder treats it.
+    """The properties of an operation that affect how the operation is recorded.
 
     Attributes:
         reads_values: Whether the operation's result is a Python value that depends on values of
@@ -188,15 +188,15 @@ class _Recorder(TorchDispatchMode):
 
     Attributes:
         graph: The graph of the recorded operations.
-        constants: The tensors that are neither arguments nor results of operations, keyed by the
-            target of their node.
+        constants: The tensors that are neither arguments of the recorded function nor results of
+            operations, keyed by the target of their node.
         refused: The first error of an operation after zeros had replaced the result of a large
             product; None without an error.
 
     Args:
         arguments: The argument tensors of the recorded function.
-        is_real: Whether all matrix products and convolutions are computed, instead of replacing the
-            results of large ones by zeros.
+        is_real: Whether the results of large matrix products and convolutions are computed. If not,
+            zeros replace these results.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -210,7 +210,8 @@ class _Recorder(TorchDispatchMode):
         # The nodes that depend only on constants. The values of nodes of constants are the same in
         # every run, so the recorded function may read these values.
         self._fixed: set[fx.Node] = set()
-        # Whether an operation may have overwritten a constant with values that differ between runs.
+        # Whether an operation may have overwritten a constant of the graph with values that differ
+        # between runs.
         self._are_constants_changed = False
         for index, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{index}"))
@@ -218,7 +219,7 @@ class _Recorder(TorchDispatchMode):
     # -- nodes of tensors ---------------------------------------------------------------------
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """Return the node of a tensor. A tensor without a node becomes a constant of the graph."""
+        """Return a tensor's node in the graph. A tensor without a node becomes a constant."""
         entry = self._known.get(id(tensor))
         if entry is not None and entry[0]() is tensor:
             return entry[1]
@@ -259,8 +260,9 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"more than {_MAX_NODES} operations are too many for a graph")
         traits = _traits(func)
         if func is _ATEN.lift_fresh.default:
-            # ``lift_fresh`` returns its argument, which is a constant of the graph. Without a copy,
-            # an in-place change of the result would change the constant for all later runs.
+            # ``lift_fresh`` returns its argument, which is a constant of the graph. The constant is
+            # copied, because an in-place change of the result would change the constant for all
+            # later runs.
             func = _ATEN.lift_fresh_copy.default
         inputs = tuple(map(self._recorded, args))
         named = {name: self._recorded(value) for name, value in kwargs.items()}
@@ -285,7 +287,7 @@ class _Recorder(TorchDispatchMode):
     def _result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operation and return its result, or zeros for the result of a large product.
 
-        A large product that depends only on constants is computed.
+        The result of a large product that depends only on constants is computed.
         """
         memory_format = None if self._is_real else _memory_format(func, args)
         if memory_format is None or kwargs:
@@ -309,7 +311,7 @@ class _Recorder(TorchDispatchMode):
                     self._note_results(item, part)
 
     def check_numpy(self, tensor: torch.Tensor) -> None:
-        """Check that another library, such as NumPy, may read a tensor's memory.
+        """Check that another library, such as NumPy, may read a tensor's memory during recording.
 
         Raises:
             RuntimeError: The tensor does not depend on constants alone, or an operation may have
@@ -322,7 +324,7 @@ class _Recorder(TorchDispatchMode):
         return all(node in self._fixed for node in nodes)
 
     def _check_reading(self, func: Any, traits: _Traits, inputs: tuple[Any, ...]) -> None:
-        """Check an operation whose result or shape depends on the values of tensors.
+        """Check that a recorded operation may depend on the values of its tensors.
 
         Raises:
             RuntimeError: The tensors do not depend on constants alone, or an operation may have
@@ -339,8 +341,8 @@ class _Recorder(TorchDispatchMode):
 class _NumPy(TorchFunctionMode):
     """A torch function mode that checks conversions of tensors to arrays of other libraries.
 
-    Torch does not call a dispatch mode for these conversions, because they are not torch
-    operations.
+    Torch does not call a dispatch mode for conversions to arrays, because such conversions are not
+    torch operations.
     """
 
     def __init__(self, recorder: _Recorder) -> None:
