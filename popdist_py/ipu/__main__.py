@@ -1,8 +1,9 @@
 """The command ``python -m popdist_py.ipu``, which tells whether a model fits into IPUs' memory.
 
-See ``--help``. The command does not train the model. The code of the command is in
-``popdist_py.poptorch``, because building the model needs torch. This module runs the code by its
-name, so that this package does not import ``popdist_py.poptorch``.
+The option ``--help`` explains the command. The command does not train the model. The code of the
+command is in ``popdist_py.poptorch.on_ipu.command``, because building the user's model needs torch.
+``runpy`` runs that module by its name, so that the package ``popdist_py.ipu`` does not import
+``popdist_py.poptorch``.
 """
 
 import runpy

@@ -1,9 +1,10 @@
-"""The layout of a window, which is the time of all IPUs from one weight update to the next.
+"""The start and end of each IPU's work in a window (the time from one weight update to the next).
 
-The module ``schedule`` computes the order of the work, and the module ``stage_cycles`` computes the
-cycles of each stage. The function ``lay_out`` combines the order and the cycles into the work of
-each IPU in each pipeline cycle. All IPUs begin a pipeline cycle at the same time, and the slowest
-IPU determines its length. No other module adds up the cycles of a schedule.
+The module ``schedule`` computes the order of the IPUs' work, and the module ``stage_cycles``
+computes the clock cycles that each stage of the model needs. The function ``lay_out`` combines the
+order and the clock cycles into the work of each IPU in each pipeline cycle. A pipeline cycle is a
+part of the schedule that all IPUs begin at the same time. The slowest IPU determines the length of
+a pipeline cycle. No other module adds up the clock cycles of a schedule.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ __all__ = ["Piece", "Window", "lay_out"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One activity of one IPU.
+    """One activity of one IPU, such as the forward pass of one micro-batch.
 
     Attributes:
         ipu: The number of the IPU.
         name: The kind of activity, which is "transfer" (inputs from the host), "forward",
             "recompute", "backward", "load" (from Streaming Memory), "reduce" (over the replicas) or
             "update".
-        begin: The start, in cycles after the beginning of the window.
-        end: The end, in cycles after the beginning of the window.
-        micro_batch: The number of the micro-batch, counted from 1 in the window. None stands for
-            activities that do not belong to a micro-batch.
-        stage: The number of the stage or phase. None stands for activities that do not belong to a
-            stage.
+        begin: The start of the activity, in clock cycles after the last weight update.
+        end: The end of the activity, in clock cycles after the last weight update.
+        micro_batch: The number of the micro-batch, counted from 1 after each weight update. None
+            stands for activities that do not belong to a micro-batch, such as the weight update.
+        stage: The number of the pipeline stage or execution phase. None stands for activities that
+            do not belong to a stage, such as the weight update.
     """
 
     ipu: int
@@ -48,29 +49,31 @@ class Piece:
     stage: int | None = None
 
 
-# The actions during which an IPU counts as busy.
+# The actions of a schedule during which an IPU counts as busy.
 _COMPUTING: Final = ("forward", "recompute", "backward", "update")
-# The parts of a cell of the schedule in execution order, as pairs of name and cycles.
+# The parts of one action of an IPU in execution order, as pairs of the part's name and its clock
+# cycles.
 _Parts: TypeAlias = tuple[tuple[str, float], ...]
-# A cell with an action, the number of its pipeline cycle, and its parts.
+# An action of an IPU (a cell of the schedule), the number of its pipeline cycle, and its parts.
 _PlacedCell: TypeAlias = tuple[Cell, int, _Parts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The work of the IPUs from one weight update to the next.
+    """The work of all IPUs from one weight update to the next.
 
-    In inference, the window is the whole call.
+    For inference, which has no weight updates, the window is the whole call of the model.
 
     Attributes:
-        length: The length of the window in cycles, with copies and synchronisations between IPUs.
-        busy: The cycles that each IPU spends on computing.
-        count: The number of windows of a call. The call also includes time of the host, which is
-            not part of any window.
-        cells: The cells of the schedule in which each IPU acts, with the number of their pipeline
-            cycle and their parts.
-        lengths: The length of each pipeline cycle, without copies and synchronisations between
-            IPUs.
+        length: The clock cycles from one weight update to the next, with copies and
+            synchronisations between IPUs.
+        busy: The clock cycles that each IPU spends on computing.
+        count: The number of weight updates in one call of the model; 1 for inference. The call also
+            includes work of the host, which is not part of a window.
+        cells: For each IPU, the actions that the IPU performs. Each action has the number of its
+            pipeline cycle and its parts.
+        lengths: The clock cycles of each pipeline cycle, without copies and synchronisations
+            between IPUs.
     """
 
     length: float
@@ -81,32 +84,32 @@ class Window:
 
     @property
     def cycles(self) -> int:
-        """The length of the window in whole cycles."""
+        """The length of the window in whole clock cycles."""
         return round(self.length)
 
     @property
     def _scale(self) -> float:
-        """The factor that makes the pipeline cycles together as long as the window.
+        """The factor for the lengths of pipeline cycles that makes their sum the window's length.
 
-        The window also contains copies and synchronisations between IPUs, which the lengths of the
-        pipeline cycles do not contain.
+        The factor is needed because the length of a window includes copies and synchronisations
+        between IPUs. The lengths of pipeline cycles do not include copies and synchronisations.
         """
         return self.cycles / (sum(self.lengths) or 1)
 
     def _begins(self) -> list[float]:
-        """Return the start of each pipeline cycle, and the end of the last pipeline cycle."""
+        """Return the start of each pipeline cycle and the end of the last one, in clock cycles."""
         scale = self._scale
         return [0.0, *(scale * done for done in accumulate(self.lengths))]
 
     def forward_begins(self, stage: int) -> dict[int, float]:
-        """Return the start of the pipeline cycle in which a stage runs each forward pass.
+        """Return the start of the pipeline cycle with a stage's forward pass of each micro-batch.
 
         Args:
             stage: The number of the stage or phase.
 
         Returns:
-            A mapping from the number of each micro-batch to the cycles after the beginning of the
-            window.
+            A mapping from the number of each micro-batch to a start. The start is given in clock
+            cycles after the last weight update.
         """
         begins = self._begins()
         return {
@@ -117,10 +120,11 @@ class Window:
         }
 
     def pieces(self) -> tuple[Piece, ...]:
-        """Return the activities, sorted by IPU and then by time.
+        """Return all activities of the IPUs in the window, sorted by IPU and then by time.
 
-        In each pipeline cycle, an IPU runs its activities one after the other, and then waits for
-        the slowest IPU of the cycle. Activities of one IPU do not overlap.
+        In each pipeline cycle, an IPU performs its activities one after the other. Then the IPU
+        waits until the slowest IPU ends the same pipeline cycle. Activities of one IPU do not
+        overlap in time.
         """
         scale, begins, whole = self._scale, self._begins(), self.cycles
         pieces = []
@@ -132,7 +136,8 @@ class Window:
                 for name, work in parts:
                     if not work:
                         continue
-                    # Rounding errors must not move the end past the end of the pipeline cycle.
+                    # Rounding errors must not move the end of an activity past the end of its
+                    # pipeline cycle.
                     end = min(now + scale * work, begins[cycle], whole)
                     pieces.append(Piece(ipu, name, now, end, cell.micro_batch, cell.stage))
                     now = end
@@ -142,16 +147,18 @@ class Window:
 def lay_out(
     stages: Sequence[StageCycles], placement: Placement, settings: Settings, model: CycleModel
 ) -> Window:
-    """Return the layout of a window of a run.
+    """Return the work of all IPUs from one weight update to the next.
 
-    I/O tiles load the inputs while the other tiles compute, so only the longer of these two times
-    counts for the length of a pipeline cycle.
+    With overlapped I/O, I/O tiles (tiles that only transfer data) load the inputs while the other
+    tiles compute. Then the longer of the loading time and the computing time determines the length
+    of a pipeline cycle.
 
     Args:
-        stages: The cycles of each stage.
-        placement: The stages and their IPUs.
-        settings: The settings of the run.
-        model: The constants of the model of time.
+        stages: The clock cycles that each stage of the model needs.
+        placement: The stage of each operation, and the IPU of each stage.
+        settings: The options of the run, such as the number of replicas.
+        model: The constants for estimating clock cycles, such as the share of the peak rate that
+            matrix products reach.
     """
     one = settings.one_window
     made = schedule(placement, one)
@@ -184,14 +191,16 @@ def _walked(
     pipeline_cycles: Sequence[int],
     parts_of: Callable[[Action, int | None], _Parts],
 ) -> tuple[tuple[_PlacedCell, ...], float, list[float]]:
-    """Return an IPU's cells with an action, its computing time, and its work per pipeline cycle.
+    """Return the actions of one IPU, its computing time, and its work per pipeline cycle.
 
     Args:
-        row: The IPU's cell in each step.
-        pipeline_cycles: The number of the pipeline cycle of each step.
-        parts_of: A function that returns the parts of an action of a stage.
+        row: The action of the IPU in each step of the schedule.
+        pipeline_cycles: For each step of the schedule, the number of its pipeline cycle.
+        parts_of: A function that returns the parts of an action, with their clock cycles. The
+            arguments of the function are the action and the number of the stage.
     """
-    # A schedule has many cells and few different actions of stages.
+    # The parts of each different action are computed only once, because a schedule repeats the same
+    # few actions many times.
     known: dict[tuple[Action, int | None], tuple[_Parts, float]] = {}
     working = [0.0] * max(pipeline_cycles, default=0)
     computing = 0.0
@@ -214,7 +223,7 @@ def _walked(
 def _arriving(
     placed: Sequence[_PlacedCell], stages: Sequence[StageCycles], num_cycles: int
 ) -> list[float]:
-    """Return the cycles that an IPU's I/O tiles need for the inputs of each pipeline cycle."""
+    """Return an IPU's clock cycles for loading the inputs of each pipeline cycle on I/O tiles."""
     arriving = [0.0] * num_cycles
     for cell, cycle, _ in placed:
         if cell.action == "forward" and cell.stage is not None:
@@ -229,17 +238,17 @@ def _parts(
     action: Action,
     stage: int | None,
 ) -> _Parts:
-    """Return the parts of an action in execution order, as pairs of name and cycles.
+    """Return the parts of an action in execution order, as pairs of name and clock cycles.
 
-    If I/O tiles load the inputs, the transfer of inputs has 0 cycles, because the other tiles
+    If I/O tiles load the inputs, the part "transfer" has 0 clock cycles, because the other tiles
     compute at the same time.
 
     Args:
-        stages: The cycles of all stages.
-        own: The cycles of the stages of the IPU that performs the action.
-        settings: The settings of the run.
-        action: The action, which is not "idle".
-        stage: The number of the stage or phase, or None.
+        stages: The clock cycles of all stages of the model.
+        own: The clock cycles of the stages that run on the IPU of the action.
+        settings: The options of the run, such as the number of replicas.
+        action: The action of the IPU, such as "forward". The action "idle" is not allowed.
+        stage: The number of the stage or phase; None for actions that do not belong to a stage.
     """
     if action == "update":
         return (("update", sum(s.update for s in own)),)
@@ -255,13 +264,13 @@ def _parts(
 
 
 def _copies(stages: Sequence[StageCycles], settings: Settings, num_cycles: int) -> float:
-    """Return the cycles of copies between IPUs.
+    """Return the clock cycles for copying activations and gradients between IPUs in a window.
 
-    In a pipeline, all pairs of IPUs copy at the same time, once in each of its ``num_cycles``
+    In a pipeline, all pairs of IPUs copy at the same time, once in each of the ``num_cycles``
     pipeline cycles.
     """
     if settings.is_phased:
-        return 0.0  # Phases exchange data through Streaming Memory instead.
+        return 0.0  # Phases exchange data through Streaming Memory.
     ways = 2 if settings.is_training else 1
     if settings.is_pipelined:
         return ways * num_cycles * max(stage.copy for stage in stages)

@@ -1,7 +1,8 @@
-"""The cycles of one call, computed from the schedule and the cycles of the stages.
+"""The clock cycles that an IPU needs for one call of a model, estimated from its stages.
 
-A call consists of windows of equal length, one for each weight update, and of work of the host.
-This module does not measure times.
+A call of a training model contains one or more weight updates, and work of the host. The time from
+one weight update to the next (a window) is equal for all weight updates of a call. This module does
+not measure times.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """The cycles of one call.
+    """The clock cycles that one call of a model takes.
 
     Attributes:
-        stages: The cycles of each stage.
-        window: The cycles from one weight update to the next, including one update. For inference,
-            this is the number of cycles for all micro-batches of the call.
-        call: The additional cycles of each call, for the work of the host and for sending results
-            to the host.
-        total: The cycles of the whole call.
-        busy: For each IPU, the share of the call's time that the IPU spends on computing.
-        clock: The number of cycles per second.
-        samples: The number of samples that all replicas process in the call.
+        stages: The clock cycles of each pipeline stage.
+        window: The clock cycles from one weight update to the next, including one weight update.
+            For inference, ``window`` is the number of clock cycles for all micro-batches of the
+            call.
+        call: The clock cycles that a call needs in addition to its micro-batches and weight
+            updates. The host works during these clock cycles, or the IPUs send results to the host.
+        total: The clock cycles of the whole call of the model.
+        busy: For each IPU, the share of the call's duration that the IPU spends on computing.
+        clock: The number of clock cycles per second.
+        samples: The number of samples that all replicas together process in one call.
     """
 
     stages: tuple[StageCycles, ...]
@@ -51,12 +53,12 @@ class CycleReport:
 
     @property
     def seconds(self) -> float:
-        """The duration of the call in seconds."""
+        """The duration of one call of the model in seconds."""
         return self.total / self.clock
 
     @property
     def throughput(self) -> float:
-        """The number of samples per second."""
+        """The number of samples that all replicas together process per second."""
         return self.samples / self.seconds
 
 
@@ -67,7 +69,7 @@ def cycles(
     ipu: IPU,
     model: CycleModel = CYCLE_MODEL,
 ) -> CycleReport:
-    """Return the cycles that one call of a run takes."""
+    """Return the clock cycles that one call of a model takes."""
     return cycles_and_window(graph, placement, settings, ipu, model)[0]
 
 
@@ -78,7 +80,7 @@ def cycles_and_window(
     ipu: IPU,
     model: CycleModel = CYCLE_MODEL,
 ) -> tuple[CycleReport, Window]:
-    """Return the cycles of one call, and the layout of one of its windows."""
+    """Return the clock cycles of one call, and the IPUs' work between two weight updates."""
     stages = tuple(
         stage_cycles(graph, placement, settings, ipu, stage, model)
         for stage in range(placement.num_stages)

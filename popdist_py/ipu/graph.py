@@ -1,8 +1,9 @@
 """Classes that describe a model's forward pass as data, and its division into stages.
 
 The backward pass is derived from the forward pass. The backward pass runs the operations in reverse
-order, and each operation reads the tensors that it saved. For sizes that grow with the batch, the
-size of one sample is stored. This module does not depend on an IPU or on the settings of a run.
+order. The backward pass of an operation reads the tensors that the forward pass of the operation
+saved. If the size of a tensor grows with the batch, a graph stores the size for one sample. This
+module does not depend on a type of IPU or on the options of a run.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Tensor:
         name: The name of the tensor, which is unique in the graph.
         elements: The number of elements per sample.
         type: The type of the elements.
-        is_batched: Whether the size of the tensor grows with the batch. ``is_batched`` is False for
-            a loss, for example.
+        is_batched: Whether the size of the tensor grows with the number of samples. ``is_batched``
+            is False for a loss, for example.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter, or a buffer that stays on the device (``is_trained`` is False for buffers)."""
+    """A parameter or a buffer of the model; for a buffer, ``is_trained`` is False."""
 
     name: str
     elements: int
@@ -82,28 +83,30 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The sizes of a matrix product or a convolution.
+    """The sizes of the matrices in a matrix product, or in a convolution computed as a product.
 
-    The operation consists of ``count`` products of shape [rows, depth] x [depth, columns]. The rows
-    of a convolution are the positions of its output. The depth of a convolution is the number of
-    input channels per group times the number of kernel positions. The columns of a convolution are
-    the output channels per group, and its count is the number of groups.
+    The operation consists of ``count`` matrix products of shape [rows, depth] x [depth, columns]. A
+    convolution is described as a matrix product. The rows of a convolution are the positions of its
+    output. The depth of a convolution is the number of input channels per group times the number of
+    kernel positions. The columns of a convolution are the output channels per group, and its count
+    is the number of groups.
 
     Attributes:
-        rows: The number of rows per sample.
-        depth: The length of the dimension that the product sums over.
-        columns: The number of columns of the second operand.
-        count: The number of independent products, such as groups or attention heads.
-        serial: The number of parts into which the product is divided (``serializedMatMul``). The
-            parts are computed one after the other.
-        repeats: The number of repetitions of the product, if each repetition needs the result of
-            the repetition before it (the steps of an LSTM). ``rows`` is the number of rows of one
-            repetition. The program contains the code of the product once.
-        reads: The number of times that each element of the first operand is read, which is above 1
-            in convolutions. The module ``tensor_liveness`` computes ``reads`` from the sizes of
-            tensors.
-        is_convolution: Whether the settings for convolutions apply. For other matrix products,
-            ``is_convolution`` is False.
+        rows: The number of rows of the first matrix for one sample.
+        depth: The length of the dimension that the matrix product sums over.
+        columns: The number of columns of the second matrix.
+        count: The number of independent matrix products, such as the number of attention heads or
+            of a convolution's groups.
+        serial: The number of parts into which ``serializedMatMul`` divides the matrix product. The
+            IPU computes these parts one after the other.
+        repeats: The number of times that the matrix product is repeated, where each repetition
+            needs the previous result (as the time steps of an LSTM do). ``rows`` is then the number
+            of rows of one repetition. The code of a repeated matrix product is counted once.
+        reads: The number of times that the product reads each element of its first operand. The
+            number is above 1 in convolutions with kernels of several positions. The module
+            ``tensor_liveness`` computes ``reads`` from the sizes of tensors.
+        is_convolution: Whether PopTorch's options for convolutions apply to the operation.
+            ``is_convolution`` is False for other matrix products.
     """
 
     rows: int
@@ -117,28 +120,30 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """The number of multiplications and additions for one sample."""
+        """The number of multiplications and additions of the matrix product for one sample."""
         return 2 * self.rows * self.depth * self.columns * self.count * self.repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of the forward pass.
+    """One operation of a model's forward pass.
 
     Attributes:
-        name: The unique name of the operation, which starts with the name of its module. An example
-            is ``layer1.0.conv1``.
-        kind: The kind of the operation, which selects the models of its memory and time.
+        name: The unique name of the operation, which starts with the path of its submodule. An
+            example is ``layer1.0.conv1``.
+        kind: The kind of the operation, such as "norm". The kind selects the formulas for the
+            operation's memory and time.
         inputs: The names of the tensors that the operation reads.
         output: The tensor that the operation computes.
         weights: The names of the weights that the operation reads.
         saved: The names of the inputs and the output that the operation's backward pass reads.
-        product: The sizes of the product, for operations of the kind "product"; None for other
-            kinds.
-        is_in_place: Whether the output is stored in the memory of the first input.
-        is_checkpoint: Whether ``recomputationCheckpoint`` keeps the output for the backward pass.
-        memory_proportion: The operation's own available memory proportion
-            (``set_available_memory``). None means the proportion of the operation's IPU.
+        product: The sizes of the matrix product, for operations of the kind "product"; None for
+            other kinds of operations.
+        is_in_place: Whether the output of the operation is stored in the memory of its first input.
+        is_checkpoint: Whether ``poptorch.recomputationCheckpoint`` keeps the output of the
+            operation for the backward pass.
+        memory_proportion: The available memory proportion that ``poptorch.set_available_memory``
+            sets for this operation. None means that the operation uses the proportion of its IPU.
 
     Raises:
         ValueError: ``memory_proportion`` is 0 or less, or above 1.
@@ -166,7 +171,7 @@ class Operation:
 def saved_by(
     kind: Kind, inputs: Sequence[str], output: str, *, has_weights: bool
 ) -> tuple[str, ...]:
-    """Return the names of the tensors that the backward pass of an operation usually reads."""
+    """Return the names of the tensors that the backward pass of an operation reads by default."""
     if kind in ("view", "add"):
         return ()
     if kind == "product":
@@ -183,15 +188,15 @@ class Graph:
     """The forward pass of one micro-batch.
 
     Attributes:
-        inputs: The tensors that the host sends.
-        weights: The parameters and buffers, which stay on the device.
-        operations: The operations, in execution order.
-        outputs: The names of the tensors that the host gets.
+        inputs: The input tensors of the forward pass, which the host sends to the IPUs.
+        weights: The model's parameters and buffers.
+        operations: The operations of the forward pass, in execution order.
+        outputs: The names of the output tensors, which the IPUs send to the host.
         batch: The number of samples in a micro-batch.
 
     Raises:
-        ValueError: The batch is below 1, two tensors or two weights have the same name, or a tensor
-            is read before an operation has computed it.
+        ValueError: The number of samples is below 1, two tensors or two weights have the same name,
+            or an operation reads a tensor that no earlier operation has computed.
     """
 
     inputs: tuple[Tensor, ...]
@@ -220,24 +225,25 @@ class Graph:
             raise ValueError(f"output {missing[0]} is made by nothing")
 
     def __getstate__(self) -> dict[str, object]:
-        # Only the fields are pickled. The cached properties can be computed again, and they contain
-        # mapping proxies, which cannot be pickled.
+        # Only the fields of a graph are pickled. The cached properties of a graph contain mapping
+        # proxies, which cannot be pickled. The unpickled graph computes its cached properties
+        # again.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All inputs and all outputs of operations, by name."""
+        """A mapping from the name of each input and each operation's output to its tensor."""
         made = {operation.output.name: operation.output for operation in self.operations}
         return MappingProxyType({tensor.name: tensor for tensor in self.inputs} | made)
 
     @cached_property
     def weight_of(self) -> Mapping[str, Weight]:
-        """All weights of the graph, by name."""
+        """A mapping from the name of each parameter and buffer to its ``Weight``."""
         return MappingProxyType({weight.name: weight for weight in self.weights})
 
     @cached_property
     def first_reader(self) -> Mapping[str, int]:
-        """For each weight's name, the number of the first operation that reads the weight."""
+        """A mapping from each weight's name to the number of the first operation that reads it."""
         first: dict[str, int] = {}
         for index, operation in enumerate(self.operations):
             for name in operation.weights:
@@ -246,9 +252,10 @@ class Graph:
 
     @cached_property
     def root_of(self) -> Mapping[str, str]:
-        """For each tensor's name, the name of the tensor's root.
+        """A mapping from the name of each tensor to the name of the tensor's root.
 
-        The root of a tensor is the tensor whose memory it shares, or the tensor itself.
+        The root of a view or of an in-place result is the tensor whose memory it shares. The root
+        of any other tensor is the tensor.
         """
         roots = {tensor.name: tensor.name for tensor in self.inputs}
         for operation in self.operations:
@@ -259,7 +266,7 @@ class Graph:
 
     @cached_property
     def needs_gradient(self) -> frozenset[str]:
-        """The names of the tensors that depend on a trained weight and so have a gradient."""
+        """The names of the tensors with a gradient, because they depend on a trained weight."""
         found: set[str] = set()
         for operation in self.operations:
             trained = any(self.weight_of[name].is_trained for name in operation.weights)
@@ -269,19 +276,22 @@ class Graph:
 
     @cached_property
     def gradient_roots(self) -> frozenset[str]:
-        """The roots (see ``root_of``) of the tensors that have a gradient."""
+        """The names of the tensors that own the memory of each tensor with a gradient."""
         return frozenset(self.root_of[name] for name in self.needs_gradient)
 
     @cached_property
     def root_bytes(self) -> Mapping[str, int]:
-        """For each root's name, the bytes of the largest tensor that is stored in its memory."""
+        """A mapping from the name of each root (a tensor that owns memory) to its size in bytes.
+
+        The size of a root is the size of the largest tensor that is stored in the root's memory.
+        """
         sizes: dict[str, int] = {}
         for name, root in self.root_of.items():
             sizes[root] = max(sizes.get(root, 0), self.bytes_of(name))
         return MappingProxyType(sizes)
 
     def bytes_of(self, name: str) -> int:
-        """Return the size of a tensor in bytes, for the batch of this graph."""
+        """Return the size of a tensor in bytes, for the number of samples of this graph."""
         return self.tensors[name].bytes(self.batch)
 
     def with_batch(self, batch: int) -> Graph:
@@ -289,12 +299,12 @@ class Graph:
         return replace(self, batch=batch)
 
     def cast(self, *, data: Type | None = None, weights: Type | None = None) -> Graph:
-        """Return the same graph with other types of its tensors and weights.
+        """Return the same graph with other element types of its tensors and weights.
 
         Args:
             data: The type that replaces float32 and float16 in inputs and outputs of operations.
-                None keeps their types.
-            weights: The type of all weights. None keeps their types.
+                None keeps the types of inputs and outputs.
+            weights: The new type of all weights. None keeps the types of the weights.
         """
 
         def of_data(tensor: Tensor) -> Tensor:
@@ -312,16 +322,16 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The stage of each operation, and the IPU of each stage.
+    """The stage (part of the model on one IPU) of each operation, and the IPU of each stage.
 
     Attributes:
-        stages: The stage of each operation, in the order of the graph's operations. The numbers of
-            the stages never decrease.
-        ipus: The IPU of each stage.
+        stages: The number of the stage of each operation, in execution order. These numbers never
+            decrease.
+        ipus: The number of the IPU that runs each stage.
 
     Raises:
-        ValueError: The numbers of the stages decrease, a stage lacks operations or an IPU, or the
-            number of an IPU is negative.
+        ValueError: The stage numbers decrease from one operation to the next, a stage has no
+            operation or no IPU, or the number of an IPU is negative.
     """
 
     stages: tuple[int, ...]
@@ -338,30 +348,32 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """The number of stages of the forward pass."""
+        """The number of stages into which the forward pass is divided."""
         return len(self.ipus)
 
     @property
     def num_ipus(self) -> int:
-        """The number of IPUs per replica, which is the highest IPU number plus 1."""
+        """The number of IPUs per replica, which is the highest number of an IPU plus 1."""
         return max(self.ipus) + 1
 
     def operations_of(self, graph: Graph, stage: int) -> Iterator[Operation]:
-        """Yield the operations of a stage, in execution order."""
+        """Yield the operations of one stage of the graph, in execution order."""
         return (o for o, s in zip(graph.operations, self.stages, strict=True) if s == stage)
 
     def weights_of(self, graph: Graph, stage: int) -> tuple[Weight, ...]:
-        """Return the weights that are stored with a stage, because it is the first to read them."""
+        """Return the weights that the IPU of a stage stores, which no earlier stage reads."""
         first, stages = graph.first_reader, self.stages
         return tuple(w for w in graph.weights if w.name in first and stages[first[w.name]] == stage)
 
     @classmethod
     def cut(cls, graph: Graph, before: Sequence[str] = ()) -> Placement:
-        """Return a placement that begins a new stage, on the next IPU, before each named module.
+        """Return a placement that begins a new stage, on the next IPU, before each given submodule.
+
+        The argument ``before`` contains the names of the submodules.
 
         Raises:
-            ValueError: The graph does not contain one of the modules, or the modules are named in
-                another order than in the graph.
+            ValueError: The graph does not contain one of the submodules, or ``before`` gives the
+                submodules in another order than the graph.
         """
         stages: list[int] = []
         waiting = list(before)
@@ -375,9 +387,10 @@ class Placement:
 
 
 def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the number of the stage of each operation of a forward pass.
+    """Return the stage number of each operation of a forward pass.
 
-    A stage begins where the phase or the IPU changes. Consecutive blocks on one IPU are one stage.
+    A stage begins where the execution phase or the IPU of the operations changes. Consecutive
+    blocks (parts of the model) of the same phase and IPU are one stage.
 
     Args:
         places: The phase and the IPU of each operation, in the order of execution.

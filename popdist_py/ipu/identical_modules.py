@@ -1,8 +1,8 @@
-"""Search for identical modules of a model, which could share their weights.
+"""Search for identical submodules of a model, which could share their weights.
 
-A program can call one of several identical modules in place of all of them. The chip then holds the
-weights of the identical modules only once. This Python module does not compute the memory that
-sharing saves.
+A program can call one of several identical submodules several times, and leave out the other
+identical submodules. The IPU then stores the weights of the identical submodules only once. This
+Python module does not compute the memory that sharing saves.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ __all__ = ["Reuse", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """A graph that calls one of several identical modules in place of all of them.
+    """The result of a search: a graph whose identical submodules share their weights.
 
     Attributes:
-        graph: The graph has the same operations as before and fewer weights.
-        kept: The name of the module that the graph calls most often.
-        calls: The number of calls of ``kept``.
+        graph: A graph with the same operations as the graph without sharing, and with fewer
+            weights.
+        kept: The name of the submodule that is called most often, because its weights are shared by
+            most submodules.
+        calls: The number of calls of the submodule ``kept`` in one forward pass.
     """
 
     graph: Graph
@@ -31,11 +33,11 @@ class Reuse:
 
 
 def reused(graph: Graph, placement: Placement) -> Reuse | None:
-    """Return a graph whose identical modules share weights; None without identical modules.
+    """Return a graph whose identical submodules share weights; None without identical submodules.
 
-    Modules are identical if they are numbered members of one module (``layers.3``), are in the same
-    stage, and have operations and weights of equal sizes. If identical modules contain other
-    identical modules, the outer modules share their weights.
+    Two submodules are identical if both are numbered members of one module (``layers.3``), both are
+    in the same pipeline stage, and both have operations and weights of equal sizes. If identical
+    submodules contain other identical submodules, the outer submodules share their weights.
     """
     shared: dict[str, str] = {}
     best: tuple[int, str] = (1, "")
@@ -61,12 +63,12 @@ def reused(graph: Graph, placement: Placement) -> Reuse | None:
     return Reuse(replace(graph, operations=operations, weights=weights), best[1], best[0])
 
 
-# The name of a module, and the operations of the module.
+# The name of a submodule of the model, and the operations of that submodule.
 _Module = tuple[str, Sequence[Operation]]
 
 
 def _groups(graph: Graph, placement: Placement) -> Iterator[list[_Module]]:
-    """Yield groups of identical modules, with outer modules before the modules inside them."""
+    """Yield groups of identical submodules, with outer submodules before inner submodules."""
     modules: dict[str, list[Operation]] = {}
     stages: dict[str, set[int]] = {}
     for operation, stage in zip(graph.operations, placement.stages, strict=True):
@@ -87,7 +89,7 @@ def _groups(graph: Graph, placement: Placement) -> Iterator[list[_Module]]:
 
 
 def _shape(graph: Graph, operation: Operation, start: int) -> tuple[object, ...]:
-    """Return the properties of an operation that have to be equal in identical modules."""
+    """Return the properties of an operation that have to be equal in identical submodules."""
     weights: list[Weight] = [graph.weight_of[name] for name in operation.weights]
     return (
         operation.name[start:],

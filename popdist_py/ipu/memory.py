@@ -1,11 +1,13 @@
-"""The model of memory, which computes the contents of every IPU's memory.
+"""The model of memory, which estimates the contents of every IPU's memory.
 
-Weights, optimiser state, code, stream buffers and the stash are counted as live all the time. The
-stash contains the activations of earlier micro-batches in a pipeline. Activations, gradients and
-other temporary data are counted at the moment when they need the most memory.
+Weights, optimiser state, code, stream buffers and the stash are counted as always in memory. The
+stash of a pipeline stage contains activations of earlier micro-batches, whose backward pass comes
+later. Activations, gradients and other temporary data are counted at the moment when they need the
+most memory.
 
-Each tensor is spread over the tiles in grains, which are small parts of equal size. All tensors
-begin on the same tile, so that many small tensors make this tile fuller than the others.
+The model spreads each tensor over the tiles of an IPU in grains, which are small parts of equal
+size. All tensors begin on the same tile, so many small tensors make the first tile fuller than the
+other tiles.
 """
 
 from __future__ import annotations
@@ -43,21 +45,24 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Constants of the model of memory, which are estimated because sources are missing.
+    """Constants of the model of memory, which are estimates because no document gives them.
 
-    The constants are chosen so that the model predicts correctly which published runs fit into
-    memory. The sizes of code are bytes per tile.
+    With these constants, the model predicts correctly which runs in Graphcore's publications fit
+    into memory. The sizes of code are bytes per tile.
 
     Attributes:
-        base_code: The size of the control code, stack and libraries of any program.
-        distinct_code: The size of the vertices and exchange code for one pass of an operation.
-            Equal operations share this code.
-        call_code: The size of the code that calls the code of an operation, for each pass.
-        profile_code: The size of the code that counts the cycles of a pass for a profile.
-            ``profile_code`` is assumed to be two counters of 4 bytes and four instructions.
-        gaps: The memory that is lost between variables, as a share of the memory of all variables.
-        grain: The number of bytes of a tensor that stay together on a tile. Vectors have 8 bytes,
-            and the widest load instructions read 16 bytes.
+        base_code: The size of the control code, stack and libraries that every program on the IPU
+            contains.
+        distinct_code: The size of the vertices (compute code) and exchange code for one pass of an
+            operation. Operations of equal kind and sizes share this code.
+        call_code: The size of the code that calls the code of one pass (forward or backward) of an
+            operation.
+        profile_code: The size of the code that counts the clock cycles of one pass of an operation
+            for a profile. ``profile_code`` is assumed to be two counters of 4 bytes and four
+            instructions.
+        gaps: The unused memory between variables, as a share of the memory of all variables.
+        grain: The number of consecutive bytes of a tensor that are stored on the same tile. The
+            vectors of an IPU have 8 bytes, and its widest load instructions read 16 bytes.
     """
 
     base_code: int = 32 * 1024
@@ -70,10 +75,11 @@ class Estimates:
 
 ESTIMATES: Final = Estimates()
 
-# These categories do not contain variables, so gaps between variables are not added to them.
+# The categories of code do not contain variables, so gaps between variables are not added to them.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
-# The forward pass of a phase fetches weights. The backward pass of a phase also fetches
-# accumulators. The weight update of a phase needs the weights and the accumulators.
+# In phased execution, the forward pass of a phase (a part of the model) fetches weights from
+# Streaming Memory. The backward pass of a phase also fetches accumulators. The weight update of a
+# phase needs the weights and the accumulators.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 
 
@@ -84,7 +90,7 @@ def memory(
     ipu: IPU,
     estimates: Estimates = ESTIMATES,
 ) -> MemoryReport:
-    """Return the contents of the memory of every IPU of a replica."""
+    """Return the estimated contents of the memory of every IPU of a replica."""
     numbers = range(placement.num_ipus)
     return MemoryReport(
         tuple(ipu_memory(graph, placement, settings, ipu, n, estimates) for n in numbers)
@@ -99,7 +105,7 @@ def ipu_memory(
     number: int,
     estimates: Estimates = ESTIMATES,
 ) -> IpuMemory:
-    """Return the contents of the memory of one IPU of a replica."""
+    """Return the estimated contents of the memory of one IPU of a replica."""
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
     parts = _always_live(graph, placement, settings, stages, tiles, estimates)
@@ -135,9 +141,9 @@ def ipu_fits(
     number: int,
     estimates: Estimates = ESTIMATES,
 ) -> bool:
-    """Return whether the stages of one IPU of a replica fit into its memory.
+    """Return whether the stages of the model on one IPU of a replica fit into the IPU's memory.
 
-    The function returns early if the data that is always live is already too large.
+    The function returns early if the data that always stays in memory is alone too large.
     """
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
@@ -155,22 +161,24 @@ def _always_live(
     tiles: int,
     estimates: Estimates,
 ) -> list[Contribution]:
-    """Return the data of an IPU's stages that is always live, without stream buffers and gaps."""
+    """Return an IPU's data that always stays in memory, without stream buffers and gaps."""
     parts = [part for stage in stages for part in _always(graph, placement, settings, stage)]
     return [*parts, *_code(graph, placement, settings, stages, tiles, estimates)]
 
 
 def _fullest_tile(parts: Sequence[Contribution], tiles: int, grain: int) -> int:
-    """Return the bytes of the fullest tile, which is the tile that all parts begin on."""
+    """Return the bytes on the fullest tile, which is the tile where every tensor begins."""
     return grain * sum(-(-part.bytes // (tiles * grain)) for part in parts)
 
 
 def stash_depth(stage: int, stages: int, settings: Settings) -> int:
-    """Return the number of micro-batches whose activations a stage keeps in the stash.
+    """Return the number of micro-batches whose activations a pipeline stage keeps in its stash.
 
-    The activations of the current micro-batch are not part of the stash. Stage s of N stages keeps
-    ``2 (N - 1 - s) + 1`` micro-batches in PopART's pipeline, and ``N - s`` in an interleaved
-    pipeline. The last stage does not need a stash.
+    The stash of a pipeline stage contains the activations of earlier micro-batches whose backward
+    pass is still to come. The activations of the current micro-batch are not part of the stash. In
+    PopART's pipeline of N stages, stage s keeps the activations of ``2 (N - 1 - s) + 1``
+    micro-batches. In an interleaved pipeline, stage s keeps the activations of ``N - s``
+    micro-batches. The last stage of a pipeline does not need a stash.
     """
     if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
         return 0
@@ -178,10 +186,10 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
 
 
 def least_bytes(graph: Graph, settings: Settings) -> list[int]:
-    """Return, for each operation, a lower bound of the bytes that the operation's stage needs.
+    """Return, for each operation, the least number of bytes that its stage needs because of it.
 
-    The bound is the size of the weights that the operation is the first to read, including their
-    accumulators and optimiser state.
+    For each operation, the number of bytes is the size of the weights that no earlier operation
+    reads. The size includes the gradient accumulators and the optimiser state of the weights.
     """
     if settings.is_phased:
         return [0] * len(graph.operations)
@@ -198,7 +206,7 @@ def least_bytes(graph: Graph, settings: Settings) -> list[int]:
 def _always(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
-    """Yield the variables and the stash of a stage, which are always live."""
+    """Yield the variables and the stashed activations of a stage, which always stay in memory."""
     if not settings.is_phased:
         for weight in placement.weights_of(graph, stage):
             yield from _variables(weight, settings)
@@ -213,7 +221,7 @@ def _always(
 
 
 def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
-    """Yield the parts of a weight, its accumulator and its optimiser state that are on the chip."""
+    """Yield the on-chip memory of a weight, of its accumulator and of its optimiser state."""
     replicas, optimizer = settings.replicas, settings.optimizer
     held = settings.weight_location.held(weight.elements, replicas)
     yield Contribution(weight.name, "weights", held * BYTES[weight.type], True)
@@ -230,7 +238,7 @@ def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
 def _streams(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
-    """Yield the stream buffers for tensors that a stage receives from or sends to the host."""
+    """Yield the buffers for the tensors that a stage receives from the host or sends to it."""
     if settings.synthetic_data:
         return
     operations = tuple(placement.operations_of(graph, stage))
@@ -252,7 +260,10 @@ def _code(
     tiles: int,
     estimates: Estimates,
 ) -> Iterator[Contribution]:
-    """Yield the code on an IPU. Operations of equal kind and sizes share their code."""
+    """Yield the memory for the code on an IPU.
+
+    Operations of equal kind and sizes share their code.
+    """
     operations = [o for s in stages for o in placement.operations_of(graph, s)]
     distinct = {_signature(graph, operation): operation for operation in operations}
     several = sum(_passes(operation, settings) for operation in distinct.values())
@@ -270,10 +281,10 @@ def _code(
 
 
 def _passes(operation: Operation, settings: Settings) -> int:
-    """Return the number of programs that the passes of an operation need.
+    """Return the number of programs that the forward and backward pass of an operation need.
 
-    In training, a product with weights needs one program for the forward pass, one program for the
-    gradients of its inputs, and one program for the gradients of its weights.
+    In training, a matrix product of an input and a weight needs three programs. The programs
+    compute the result, the gradient of the input, and the gradient of the weight.
     """
     if operation.kind == "view":
         return 0
@@ -290,9 +301,9 @@ def _signature(graph: Graph, operation: Operation) -> tuple[object, ...]:
 def _worst(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> tuple[str, list[Contribution]]:
-    """Return the moment when an IPU needs the most memory, and the data that is live then.
+    """Return the operation where an IPU needs the most memory, and the data in memory then.
 
-    Weights and other data that is always live are not included.
+    Weights and other data that always stays in memory are not included.
     """
     found: list[tuple[str, list[Contribution]]] = [("nothing", [])]
     for fetched, moments in walks(graph, placement, settings, ipu, number):
@@ -304,11 +315,12 @@ def _worst(
 def walks(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> Iterator[tuple[list[Contribution], list[Moment]]]:
-    """Yield the walks (lists of moments) of an IPU's stages, each with the data live throughout.
+    """Yield walks (lists of moments) of an IPU's stages, and the data fetched for each walk.
 
-    A moment is one pass of an operation. If a stage keeps its memory from the forward pass to the
-    backward pass, one walk contains both passes. In all other cases, each pass is a walk. In
-    training, the weight update of a stage is another walk.
+    A moment is one pass (forward or backward) of an operation. The fetched data stays in memory
+    during all moments of the walk. If a stage keeps its memory from the forward pass to the
+    backward pass, one walk contains both passes of the stage. In all other cases, each pass of the
+    stage is a walk. In training, the weight update of a stage is another walk.
     """
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)
@@ -319,8 +331,9 @@ def walks(
                 fetched = [*fetched, *_fetched(weights, settings, sort)]
             yield fetched, moments
         if settings.is_training:
-            # A phase fetches the optimiser state of one weight at a time, like optimiser state that
-            # is stored off the chip.
+            # In phased execution, a weight update fetches the optimiser state of one weight at a
+            # time from Streaming Memory. The memory is therefore computed as for optimiser state
+            # that is stored off the chip.
             away = replace(settings, optimizer_location=Location(on_chip=False))
             yield fetched, list(_update(weights, away if settings.is_phased else settings))
 
@@ -328,17 +341,17 @@ def walks(
 def _fetched(
     weights: Sequence[Weight], settings: Settings, category: Category
 ) -> list[Contribution]:
-    """Return the data of one category that a phase fetches from Streaming Memory."""
+    """Return the weights or accumulators that an execution phase fetches from Streaming Memory."""
     on_chip = replace(settings, weight_location=Location(), accumulator_location=Location())
     parts = (part for weight in weights for part in _variables(weight, on_chip))
     return [replace(part, is_always_live=False) for part in parts if part.category == category]
 
 
 def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator[list[Moment]]:
-    """Yield the moments of a stage's forward pass and backward pass.
+    """Yield the moments (passes of single operations) of a stage's forward and backward pass.
 
-    If the stage keeps its memory from the forward pass to the backward pass, one list contains both
-    passes.
+    If the stage keeps its memory from the forward pass to the backward pass, one list contains the
+    moments of both passes. In all other cases, each pass has its own list.
     """
     settings = stage.settings
     forward = forward_moments(stage)
@@ -362,7 +375,7 @@ def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator
 
 
 def _of_peak(found: Peak) -> Iterator[Contribution]:
-    """Yield the data that is live at a peak."""
+    """Yield the data in memory at the moment that needs the most memory."""
     prefix = "gradient of "
     for name, size in found.live.items():
         is_gradient = name.startswith(prefix)
@@ -373,18 +386,18 @@ def _of_peak(found: Peak) -> Iterator[Contribution]:
 
 
 def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Moment]:
-    """Yield the updates of a stage's weights, which are updated one after the other."""
+    """Yield the updates of a stage's weights, one after the other."""
     for weight in weights:
         if weight.is_trained:
             yield Moment(f"{weight.name} (update)", temporary=_update_bytes(weight, settings))
 
 
 def _update_bytes(weight: Weight, settings: Settings) -> int:
-    """Return the bytes that the update of a weight needs temporarily.
+    """Return the bytes that a weight needs temporarily while the optimiser updates it.
 
-    The update needs memory for the change of the weight, and for optimiser state that is fetched
-    from Streaming Memory. The change of a weight has the widest type of the weight, its accumulator
-    and its optimiser state.
+    The update of a weight needs memory for the change of the weight, and for optimiser state that
+    is fetched from Streaming Memory. The change of a weight has the widest of three types: the
+    types of the weight, of its accumulator and of its optimiser state.
     """
     where, optimizer = settings.optimizer_location, settings.optimizer
     types = (weight.type, optimizer.accumulator, *optimizer.state)

@@ -1,6 +1,6 @@
-"""Classes that describe the contents of IPUs' memory, and tell whether the memory is sufficient.
+"""Classes that describe the contents of the memory of IPUs, and whether the contents fit.
 
-This module does not compute the memory that a graph needs.
+The module ``memory`` computes the contents from a graph. This module does not compute contents.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Category: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A part of the contents of an IPU's memory.
+    """A part of the contents of an IPU's memory, such as one weight.
 
     Attributes:
         name: The name of a weight, an operation or a tensor, with the name of its module.
-        category: The category of the contents.
-        bytes: The number of bytes on the whole IPU.
-        is_always_live: Whether the contents stay in memory during the whole run.
+        category: The category of the contents, such as "activations".
+        bytes: The size of the contents on all tiles of the IPU together, in bytes.
+        is_always_live: Whether the contents stay in memory during the whole run of the program.
     """
 
     name: str
@@ -42,7 +42,10 @@ class Contribution:
     is_always_live: bool
 
     def group(self, depth: int) -> str:
-        """Return the name of a group of contributions that are added up within one category."""
+        """Return the name of this contribution's group in a table of sums.
+
+        In the table, contributions with the same group and category are added up.
+        """
         if self.category in ("code", "profiling"):
             return "the whole program"
         if self.category == "working set":
@@ -52,21 +55,22 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class IpuMemory:
-    """The memory of one IPU.
+    """The contents of one IPU's memory.
 
-    A program cannot run if one tile lacks memory, even if other tiles have free memory.
+    A program cannot run if one tile has too little memory, even if other tiles have free memory.
 
     Attributes:
         ipu: The number of the IPU.
-        tiles: The number of tiles that hold the contributions, without I/O tiles.
+        tiles: The number of tiles that store the ``contributions``. I/O tiles are not included.
         tile_bytes: The memory of one tile in bytes.
-        contributions: The contents that are always live, and the contents that are live at the
-            peak.
-        peak_at: The name of the operation and pass where the IPU needs the most memory.
-        fullest_tile: The bytes that the fullest tile needs.
-        io_tiles: The number of I/O tiles.
-        fullest_io_tile: The bytes that the fullest I/O tile needs for code and for the buffers of
-            the host's streams.
+        contributions: The contents that always stay in memory, and the contents at the moment when
+            the IPU needs the most memory.
+        peak_at: The name of the operation and its pass (such as "backward") when the IPU needs the
+            most memory.
+        fullest_tile: The bytes that the program needs on the fullest tile.
+        io_tiles: The number of I/O tiles, which only transfer data.
+        fullest_io_tile: The bytes that the program needs on the fullest I/O tile. These bytes
+            contain code, and buffers for data from and to the host.
     """
 
     ipu: int
@@ -85,42 +89,42 @@ class IpuMemory:
 
     @property
     def always_live(self) -> int:
-        """The bytes that stay in memory during the whole run."""
+        """The bytes that stay in the IPU's memory during the whole run of the program."""
         return sum(part.bytes for part in self.contributions if part.is_always_live)
 
     @property
     def not_always_live(self) -> int:
-        """The bytes that are live at the peak, without the bytes that are always live."""
+        """The temporary bytes in memory at the moment when the IPU needs the most memory."""
         return sum(part.bytes for part in self.contributions if not part.is_always_live)
 
     @property
     def needed(self) -> int:
-        """The bytes of all contributions together."""
+        """The largest number of bytes that the program needs on the IPU at any moment."""
         return sum(part.bytes for part in self.contributions)
 
     @property
     def per_tile(self) -> int:
-        """The bytes per tile if all tiles held equally many bytes."""
+        """The bytes per tile, if the contents were distributed equally over all tiles."""
         return -(-self.needed // self.tiles)
 
     @property
     def fits(self) -> bool:
-        """Whether the contents of every tile fit into the tile's memory."""
+        """Whether the contents of every tile of the IPU fit into the tile's memory."""
         return max(self.fullest_tile, self.fullest_io_tile) <= self.tile_bytes
 
     def by_category(self) -> dict[Category, int]:
-        """Return the bytes of each category, largest first."""
+        """Return the bytes of each category of contents, with the largest category first."""
         sums: dict[Category, int] = {}
         for part in self.contributions:
             sums[part.category] = sums.get(part.category, 0) + part.bytes
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def largest(self, count: int = 5, *, depth: int = 2) -> tuple[Contribution, ...]:
-        """Return the largest contributions, largest first.
+        """Return the largest contributions to the IPU's memory, with the largest first.
 
         Contributions of one category are added up if the first ``depth`` parts of their names are
         equal. For example, ``layer4.0.conv1`` and ``layer4.0.conv2`` are added up as ``layer4.0``.
-        All code counts as one contribution.
+        The code of the whole program counts as one contribution.
         """
         sums: dict[tuple[str, Category, bool], int] = {}
         for part in self.contributions:
@@ -132,7 +136,7 @@ class IpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The memory of all IPUs of a replica."""
+    """The contents of the memory of all IPUs of a replica."""
 
     ipus: tuple[IpuMemory, ...]
 
@@ -143,5 +147,5 @@ class MemoryReport:
 
     @property
     def fullest(self) -> IpuMemory:
-        """The IPU with the fullest tile of all IPUs."""
+        """The memory of the IPU that contains the fullest tile of all IPUs."""
         return max(self.ipus, key=lambda ipu: max(ipu.fullest_tile, ipu.fullest_io_tile))

@@ -1,6 +1,7 @@
-"""The memory of an IPU over time, during a micro-batch and during the weight update.
+"""The used memory of an IPU over time, during a micro-batch and during the weight update.
 
-The moments and the live data of each moment come from the walks of the module ``memory``.
+The function ``walks`` of the module ``memory`` provides the moments (passes of single operations)
+and the data in memory at each moment.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ __all__ = ["LiveBytes", "curve"]
 
 @dataclass(frozen=True, slots=True)
 class LiveBytes:
-    """The number of bytes that are live on an IPU at one moment.
+    """The number of used bytes in the memory of an IPU at one moment.
 
     Attributes:
-        moment: The name of the operation and of its pass, such as ``layer1.0.conv1 (backward)``.
-        bytes: The bytes that are live on the whole IPU, including data that is always live.
+        moment: The name of the operation and of its pass that run at this moment. An example is
+            ``layer1.0.conv1 (backward)``.
+        bytes: The used bytes on all tiles of the IPU together. Weights and other data that always
+            stays in memory are included.
     """
 
     moment: str
@@ -28,10 +31,11 @@ class LiveBytes:
 
 
 def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
-    """Return the live bytes of an IPU at every moment of forward pass, backward pass and update.
+    """Return an IPU's used bytes at every moment of forward pass, backward pass and weight update.
 
-    The moments of one stage follow those of the stage before it. The largest value is the memory
-    that the IPU needs. All values include the gaps between variables at the peak.
+    If the IPU runs several stages of the model, the moments of an earlier stage come first. The
+    largest value is the memory that the IPU needs. Each value includes the same number of bytes for
+    gaps between variables. This number is computed at the moment that needs the most memory.
     """
     own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []

@@ -1,10 +1,11 @@
-"""Reports about the memory that a run needs, and about the time that one call of a run takes.
+"""Reports about the memory that a model needs on IPUs, and about the time of one call.
 
-A report can be printed as text, shown as rich's tables or as HTML, and converted to JSON. Values
-and JSON contain bytes. Texts contain MB of a million bytes.
+A report can be printed as text, shown as HTML or as tables of the library rich, and converted to
+JSON. In attributes and in JSON, memory is given in bytes. In texts, memory is given in MB of a
+million bytes.
 
-This module is long because it defines all tables of both reports. The figures are computed by the
-modules for memory, cycles, schedules, transfers and advice.
+This module is long because it defines all tables of both reports. Other modules compute the figures
+in the tables.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
     "memory_page",
 ]
 
-# The version of the JSON of both reports. The version is increased when a key is removed or gets
+# The version of the reports' JSON format. The version is increased when a key is removed or gets
 # another meaning.
 _VERSION: Final = 1
 _LARGEST: Final = 5
@@ -59,11 +60,13 @@ class MemoryPage(Report):
     """The report about the memory that every IPU of a replica needs.
 
     Attributes:
-        device: The name of the type of IPU.
+        device: The name of the type of IPU, such as "mk2".
         tile_bytes: The memory of one tile in bytes.
-        ipus: The memory of each IPU.
-        curves: For each IPU, the live bytes at every moment of a micro-batch and of the update.
-        problem: The explanation why the run does not fit, with advice; None if the run fits.
+        ipus: The contents of the memory of each IPU.
+        curves: For each IPU, the used bytes at every moment of a micro-batch and of the weight
+            update.
+        problem: The explanation why the model does not fit into memory, with advice; None if it
+            fits.
     """
 
     device: str
@@ -74,11 +77,11 @@ class MemoryPage(Report):
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits into the memory of every IPU."""
+        """Whether the model fits into the memory of every IPU."""
         return self.problem is None
 
     def document(self) -> Document:
-        """Return the document that displays this report."""
+        """Return the headline and tables that display this report."""
         number = len(self.ipus)
         where = counted(number, f"{self.device} IPU")
         if self.problem is None:
@@ -96,7 +99,8 @@ class MemoryPage(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values.
 
-        Memory is given in bytes. The list of advice is empty if the run fits.
+        In the dictionary, memory is given in bytes. The list of advice is empty if the model fits
+        into memory.
         """
         return {
             "version": _VERSION,
@@ -159,7 +163,7 @@ class MemoryPage(Report):
         return Section("IPUs (MB; bytes of a tile)", columns, rows, (note,))
 
     def _categories(self) -> Iterator[Section]:
-        """Yield one table per eight IPUs, because wider tables do not fit into a line of text."""
+        """Yield one table for every eight IPUs, because a wider table does not fit into a line."""
         for first in range(0, len(self.ipus), _IPUS_IN_A_ROW):
             some = self.ipus[first : first + _IPUS_IN_A_ROW]
             sums = {own.ipu: own.by_category() for own in some}
@@ -214,17 +218,17 @@ class MemoryPage(Report):
 
 @dataclass(frozen=True, slots=True)
 class IpuExecution:
-    """The work and the data transfers of one IPU in a call.
+    """The work and the data transfers of one IPU in one call of the model.
 
     Attributes:
         ipu: The number of the IPU.
-        busy: The share of the call's time that the IPU spends on computing.
-        tile_balance: The mean work of the IPU's tiles, divided by the work of its busiest tile.
+        busy: The share of the call's duration that the IPU spends on computing.
+        tile_balance: The mean work of the IPU's tiles, divided by the work of the busiest tile.
         received: The bytes that the IPU receives from the host.
-        sent: The bytes that the IPU sends to the host. ``sent`` includes outputs, and the requests
-            of tiles that exchange data with the host.
-        copied: The bytes of activations that the IPU sends to other IPUs. In training, the IPU
-            receives gradients of the same size.
+        sent: The bytes that the IPU sends to the host. These bytes are outputs of the model, and
+            the requests that tiles send for each transfer from or to the host.
+        copied: The bytes of activations that the IPU sends to other IPUs. In training, the other
+            IPUs send back gradients of the same size.
     """
 
     ipu: int
@@ -237,14 +241,14 @@ class IpuExecution:
 
 @dataclass(frozen=True, slots=True)
 class OperationCycles:
-    """The cycles of one pass of an operation for one micro-batch.
+    """The clock cycles of one pass (forward or backward) of an operation for one micro-batch.
 
     Attributes:
         name: The name of the operation.
-        direction: The pass, which is "forward" or "backward".
-        stage: The number of the operation's stage.
-        cycles: The number of cycles of the pass.
-        share: The cycles of the pass, divided by the cycles of all passes of all operations.
+        direction: The pass of the operation, which is "forward" or "backward".
+        stage: The number of the pipeline stage that contains the operation.
+        cycles: The number of clock cycles of this pass.
+        share: The clock cycles of this pass, divided by those of all operations in both passes.
     """
 
     name: str
@@ -256,20 +260,21 @@ class OperationCycles:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPage(Report):
-    """The report about the time that one call takes.
+    """The report about the time that one call of the model takes.
 
     Attributes:
-        device: The name of the type of IPU.
+        device: The name of the type of IPU, such as "mk2".
         batch: The number of samples in a micro-batch.
-        settings: The settings of the run.
-        report: The cycles of the call and of its stages.
-        stage_ipus: The number of the IPU of each stage.
-        ipus: The work and the data transfers of each IPU.
-        imbalance: The work of the slowest stage, divided by the mean work of the stages.
-        idle_share: The idle share of the schedule between two updates, if all steps took the same
-            time.
-        slowest: The slowest passes of operations, with the slowest pass first.
-        beginning: The first steps of the schedule.
+        settings: The options of the run, such as the number of replicas.
+        report: The clock cycles of the call and of each pipeline stage.
+        stage_ipus: The number of the IPU that runs each stage.
+        ipus: The work and the data transfers of each IPU in one call.
+        imbalance: The work of the slowest pipeline stage, divided by the mean work of all stages.
+        idle_share: The share of steps in which an IPU is idle, between two weight updates. All
+            steps of the schedule are counted as equally long.
+        slowest: The forward or backward passes of operations that take the most clock cycles, with
+            the slowest pass first.
+        beginning: The first steps of the schedule, which gives the action of each IPU in each step.
     """
 
     device: str
@@ -284,7 +289,7 @@ class ExecutionPage(Report):
     beginning: Schedule
 
     def document(self) -> Document:
-        """Return the document that displays this report."""
+        """Return the headline and tables that display this report."""
         own = self.report
         headline = (
             f"Execution: {own.throughput:,.1f} samples/s, {_duration(own.seconds)} a call "
@@ -299,7 +304,7 @@ class ExecutionPage(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values.
 
-        The values are cycles, bytes, seconds, and shares between 0 and 1.
+        The values in the dictionary are clock cycles, bytes, seconds, and shares between 0 and 1.
         """
         own = self.report
         return {
@@ -409,7 +414,7 @@ _TITLES: Final = {
 
 
 def memory_page(run: Run) -> MemoryPage:
-    """Return the report about the memory of a run, with advice if the run does not fit."""
+    """Return the report about the memory of a model on IPUs, with advice if it does not fit."""
     report = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates)
     return MemoryPage(
         device=run.ipu.name,
@@ -421,7 +426,7 @@ def memory_page(run: Run) -> MemoryPage:
 
 
 def execution_page(run: Run) -> ExecutionPage:
-    """Return the report about the time of a call, even if the run does not fit into memory."""
+    """Return the report about the time of one call, even if the model does not fit into memory."""
     graph, placement, settings = run.graph, run.placement, run.settings
     report = cycles(graph, placement, settings, run.ipu, run.model)
     copied = [0] * placement.num_ipus
@@ -478,7 +483,7 @@ def _parts(stage: StageCycles) -> list[tuple[str, float]]:
 
 
 def _fullest(own: IpuMemory) -> int:
-    """Return the bytes of the fullest tile of an IPU, which may be an I/O tile."""
+    """Return the bytes on the fullest tile of an IPU, which may be an I/O tile."""
     return max(own.fullest_tile, own.fullest_io_tile)
 
 

@@ -1,9 +1,10 @@
-"""Schedules, which contain the action of every IPU in each step of a run.
+"""Schedules, which give the action (such as "forward") of every IPU in each step of a call.
 
-In one step, an IPU performs one action. A pipeline cycle consists of one or more steps. In PopART's
-pipeline ("grouped"), a pipeline cycle contains a forward pass and a backward pass of every stage. A
-pipeline cycle may also contain a recomputation. Steps without any action are left out. This module
-does not depend on the duration of steps.
+In one step of a schedule, an IPU performs one action. A pipeline cycle consists of one or more
+steps. In PopART's pipeline, which is called "grouped" here, a pipeline cycle contains a forward
+pass and a backward pass of every stage. A pipeline cycle may also contain the recomputation of
+activations. A schedule does not contain steps in which all IPUs are idle. This module does not
+depend on the duration of steps.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _WORK: Final = ("forward", "recompute", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The schedule of a run or of its first steps.
+    """The schedule of one call of a model, or the first steps of the schedule.
 
     ``print()`` shows a schedule as text, and a notebook shows it as a picture.
 
     Attributes:
-        rows: For each IPU, a tuple with one cell per step.
-        cycles: For each step, the number of its pipeline cycle, counted from 1.
+        rows: For each IPU, a tuple with one cell per step. A cell describes the action of the IPU.
+        cycles: For each step of the schedule, the number of its pipeline cycle, counted from 1.
     """
 
     rows: tuple[tuple[Cell, ...], ...]
@@ -48,9 +49,9 @@ class Schedule:
 
     @property
     def idle_share(self) -> float:
-        """The share of idle cells, in the steps that contain computation.
+        """The mean share of IPUs that are idle in a step, over all steps that contain computation.
 
-        Steps that only exchange data or update weights do not count.
+        Steps in which the IPUs only exchange data or update weights are not counted.
         """
         steps = [cells for cells in zip(*self.rows, strict=True) if _is_work(cells)]
         idle = sum(cell.action == "idle" for cells in steps for cell in cells)
@@ -58,9 +59,10 @@ class Schedule:
 
     @property
     def full_from(self) -> int | None:
-        """The number of the first pipeline cycle without waiting IPUs; None if IPUs always wait.
+        """The number of the first pipeline cycle without idle IPUs, when the pipeline is full.
 
-        An IPU that waits only while other IPUs recompute does not count as waiting.
+        The value is None if an IPU is idle in every pipeline cycle. An IPU that waits only while
+        other IPUs recompute activations does not count as idle.
         """
         work: set[int] = set()
         waiting: set[int] = set()
@@ -74,23 +76,24 @@ class Schedule:
 
     @property
     def steps_until_full(self) -> int | None:
-        """The number of steps before the cycle ``full_from``, or None without that cycle."""
+        """The number of steps until the pipeline is full, or None if it never becomes full."""
         return None if (full := self.full_from) is None else self.cycles.index(full)
 
 
-# The tasks of each IPU, in execution order. All IPUs start the tasks of a group at the same time. A
-# task is an action with the numbers of its micro-batch and its stage.
+# The tasks of each IPU, in execution order. A task is an action with the numbers of its micro-batch
+# and its stage. All IPUs start a group of tasks at the same time.
 _Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]
 _TaskGroup: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
 
 
 def schedule(placement: Placement, settings: Settings, *, steps: int | None = None) -> Schedule:
-    """Return the schedule of all IPUs of a replica for one call.
+    """Return the schedule of all IPUs of a replica for one call of the model.
 
     Args:
-        placement: The stages and their IPUs. In phased execution, the stages are the phases.
+        placement: The stage of each operation, and the IPU of each stage. In phased execution, the
+            stages are the phases.
         settings: The settings of the run.
-        steps: The largest number of steps to return. None returns all steps.
+        steps: The largest number of steps in the returned schedule. None returns all steps.
 
     Raises:
         ValueError: ``steps`` is negative or not an integer.
@@ -111,12 +114,13 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
 
 
 def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
-    """Return the idle share of a run with one IPU per stage and without recomputation.
+    """Return the share of time in which IPUs are idle, with one stage per IPU, by a formula.
 
-    The share is computed by a formula. Forward pass and backward pass take one step each. A
-    pipeline of N stages runs M micro-batches in ``M + N - 1`` forward steps and as many backward
-    steps. An IPU works in M steps of each kind. If the cycles of PopART's pipeline are counted
-    instead of steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
+    The formula applies to runs without recomputation. A forward pass and a backward pass of a stage
+    take one step each. A pipeline of N stages needs ``M + N - 1`` forward steps for M
+    micro-batches, and the same number of backward steps. In M of the forward steps and in M of the
+    backward steps, an IPU works. If the cycles of PopART's pipeline are counted instead of steps,
+    the idle share is ``(2N - 2) / (M + 2N - 2)``.
     """
     if strategy in ("grouped", "interleaved"):
         return (stages - 1) / (micro_batches + stages - 1)
@@ -124,10 +128,10 @@ def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
 
 
 def least_accumulation(stages: int, *, is_training: bool) -> int:
-    """Return the smallest number of micro-batches that a pipeline accepts.
+    """Return the smallest number of micro-batches that a pipeline accepts per update or call.
 
-    A pipeline needs one micro-batch per stage. In training, the backward passes of all stages
-    except the last stage count as additional stages.
+    A pipeline needs at least one micro-batch per stage. In training, the backward pass of each
+    stage except the last stage counts as an additional stage.
     """
     return 2 * stages - 1 if is_training else stages
 
@@ -137,7 +141,7 @@ def _is_work(cells: Iterable[Cell]) -> bool:
 
 
 def _task_groups(placement: Placement, settings: Settings) -> Iterator[tuple[int, _TaskGroup]]:
-    """Yield the tasks that all IPUs start together, with the number of their pipeline cycle."""
+    """Yield groups of tasks that IPUs start together, with the number of their pipeline cycle."""
     window = settings.accumulation if settings.is_training else settings.device_iterations
     windows = settings.device_iterations if settings.is_training else 1
     cycle = 0
@@ -156,7 +160,7 @@ def _task_groups(placement: Placement, settings: Settings) -> Iterator[tuple[int
 def _window(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of each pipeline cycle between two weight updates."""
+    """Yield the tasks of all IPUs in each pipeline cycle between two weight updates."""
     if settings.strategy == "grouped":
         return _grouped(placement, settings, first, count)
     if settings.strategy == "interleaved":
@@ -169,11 +173,12 @@ def _window(
 def _grouped(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of each cycle of PopART's pipeline.
+    """Yield the tasks of all IPUs in each pipeline cycle of PopART's pipeline.
 
-    Stage s runs the forward pass of micro-batch m in cycle m + s. The stage runs the backward pass
-    2 (N - 1 - s) cycles later, where N is the number of stages. On the last stage, forward pass and
-    backward pass are in the same cycle.
+    Stage s runs the forward pass of micro-batch m in pipeline cycle m + s. Stage s runs the
+    backward pass of the same micro-batch 2 (N - 1 - s) cycles later, where N is the number of
+    stages. The last stage runs the forward pass and the backward pass of a micro-batch in the same
+    pipeline cycle.
     """
     last = placement.num_stages - 1
     recomputing = settings.recomputing(placement)
@@ -194,10 +199,10 @@ def _grouped(
 def _interleaved(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of each cycle of an interleaved pipeline.
+    """Yield the tasks of all IPUs in each pipeline cycle of an interleaved pipeline.
 
-    Every stage alternates between forward passes and backward passes. When a stage runs forward
-    passes, the stages before and after it run backward passes.
+    In an interleaved pipeline, every stage alternates between forward passes and backward passes.
+    When a stage runs a forward pass, the stages before and after it run backward passes.
     """
     if not settings.is_training:
         yield from _grouped(placement, settings, first, count)
@@ -222,7 +227,11 @@ def _interleaved(
 def _one_by_one(
     placement: Placement, settings: Settings, number: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of one micro-batch, which passes through the stages one after the other."""
+    """Yield the tasks of one micro-batch in runs without a pipeline.
+
+    The stages run one after the other.
+
+    """
     for action, stage in _passage(placement, settings):
         yield [{placement.ipus[stage]: [(action, number, stage)]}]
 
@@ -230,8 +239,8 @@ def _one_by_one(
 def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of one micro-batch in phased execution.
 
-    A phase is loaded before it runs. In parallel phased execution, an IPU loads the next phase
-    while another IPU computes.
+    A phase (a part of the model) is loaded from Streaming Memory before it runs. In parallel phased
+    execution, an IPU loads the next phase while another IPU computes.
     """
     loaded: int | None = None
     tasks = list(_passage(placement, settings))

@@ -1,9 +1,10 @@
-"""The cells of schedules, and views of schedules as a grid of letters or as an SVG picture.
+"""Views of an IPU schedule as a grid of letters or as an SVG picture, and the schedule's cells.
 
 In the grid, F stands for a forward pass, R for a recomputation, and B for a backward pass. U stands
 for a weight update, and E for an exchange of data. X stands for a forward pass and a backward pass
-of the same micro-batch on the last stage. A point stands for an idle IPU. The number behind a
-letter is the number of the micro-batch. This module does not compute schedules.
+of the same micro-batch on the last stage of a pipeline. A point stands for an idle IPU. The number
+behind a letter of the grid is the number of the micro-batch. This module does not compute
+schedules.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 34, 28, 56, 28
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The action of one IPU in one step.
+    """The action of one IPU in one step of a schedule.
 
     Attributes:
-        step: The number of the step, counted from 1.
-        action: The action of the IPU. The action "exchange" is the all-reduce over the replicas
-            before a weight update, or a transfer from or to Streaming Memory between phases.
-        micro_batch: The number of the micro-batch, counted from 1 over the whole call; None if the
-            action does not belong to a micro-batch.
-        stage: The number of the stage or phase; None if the action does not belong to a stage.
+        step: The number of the step in the schedule, counted from 1.
+        action: The action of the IPU in this step. The action "exchange" is the all-reduce of
+            gradients over the replicas, or a transfer from or to Streaming Memory between phases.
+        micro_batch: The number of the micro-batch, counted from 1 over the whole call of the model;
+            None for actions that do not belong to a micro-batch, such as a weight update.
+        stage: The number of the pipeline stage or execution phase; None for actions that do not
+            belong to a stage, such as a weight update.
     """
 
     step: int
@@ -55,19 +57,19 @@ class Cell:
 
 
 class Drawn(Protocol):
-    """The protocol of objects that can be drawn, such as a ``Schedule``."""
+    """The protocol of schedules that ``grid`` and ``svg`` can draw, such as ``Schedule``."""
 
     @property
     def rows(self) -> tuple[tuple[Cell, ...], ...]:
-        """For each IPU, a tuple with one cell per step."""
+        """For each IPU, a tuple with one cell (the IPU's action) per step."""
 
     @property
     def cycles(self) -> tuple[int, ...]:
-        """For each step, the number of its pipeline cycle."""
+        """For each step of the schedule, the number of its pipeline cycle."""
 
 
 def grid(schedule: Drawn, *, by: Literal["step", "cycle"] = "step") -> str:
-    """Return a text with a line per IPU and a column per step or per pipeline cycle."""
+    """Return a schedule as text, with a line per IPU and a column per step or pipeline cycle."""
     columns = [[cell] for cell in range(len(schedule.cycles))]
     if by == "cycle":
         groups: dict[int, list[int]] = {}
@@ -100,7 +102,7 @@ def _label(cell: Cell) -> str:
 
 
 def svg(schedule: Drawn) -> str:
-    """Return an SVG picture with a row per IPU, a box per step, and lines between cycles."""
+    """Return a schedule as SVG, with a row per IPU, a box per step, and lines between cycles."""
     steps = len(schedule.cycles)
     width, height = _LEFT + steps * _WIDTH + 8, _TOP + len(schedule.rows) * _HEIGHT + 8
     lines = [

@@ -1,7 +1,7 @@
-"""Functions that find the best batch, splits or recomputation, and return the result as an Answer.
+"""Searches for the best batch, stages or recomputation, with results for printing and as JSON.
 
-An ``Answer`` can be printed and converted to JSON. The search algorithms are in the module
-``searches``.
+Each search returns an ``Answer``, which can be printed and converted to JSON. The search algorithms
+are in the module ``searches``.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Answer(Report):
-    """The result of a search.
+    """The result of a search for the best batch, stages or recomputation.
 
     Attributes:
-        question: The name of the question, which is "batch", "splits" or "recompute".
-        sentence: The answer as a text for the user.
-        json_values: The answer as JSON values for programs; empty if the search did not find a run
-            that fits into memory.
-        run: The run that the search found; None if the search did not find a run that fits into
-            memory.
+        question: The name of the searched setting, which is "batch", "splits" or "recompute".
+        sentence: The result of the search, as a sentence for the user.
+        json_values: The result of the search, as JSON values for programs. The mapping is empty if
+            the search found nothing that fits into memory.
+        run: The configuration (graph, placement, settings and IPU) that the search found; None if
+            the search found nothing that fits into memory.
     """
 
     question: str
@@ -42,18 +42,18 @@ class Answer(Report):
     run: Run | None
 
     def document(self) -> Document:
-        """Return the document that displays the answer."""
+        """Return the headline and table that display the result of the search."""
         sections = () if self.run is None else (_summary(self.run),)
         return Document(self.sentence, self.run is not None, sections)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as a dictionary of JSON values."""
+        """Return the result of the search as a dictionary of JSON values."""
         found = self.run is not None
         return {"version": _VERSION, "question": self.question, "found": found, **self.json_values}
 
 
 def find_batch(run: Run) -> Answer:
-    """Find the largest number of samples per micro-batch that fits into memory."""
+    """Find the largest micro-batch (number of samples) with which the model fits into memory."""
     batch = largest_batch(run)
     if not batch:
         return Answer("batch", "Not even a micro-batch of one sample fits", {}, None)
@@ -62,7 +62,7 @@ def find_batch(run: Run) -> Answer:
 
 
 def find_splits(run: Run, ipus: int) -> Answer:
-    """Find the split into ``ipus`` stages that makes the slowest stage as fast as possible."""
+    """Find the division of a model among ``ipus`` IPUs that makes the slowest IPU fastest."""
     placement = best_splits(run, ipus)
     if placement is None:
         return Answer("splits", f"No split over {counted(ipus, 'IPU')} fits", {}, None)
@@ -75,7 +75,7 @@ def find_splits(run: Run, ipus: int) -> Answer:
 
 
 def find_recomputation(run: Run) -> Answer:
-    """Find the recomputation and checkpoints that fit into memory and take the fewest cycles."""
+    """Find the fastest choice of recomputed activations with which the model fits into memory."""
     found = cheapest_recomputation(run)
     if found is None:
         return Answer("recompute", "No recomputation makes it fit", {}, None)
@@ -89,7 +89,7 @@ def find_recomputation(run: Run) -> Answer:
 
 
 def first_modules(graph: Graph, placement: Placement) -> list[str]:
-    """Return the name of the first operation of every stage except stage 0."""
+    """Return the name of the first operation of every pipeline stage except stage 0."""
     stages = range(1, placement.num_stages)
     return [graph.operations[placement.stages.index(stage)].name for stage in stages]
 

@@ -1,7 +1,8 @@
-"""Searches for the largest batch, the best splits and the cheapest recomputation that fit.
+"""Search algorithms for the largest batch, best stages and cheapest recomputation that fit.
 
-Every result is computed by applying the models of memory and time to changed runs. Questions that
-the modules ``memory`` and ``cycles`` can answer without a search are not part of this module.
+A search changes the configuration of a run in many ways, and estimates the memory and time of each
+changed configuration. Estimates for a single configuration are the work of the modules ``memory``
+and ``cycles``.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ __all__ = [
     "with_checkpoints",
 ]
 
-# The time of a search grows with the square of the number of places. If there are more places than
-# ``_MANY_PLACES``, a search does not try all places at first.
+# The largest number of places (possible beginnings of stages) for which a search tries all places
+# at once. The time of a search grows with the square of the number of places.
 _MANY_PLACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All values that determine the memory and the cycles of a run."""
+    """The configuration of a run: all values that determine its memory and clock cycles."""
 
     graph: Graph
     placement: Placement
@@ -56,25 +57,25 @@ class Run:
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits into the memory of every IPU."""
+        """Whether the model fits into the memory of every IPU with this configuration."""
         return memory(self.graph, self.placement, self.settings, self.ipu, self.estimates).fits
 
     @property
     def fullest(self) -> IpuMemory:
-        """The memory of the IPU with the fullest tile."""
+        """The contents of the memory of the IPU that contains the fullest tile."""
         report = memory(self.graph, self.placement, self.settings, self.ipu, self.estimates)
         return report.fullest
 
     @property
     def cycles(self) -> int:
-        """The number of cycles that one call takes."""
+        """The number of clock cycles that one call of the model takes."""
         return cycles(self.graph, self.placement, self.settings, self.ipu, self.model).total
 
 
 def largest_batch(run: Run, limit: int = 2**16) -> int:
-    """Return the largest number of samples per micro-batch that fits into memory, up to ``limit``.
+    """Return the largest micro-batch (number of samples) that fits into memory, up to ``limit``.
 
-    The result is 0 if one sample does not fit.
+    The result is 0 if a micro-batch of one sample does not fit into memory.
     """
 
     def fits(batch: int) -> bool:
@@ -95,23 +96,24 @@ def largest_batch(run: Run, limit: int = 2**16) -> int:
 def best_splits(
     run: Run, stages: int, places: Sequence[int] | None = None, *, tries_all: bool = True
 ) -> Placement | None:
-    """Return the placement on ``stages`` IPUs that makes the slowest stage as fast as possible.
+    """Return the division of a model into stages that makes the slowest stage fastest.
 
-    Every stage of the result fits into memory. Return None if no placement fits. The search uses
-    dynamic programming. Whether a stage fits depends only on where the stage begins and ends. A
-    search that tries all places therefore finds a placement that fits, if there is one.
+    In the returned placement, every stage fits into the memory of its IPU. The function returns
+    None if no division of the model fits. The search uses dynamic programming. The memory of a
+    stage depends only on the stage's number and on its first and last operation. A search that
+    tries all places therefore finds a division that fits, if there is one.
 
-    If there are many places where stages can begin, the search first tries some of the places. Then
-    the search tries all places near the best places found. The slowest stage of the result may then
-    be slower than necessary by the time of one or two operations.
+    If stages can begin at many places, the search first tries only some of the places. Then the
+    search tries all places near the best places found. The slowest stage of such a result may be
+    slower than necessary by the time of one or two operations.
 
     Args:
-        run: The run. The placement of the run is not used.
-        stages: The number of stages. Each stage gets its own IPU.
-        places: The numbers of the operations that may be the first of a stage. None means the
-            places that ``places_to_cut`` returns, or all operations if these places are too few.
-        tries_all: Whether to try all places if there are many places and the first tries do not
-            fit. This can take a minute.
+        run: The configuration of the run. Its placement is not used.
+        stages: The number of stages into which the model is divided. Each stage gets its own IPU.
+        places: The numbers of the operations where a stage may begin. None means the places that
+            ``places_to_cut`` returns, or all operations if ``places_to_cut`` returns too few.
+        tries_all: Whether to try all places if there are many places and no division at the first
+            places fits. Trying all places can take a minute.
     """
     count = len(run.graph.operations)
     inner: Sequence[int] = places_to_cut(run.graph)
@@ -123,7 +125,7 @@ def best_splits(
 
     def best(inner: Sequence[int]) -> tuple[int, ...] | None:
         ends = [0, *inner, count]
-        # If the last stage does not fit wherever it begins, a search is not necessary.
+        # If the last stage never fits, wherever it begins, no division of the model fits.
         lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
         if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
             return None
@@ -145,21 +147,27 @@ def least_slowest(
     work: Callable[[int, int, int], float],
     fits: Callable[[int, int, int], bool],
 ) -> tuple[int, ...] | None:
-    """Return the ends of stages that fit, so that the slowest stage takes the least time.
+    """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
-    The result contains only places from ``ends``. Return None if the stages cannot fit. The optimum
-    for unlimited memory decides which places the search tries first, and when the search stops.
+    The result contains only places from ``ends``. The function returns None if the stages cannot
+    fit into memory. The function first computes the best result for unlimited memory. With it, the
+    search chooses the places to try first, and ends as soon as no better result is possible.
 
     Args:
-        ends: The numbers of the operations where a stage may begin or end.
+        ends: The numbers of the operations before which a stage may begin or end.
         stages: The number of stages.
-        work: A function that returns the time of a stage from its begin, end and number.
-        fits: A function that tells whether a stage fits, from its begin, end and number.
+        work: A function that returns the time of a stage. Its arguments are the places where the
+            stage begins and ends, and the number of the stage.
+        fits: A function that tells whether a stage fits into memory. Its arguments are the places
+            where the stage begins and ends, and the number of the stage.
     """
     ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
-        """Return each place where a stage may begin, with a lower bound of the slowest stage."""
+        """Return each possible beginning of a stage, with the least time of the slowest stage.
+
+        The least time is computed for unlimited memory, for this stage and the stages before it.
+        """
         if not stage:
             return [(ideal[0][last], 0)]
         before = ideal[stage - 1]
@@ -168,11 +176,11 @@ def least_slowest(
 
     @cache
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
-        """Return the best split of the operations before ``ends[last]`` into the first stages.
+        """Return the best division of the operations before ``ends[last]`` into the first stages.
 
-        The number of the last of these stages is ``stage``.
+        The last of the first stages has the number ``stage``.
 
-        The result contains the time of the slowest stage, and the ends of the stages.
+        The result contains the time of the slowest stage, and the place where each stage ends.
         """
         found = None
         for least, first in options(stage, last):
@@ -192,9 +200,10 @@ def least_slowest(
 def _ideal(
     ends: Sequence[int], stages: int, work: Callable[[int, int, int], float]
 ) -> list[list[float]]:
-    """Return the least time of the slowest stage if memory were unlimited.
+    """Return the least possible time of the slowest stage, for unlimited memory.
 
-    The result has one list per stage, with one time for each place where the stage can end.
+    The result has one list per stage. The list contains one time for each place where the stage can
+    end.
     """
     table = [[work(0, end, 0) for end in ends]]
     for stage in range(1, stages):
@@ -209,27 +218,28 @@ def _ideal(
 
 
 def cheapest_recomputation(run: Run) -> Run | None:
-    """Return the run with the recomputation and checkpoints that fit and take the fewest cycles.
+    """Return the configuration with the fastest choice of recomputed activations that fits.
 
-    Return None if the run does not fit with any recomputation.
+    The function returns None if the model does not fit into memory with any kind of recomputation.
     """
     fitting = [other for other in _recomputations(run) if other.fits]
     return min(fitting, key=lambda other: other.cycles, default=None)
 
 
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
-    """Return the places where only one tensor passes from earlier operations to later ones.
+    """Return the places where later operations read only one tensor of earlier operations.
 
-    A place lies between two operations. The number of a place is the number of the operation behind
-    the place.
+    A place lies between two consecutive operations. The number of a place is the number of the
+    operation after the place.
     """
     return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
 
 
 def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
-    """Return a graph with recomputation checkpoints at the given places.
+    """Return a graph that keeps the tensors at the given places as recomputation checkpoints.
 
-    A checkpoint keeps the tensors that pass from the operations before the place to later ones.
+    A tensor is at a place if an operation before the place computes it and a later operation reads
+    it.
     """
     wanted = dict(_crossings(graph))
     marked = set()
@@ -246,10 +256,13 @@ def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
 
 
 def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield each place, with the roots of the tensors that pass from earlier to later operations.
+    """Yield each place between two operations, and the tensors that cross the place.
 
-    A place has the number of the operation behind the place. Tensors from the host do not count,
-    because every stage may receive them.
+    A tensor crosses a place if an operation before the place computes it and a later operation
+    reads it. The tensors are given as the names of their roots (the tensors that own the memory).
+
+    The number of a place is the number of the operation after the place. Input tensors from the
+    host are not included, because every stage may receive inputs from the host.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
     inputs = {tensor.name for tensor in graph.inputs}
@@ -262,16 +275,16 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
 
 
 def _placement(cuts: Sequence[int]) -> Placement:
-    """Return a placement with one stage between neighbouring cuts, each on its own IPU."""
+    """Return a placement with one stage between neighbouring ``cuts``, each on its own IPU."""
     stages = [s for s in range(len(cuts) - 1) for _ in range(cuts[s + 1] - cuts[s])]
     return Placement(tuple(stages), tuple(range(len(cuts) - 1)))
 
 
 def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
-    """Return a function that computes the cycles of a stage for one micro-batch.
+    """Return a function that computes the clock cycles of a stage for one micro-batch.
 
-    The function's arguments are the stage's first operation, its end and its number. The function
-    ignores checkpoints.
+    The arguments of the returned function are the stage's first operation, its end and its number.
+    The returned function ignores recomputation checkpoints.
     """
     whole = Placement((0,) * len(run.graph.operations), (0,))
     forward, backward = operation_cycles(run.graph, whole, run.settings, run.ipu, run.model)
@@ -286,19 +299,20 @@ def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
 
 
 def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
-    """Return a function that tells whether a stage fits into memory.
+    """Return a function that tells whether a stage fits into the memory of its IPU.
 
-    The function's arguments are the stage's first operation, its end and its number. The function
-    saves time in two ways, which do not change its result. A stage does not fit if its variables
-    alone are too large. A stage that fits also fits with a smaller stash of activations.
+    The arguments of the returned function are the stage's first operation, its end and its number.
+    Two facts make many computations unnecessary. A stage does not fit if its variables alone are
+    too large. A stage that fits also fits with a smaller stash of activations.
     """
     sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
     room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
     one_each = Placement(tuple(range(stages)), tuple(range(stages)))
     again = run.settings.recomputing(one_each)
     depths = [stash_depth(stage, stages, run.settings) for stage in range(stages)]
-    # The results so far. The values are the largest stash depth that fits, and the smallest stash
-    # depth that does not fit.
+    # The results of earlier calls of ``fits``. Each value contains the largest stash depth with
+    # which a stage fits, and the smallest stash depth with which it does not fit. The stash depth
+    # is the number of micro-batches whose activations are kept.
     known: dict[tuple[int, int, bool, bool, float], tuple[int, int]] = {}
 
     def fits(begin: int, end: int, stage: int) -> bool:
@@ -319,9 +333,9 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
 
 
 def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool:
-    """Return whether a stage with the operations from ``begin`` to ``end`` fits.
+    """Return whether a stage with the operations from ``begin`` to ``end`` fits into memory.
 
-    The result does not depend on the ends of the other stages.
+    The result does not depend on the places where the other stages begin and end.
     """
     before = [*range(stage), begin] if stage else [0]
     count, after = len(run.graph.operations), stages - stage - 1
@@ -331,7 +345,7 @@ def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool
 
 
 def _recomputations(run: Run) -> Iterator[Run]:
-    """Yield the run with each kind of recomputation, then with fewer and fewer checkpoints."""
+    """Yield the configuration with each kind of recomputation, then with ever fewer checkpoints."""
     for recompute in ("none", "norm", "stage"):
         yield replace(run, settings=replace(run.settings, recompute=recompute))
     places = places_to_cut(run.graph)

@@ -1,6 +1,6 @@
-"""The settings of a run, which change its memory, schedule or time on the device.
+"""The options of a run that change its memory, schedule or time on IPUs.
 
-The defaults of the settings are PopTorch's defaults.
+The default values are those of PopTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 Strategy: TypeAlias = Literal[
-    # In a grouped pipeline, one pipeline cycle contains forward and backward passes, as in PopART.
+    # The value "grouped" stands for PopART's pipeline, whose pipeline cycles contain forward and
+    # backward passes.
     "grouped",
     "interleaved",
     "sequential",
@@ -32,10 +33,11 @@ Strategy: TypeAlias = Literal[
     "serial phased",
     "parallel phased",
 ]
-# The value "none" keeps every tensor that the backward pass reads. The value "stage" keeps the
-# inputs of a stage and the tensors marked as checkpoints. The value "norm" recomputes
-# normalisations and the element-wise operations that follow them. The value "default" means "stage"
-# in pipelines over more than one IPU, and "none" in all other runs.
+# The kind of recomputation. With "none", an IPU keeps every tensor that the backward pass reads.
+# With "stage", an IPU keeps only the inputs of a pipeline stage and the tensors marked as
+# checkpoints. With "norm", an IPU recomputes normalisations and the element-wise operations that
+# follow a normalisation. The kind "default" means "stage" in pipelines over more than one IPU, and
+# "none" in all other runs.
 Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
@@ -45,9 +47,10 @@ class Optimizer:
     """The values that an optimiser stores for each element of a trained weight.
 
     Attributes:
-        state: The types of the optimiser's state tensors, such as moments or velocity.
-        accumulator: The type of the accumulated gradient.
-        is_combined: Whether gradients are accumulated into the first state tensor.
+        state: The element types of the optimiser's state tensors, such as moments or velocity.
+        accumulator: The element type of the accumulated gradients.
+        is_combined: Whether gradients are accumulated directly into the first state tensor of the
+            optimiser.
     """
 
     state: tuple[Type, ...] = ()
@@ -58,23 +61,26 @@ class Optimizer:
 SGD: Final = Optimizer()
 MOMENTUM: Final = Optimizer(state=("float32",))
 ADAM: Final = Optimizer(state=("float32", "float32"))
-# HALF_ADAM uses the types of the half-precision example, which stores second moments in float32.
+# HALF_ADAM uses the types of Graphcore's half-precision example, which stores second moments in
+# float32.
 HALF_ADAM: Final = Optimizer(state=("float16", "float32"), accumulator="float16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """The location of tensors of one kind, like PopTorch's ``TensorLocationSettings``.
+    """The place where tensors of one kind are stored, as in PopTorch's ``TensorLocationSettings``.
+
+    A kind of tensors is weights, accumulators, optimiser state or activations.
 
     Attributes:
-        on_chip: Whether the tensors are in the IPU's own memory. Streaming Memory contains the
-            tensors if ``on_chip`` is False.
+        on_chip: Whether the tensors are stored in the IPU's own memory. If ``on_chip`` is False,
+            the tensors are stored in Streaming Memory (DRAM outside the IPU).
         is_sharded: Whether each replica stores only a part of each tensor (replicated tensor
             sharding).
         min_off_chip: The smallest number of elements of a tensor that is stored in Streaming
-            Memory. Smaller tensors stay on the chip.
+            Memory. Tensors with fewer elements stay on the chip.
         min_sharded: The smallest number of elements of a tensor that is divided among the replicas.
-            Every replica stores smaller tensors whole.
+            Every replica stores all elements of a tensor with fewer elements.
     """
 
     on_chip: bool = True
@@ -83,7 +89,7 @@ class Location:
     min_sharded: int = 8192
 
     def held(self, elements: int, replicas: int) -> int:
-        """Return the number of a tensor's elements that a replica always keeps on the chip."""
+        """Return the number of a tensor's elements that a replica always stores on the chip."""
         return 0 if self.is_off_chip(elements) else self.part(elements, replicas)
 
     def part(self, elements: int, replicas: int) -> int:
@@ -92,57 +98,64 @@ class Location:
         return -(-elements // replicas) if sharded else elements
 
     def is_off_chip(self, elements: int) -> bool:
-        """Return whether a tensor with this number of elements is stored in Streaming Memory."""
+        """Return whether a tensor with ``elements`` elements is stored in Streaming Memory."""
         return not self.on_chip and elements >= self.min_off_chip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The options of a run.
+    """The options of a run, such as the number of replicas.
 
     Attributes:
         is_training: Whether the run has a backward pass and updates weights.
-        strategy: The execution strategy, which determines the order of the stages.
-        accumulation: The number of micro-batches per weight update; 1 for inference.
-        device_iterations: The number of weight updates per call. For inference, this is the number
-            of micro-batches per call.
+        strategy: The execution strategy, which determines the order in which the stages of the
+            model run.
+        accumulation: The number of micro-batches per weight update (gradient accumulation); 1 for
+            inference.
+        device_iterations: The number of weight updates per call of the model. For inference,
+            ``device_iterations`` is the number of micro-batches per call.
         replicas: The number of replicas of all instances together.
-        optimizer: The types of the optimiser's state and of its accumulated gradients.
+        optimizer: The element types of the optimiser's state and of its accumulated gradients.
         recompute: The kind of recomputation, which decides which tensors are kept for the backward
             pass.
         recomputes_last: Whether the last stage of a pipeline also recomputes activations. The last
             stage does not need recomputation, because its backward pass immediately follows its
             forward pass. PopTorch recomputes in the last stage if the stage contains a
             ``recomputationCheckpoint`` (uncertain).
-        weight_location: The location of weights.
-        accumulator_location: The location of accumulated gradients.
-        optimizer_location: The location of the optimiser's state.
-        activation_location: The location of the activations that are kept for the backward pass.
+        weight_location: The place where weights are stored.
+        accumulator_location: The place where accumulated gradients are stored.
+        optimizer_location: The place where the optimiser's state is stored.
+        activation_location: The place where the activations that the backward pass reads are
+            stored.
         partials: The type of the partial sums inside convolutions and other matrix products.
         matmul_partials: The type of the partial sums inside matrix products that are not
-            convolutions. None means the value of ``partials``.
+            convolutions. If ``matmul_partials`` is None, the value of ``partials`` applies.
         memory_proportion: The available memory proportion of convolutions and other matrix
-            products. The setting is one value for all IPUs or one value per IPU.
+            products, which is the share of an IPU's memory that a product may use for temporary
+            data. ``memory_proportion`` is one value for all IPUs or a tuple of one value per IPU.
         matmul_proportion: The available memory proportion of matrix products that are not
-            convolutions. None means the value of ``memory_proportion``.
-        io_tiles: The number of I/O tiles. I/O tiles only load and store data, and other tiles
-            cannot use their memory.
+            convolutions. If ``matmul_proportion`` is None, the value of ``memory_proportion``
+            applies.
+        io_tiles: The number of I/O tiles, which only transfer data. Other tiles cannot use the
+            memory of I/O tiles.
         overlaps_io: Whether I/O tiles load inputs and store outputs while the other tiles compute.
             If ``overlaps_io`` is False, I/O tiles do not take part in transfers from and to the
             host.
-        output_mode: The mode that decides which outputs the host gets from a call. None means
-            PopTorch's default, which is "final" for training and "all" for inference.
-        output_return_period: The number N of the output mode "every n". N must divide
-            ``device_iterations``.
-        synthetic_data: Whether the run does not transfer data from or to the host.
-        is_profiled: Whether the tiles count the cycles of each program for a profile.
+        output_mode: PopTorch's output mode, which decides which outputs the host gets from a call.
+            If ``output_mode`` is None, the mode is "final" for training and "all" for inference.
+        output_return_period: The number N of the output mode "every n", in which the host gets the
+            outputs of every Nth micro-batch. N must divide ``device_iterations``.
+        synthetic_data: Whether the run uses synthetic data, so that no data is transferred from or
+            to the host.
+        is_profiled: Whether the program on the IPU counts clock cycles for a profile.
 
     Raises:
         ValueError: ``accumulation``, ``device_iterations``, ``replicas`` or
-            ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference. PopTorch
-            does not accept the number of I/O tiles, or ``io_tiles`` is 0 although ``overlaps_io``
-            is set. ``output_return_period`` does not divide ``device_iterations``. A memory
-            proportion is 0 or less, or above 1.
+            ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference.
+            ``io_tiles`` is a number of I/O tiles that PopTorch does not accept, or is 0 although
+            ``overlaps_io`` is set. ``output_return_period`` does not divide ``device_iterations``.
+            ``memory_proportion`` or ``matmul_proportion`` contains a number that is 0 or less, or
+            above 1.
     """
 
     is_training: bool = True
@@ -192,24 +205,25 @@ class Settings:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether several micro-batches are in flight at the same time."""
+        """Whether the run is a pipeline, which processes several micro-batches at the same time."""
         return self.strategy in ("grouped", "interleaved")
 
     @property
     def is_phased(self) -> bool:
-        """Whether weights and activations move between the chip and Streaming Memory."""
+        """Whether each part of the model is loaded onto its IPU just before it runs (phases)."""
         return self.strategy in ("serial phased", "parallel phased")
 
     @property
     def micro_batches(self) -> int:
-        """The number of micro-batches that a replica processes in one call."""
+        """The number of micro-batches that a replica processes in one call of the model."""
         return self.accumulation * self.device_iterations
 
     @property
     def one_window(self) -> Settings:
-        """The same settings with one weight update per call; unchanged settings for inference.
+        """The same options with one weight update per call; the unchanged options for inference.
 
-        The output return period becomes 1, because it must divide the number of device iterations.
+        In training, ``output_return_period`` becomes 1, because it must divide
+        ``device_iterations``, which becomes 1.
         """
         if not self.is_training:
             return self
@@ -226,11 +240,14 @@ class Settings:
     def proportion(self, ipu: int, *, is_convolution: bool = True) -> float:
         """Return the available memory proportion of an IPU.
 
-        If fewer values than IPUs are given, the last value applies to the remaining IPUs.
+        The available memory proportion is the share of the IPU's memory that a matrix product may
+        use for temporary data. If the options give fewer proportions than there are IPUs, the last
+        proportion applies to the remaining IPUs.
 
         Args:
             ipu: The number of the IPU.
-            is_convolution: True for convolutions, False for other matrix products.
+            is_convolution: Whether to return the proportion for convolutions. If ``is_convolution``
+                is False, the proportion for other matrix products is returned.
         """
         is_other = not is_convolution and self.matmul_proportion is not None
         values = _of_each(self.matmul_proportion if is_other else self.memory_proportion)
@@ -241,7 +258,7 @@ class Settings:
         return self.partials if is_convolution else self.matmul_partials or self.partials
 
     def recompute_for(self, placement: Placement) -> Recompute:
-        """Return the kind of recomputation, with "default" replaced by the kind that it means."""
+        """Return the kind of recomputation; "default" is replaced by "stage" or "none"."""
         if not self.is_training:
             return "none"
         if self.recompute != "default":
@@ -249,7 +266,7 @@ class Settings:
         return "stage" if self.is_pipelined and placement.num_ipus > 1 else "none"
 
     def recomputing(self, placement: Placement) -> frozenset[int]:
-        """Return the numbers of the stages that recompute their activations."""
+        """Return the numbers of the stages that recompute activations for the backward pass."""
         if self.recompute_for(placement) == "none":
             return frozenset()
         alone = placement.num_stages == 1 or not self.is_pipelined or self.recomputes_last
@@ -257,7 +274,10 @@ class Settings:
 
 
 def _of_each(given: float | tuple[float, ...] | None) -> tuple[float, ...]:
-    """Return a tuple of one value for all IPUs or one value per IPU; () if None is given."""
+    """Return the given memory proportions as a tuple, which is empty for None.
+
+    The tuple contains one proportion for all IPUs or one proportion per IPU.
+    """
     if given is None:
         return ()
     return given if isinstance(given, tuple) else (given,)

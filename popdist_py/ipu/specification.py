@@ -1,7 +1,7 @@
 """The figures of each type of IPU (tiles, memory, rates and links), with their sources.
 
-``dataclasses.replace`` makes a variant of one of these IPUs. This module does not compute the
-memory or the time of a graph.
+To describe another type of IPU, change ``MK1``, ``MK2`` or ``BOW`` with ``dataclasses.replace``.
+This module does not compute the memory or the time of a model.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ class IPU:
     """The figures of one type of IPU.
 
     Attributes:
-        name: The name of the type, which is its key in ``IPUS``.
-        tiles: The number of tiles.
+        name: The name of the type of IPU, such as "mk2". The name is the key of the type in
+            ``IPUS``.
+        tiles: The number of tiles (cores with their own memory) of the IPU.
         tile_bytes: The memory of one tile in bytes.
-        clock: The number of cycles per second.
+        clock: The number of clock cycles per second.
         threads: The number of worker threads per tile.
-        half_flops: The floating-point operations per tile and cycle in a matrix product whose
+        half_flops: The floating-point operations per tile and clock cycle in a matrix product whose
             operands and partial sums are float16.
-        float_flops: The floating-point operations per tile and cycle in a matrix product whose
-            operands and partial sums are float32. A product with float16 operands and float32
-            partial sums has half the rate of ``half_flops``.
-        memory_rate: The bytes per cycle that a tile moves between its memory and its registers.
-        exchange_rate: The bytes per cycle that a tile receives from other tiles.
-        link_bandwidth: The bytes per second over all IPU-Links, in both directions together.
+        float_flops: The floating-point operations per tile and clock cycle in a matrix product
+            whose operands and partial sums are float32. A matrix product with float16 operands and
+            float32 partial sums has half the rate of ``half_flops``.
+        memory_rate: The bytes per clock cycle that a tile moves between its memory and its
+            registers.
+        exchange_rate: The bytes per clock cycle that a tile receives from other tiles.
+        link_bandwidth: The bytes per second over all IPU-Links of the IPU, in both directions
+            together. IPU-Links connect an IPU to other IPUs.
         host_bandwidth: The bytes per second between the IPU and the host, in one direction.
-        streaming_bandwidth: The bytes per second to and from Streaming Memory; 0 for an IPU without
-            Streaming Memory.
+        streaming_bandwidth: The bytes per second to and from Streaming Memory (DRAM outside the
+            IPU); 0 for an IPU without Streaming Memory.
     """
 
     name: str
@@ -52,17 +55,25 @@ class IPU:
 
     @property
     def memory(self) -> int:
-        """The memory of all tiles together, in bytes."""
+        """The memory of all tiles of the IPU together, in bytes."""
         return self.tiles * self.tile_bytes
 
     def product_rate(self, operands: str, partials: str) -> float:
-        """Return the peak floating-point operations per cycle of a product on all tiles."""
+        """Return the peak rate of matrix products on all tiles, in operations per clock cycle.
+
+        The arguments are the element types of the operands and of the partial sums. The result
+        counts floating-point operations.
+        """
         if operands != "float16":
             return float(self.tiles * self.float_flops)
         return self.tiles * self.half_flops / (1 if partials == "float16" else 2)
 
     def peak(self, operands: str, partials: str | None = None) -> float:
-        """Return the peak floating-point operations per second of a product on all tiles."""
+        """Return the peak rate of matrix products on all tiles, in operations per second.
+
+        The arguments are the element types of the operands and of the partial sums. The result
+        counts floating-point operations.
+        """
         return self.clock * self.product_rate(operands, partials or operands)
 
 
@@ -110,7 +121,7 @@ BOW: Final = IPU(
 )
 IPUS: Final[Mapping[str, IPU]] = MappingProxyType({ipu.name: ipu for ipu in (MK1, MK2, BOW)})
 
-# The words "inferred" and "uncertain" mark figures that no source states directly.
+# The words "inferred" and "uncertain" mark figures of an IPU that no document states directly.
 _COMMON: Final = {
     "name": "Graphcore's names: GC2 is Mk1, GC200 is Mk2",
     "tiles": "PopTorch user guide, environment variables: ipu1 1,216 tiles, ipu2 1,472 tiles",
@@ -151,7 +162,7 @@ _OF: Final = {
 
 
 def sources(ipu: IPU) -> dict[str, str]:
-    """Return the source of each figure of an IPU, by the name of the figure's field."""
+    """Return a mapping from the name of each figure of an IPU to the source of the figure."""
     own = _OF.get(ipu.name, {})
     given = "given by the user"
     return {f.name: own.get(f.name, _COMMON.get(f.name, given)) for f in fields(ipu)}

@@ -1,10 +1,11 @@
-"""The cycles that a stage's operations, transfers and weight update take.
+"""The clock cycles that a stage's operations, transfers and weight update take on an IPU.
 
-The time of an operation is the sum of arithmetic, exchange and a fixed time. Matrix products reach
-a share of their peak rate. The arithmetic of other operations is limited by the speed of the tiles'
-memory. In the exchange, the tiles receive the data of the operation from other tiles. This module
+The estimated time of an operation is the sum of three times: the arithmetic, the exchange between
+tiles, and a fixed time. The arithmetic of matrix products is assumed to reach a fixed share of the
+peak rate. The speed of the tiles' memory limits the arithmetic of other operations. During the
+exchange, each tile receives the data for its part of the operation from other tiles. This module
 does not measure times and does not depend on a schedule. The docstring of ``CycleModel`` gives the
-sources of its constants.
+sources of the constants.
 """
 
 from __future__ import annotations
@@ -37,27 +38,31 @@ __all__ = ["CYCLE_MODEL", "CycleModel", "StageCycles", "operation_cycles", "stag
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CycleModel:
-    """The constants of the model of time, which are fitted or assumed because sources are missing.
+    """The constants of the model of time, which no document of Graphcore gives.
 
-    The same constants apply to all devices and runs.
+    Some constants are assumed. The other constants are fitted to published measurements. The same
+    constants apply to all types of IPU and to all runs.
 
     Attributes:
-        product_share: The share of their peak rate that matrix products reach. ``product_share`` is
-            assumed.
-        memory_share: The share of the tile memory's bandwidth that other operations reach.
-            ``memory_share`` is assumed.
-        operation_cycles: The cycles that each program of an operation needs for its launch, for
-            synchronisation and for rearranging data. ``operation_cycles`` is fitted to the steady
-            state of ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
-        part_cycles: The fixed cycles for each part after the first, if a product is computed in
-            several parts, one after the other. ``part_cycles`` is assumed to be half of
+        product_share: The share of the peak rate that matrix products reach. The value of
+            ``product_share`` is assumed.
+        memory_share: The share of the tile memory's bandwidth that operations other than matrix
+            products reach. The value of ``memory_share`` is assumed.
+        operation_cycles: The fixed clock cycles of each program on the IPU, for its launch, for
+            synchronisation and for rearranging data. A program computes one pass of an operation,
+            or one gradient of a matrix product. The value is fitted to the steady state of
+            ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
+        part_cycles: The fixed clock cycles for each part after the first, if a matrix product is
+            computed in several parts, one after the other. ``part_cycles`` is assumed to be half of
             ``operation_cycles``.
-        host_bandwidth: The bytes per second from the host. ``host_bandwidth`` is fitted to the
-            cycles that 8-bit input saves in the runs of ResNet-101 (4.63 million for 24 MiB).
-        call_seconds: The time that each call by the host needs in addition to its micro-batches.
-            ``call_seconds`` is fitted to the runs of ResNet-101 (33 million cycles).
-        sync_cycles: The cycles for synchronising all IPUs of a replica at the end of each pipeline
-            cycle. ``sync_cycles`` is uncertain.
+        host_bandwidth: The bytes per second from the host to an IPU. The value is fitted to two
+            published runs of ResNet-101, in which 8-bit input saves clock cycles (4.63 million for
+            24 MiB).
+        call_seconds: The seconds that each call of the model needs in addition to its
+            micro-batches. The value is fitted to the published runs of ResNet-101 (33 million clock
+            cycles).
+        sync_cycles: The clock cycles for synchronising all IPUs of a replica at the end of each
+            pipeline cycle. The value of ``sync_cycles`` is uncertain.
     """
 
     product_share: float = 0.7
@@ -74,23 +79,23 @@ CYCLE_MODEL: Final = CycleModel()
 
 @dataclass(frozen=True, slots=True)
 class StageCycles:
-    """The cycles of one stage, for one micro-batch or for one weight update.
+    """The clock cycles of one pipeline stage, for one micro-batch or for one weight update.
 
     Attributes:
-        forward: The cycles of the stage's operations in the forward pass.
-        recompute: The cycles of the operations that are recomputed for the backward pass.
-        backward: The cycles for computing the gradients of activations and weights, and for
+        forward: The clock cycles of the stage's operations in the forward pass.
+        recompute: The clock cycles of the operations that are recomputed for the backward pass.
+        backward: The clock cycles for computing the gradients of activations and weights, and for
             accumulating the gradients of weights.
-        receive: The cycles for receiving the stage's inputs from the host.
-        copy: The cycles for sending the stage's activations to other IPUs. The cycles for sending
-            gradients back to this stage are not included.
-        load: The cycles for loading weights and inputs of the stage from Streaming Memory. ``load``
-            is used only in phased execution.
-        offload: The cycles for moving weights, accumulators and kept activations from and to
+        receive: The clock cycles for receiving the stage's inputs from the host.
+        copy: The clock cycles for sending the stage's activations to other IPUs. The clock cycles
+            for sending gradients back to the stage are not included.
+        load: The clock cycles for loading weights and inputs of the stage from Streaming Memory.
+            ``load`` is used only in phased execution.
+        offload: The clock cycles for moving weights, accumulators and kept activations from and to
             Streaming Memory; 0 in phased execution.
-        update: The cycles of one update of the stage's weights, including transfers from and to
-            Streaming Memory.
-        all_reduce: The cycles of the all-reduce of the stage's gradients over the replicas.
+        update: The clock cycles of one update of the stage's weights, including transfers from and
+            to Streaming Memory.
+        all_reduce: The clock cycles of the all-reduce of the stage's gradients over the replicas.
     """
 
     forward: float
@@ -105,7 +110,7 @@ class StageCycles:
 
     @property
     def work(self) -> float:
-        """The cycles of one micro-batch in forward pass, recomputation and backward pass."""
+        """The clock cycles that the stage computes for one micro-batch, in all passes together."""
         return self.forward + self.recompute + self.backward
 
 
@@ -117,7 +122,7 @@ def stage_cycles(
     index: int,
     model: CycleModel = CYCLE_MODEL,
 ) -> StageCycles:
-    """Return the cycles of one stage."""
+    """Return the estimated clock cycles of one pipeline stage."""
     stage = stage_of(graph, placement, settings, ipu, index)
     device = _Device(stage, ipu, model)
     again: list[Operation] = []
@@ -146,7 +151,11 @@ def stage_cycles(
 def _offloaded_bytes(
     stage: PlacedStage, placement: Placement, index: int, weights: tuple[Weight, ...]
 ) -> int:
-    """Return the bytes from and to Streaming Memory per micro-batch; 0 in phased execution."""
+    """Return the bytes that a stage moves from and to Streaming Memory for one micro-batch.
+
+    The result is 0 in phased execution, because ``StageCycles.load`` contains the transfers of
+    phases.
+    """
     settings = stage.settings
     if settings.is_phased:
         return 0
@@ -165,9 +174,10 @@ def operation_cycles(
     ipu: IPU,
     model: CycleModel = CYCLE_MODEL,
 ) -> tuple[list[float], list[float]]:
-    """Return the cycles of each operation's forward pass, and of each operation's backward pass.
+    """Return the clock cycles of each operation's forward pass, and of each backward pass.
 
-    The cycles are those of one micro-batch. For inference, all cycles of the backward pass are 0.
+    The first list contains the clock cycles of the operations' forward passes for one micro-batch.
+    The second list contains the clock cycles of the backward passes, which are all 0 for inference.
     """
     forward: list[float] = []
     backward: list[float] = []
@@ -181,7 +191,7 @@ def operation_cycles(
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """Computes the cycles of operations and weight updates of one stage on an IPU."""
+    """Computes the clock cycles of the operations and weight updates of one stage on an IPU."""
 
     stage: PlacedStage
     ipu: IPU
@@ -191,7 +201,7 @@ class _Device:
         return self._pass(operation, backward=False)
 
     def backward(self, operation: Operation) -> float:
-        """Return the cycles of an operation's backward pass, with accumulation of gradients."""
+        """Return the clock cycles of an operation's backward pass, with gradient accumulation."""
         added = 0
         if self.stage.settings.accumulation > 1:
             width = 2 * BYTES[self.stage.settings.optimizer.accumulator]
@@ -199,9 +209,10 @@ class _Device:
         return self._pass(operation, backward=True) + self._moved(added)
 
     def update(self, weights: tuple[Weight, ...]) -> float:
-        """Return the cycles of a weight update.
+        """Return the clock cycles of an update of the given weights.
 
-        A weight update reads weights, gradients and optimiser state, and writes weights and state.
+        A weight update reads weights, gradients and optimiser state, and writes weights and
+        optimiser state.
         """
         optimizer = self.stage.settings.optimizer
         trained = [weight for weight in weights if weight.is_trained]
@@ -217,7 +228,7 @@ class _Device:
         return [weight for weight in weights if weight.is_trained]
 
     def _moved(self, size: float) -> float:
-        """Return the cycles for reading or writing ``size`` bytes in the tiles' memory."""
+        """Return the clock cycles for reading or writing ``size`` bytes in the tiles' memory."""
         return size / (self.stage.tiles * self.ipu.memory_rate * self.model.memory_share)
 
     def _pass(self, operation: Operation, *, backward: bool) -> float:
@@ -229,7 +240,8 @@ class _Device:
         size = sum(graph.bytes_of(n) for n in operation.inputs) + graph.bytes_of(
             operation.output.name
         )
-        # Norms, for example, read their values several times to compute statistics.
+        # Some operations read their values several times. For example, a normalisation first
+        # computes statistics.
         passes = _PASSES.get(operation.kind, 1) * (2 if backward else 1)
         exchanged = size / (self.stage.tiles * self.ipu.exchange_rate)
         return self._moved(passes * size) + exchanged + self.model.operation_cycles
@@ -243,7 +255,7 @@ class _Device:
         needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
         for number, shape in enumerate(shapes(operation, stage.graph, backward=backward)):
             if backward and number == 0 and not needed:
-                continue  # The gradient of the first operand is not needed.
+                continue  # No earlier operation needs the first operand's gradient.
             held = working_set(shape, operands, partials, stage.tiles)
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
             total += shape.flops / rate
@@ -253,5 +265,6 @@ class _Device:
         return total
 
 
-# The number of times that a kind of operation reads or writes its values. Other kinds do it once.
+# For some kinds of operation, the number of times that the operation reads or writes its values.
+# Operations of other kinds read or write their values once.
 _PASSES: Final[Mapping[str, int]] = {"norm": 3, "softmax": 3, "loss": 2}

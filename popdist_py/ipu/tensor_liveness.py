@@ -1,9 +1,9 @@
-"""The memory that one stage needs during forward pass, recomputation and backward pass.
+"""The memory that a stage of a model needs in forward pass, recomputation and backward pass.
 
-This module divides the passes of a stage into moments, which are passes of single operations. A
-moment makes (allocates) blocks of memory and reads blocks. A block is live from the moment that
-makes it to the last moment that reads it. This module does not count weights and other data that
-always stay on the chip. The module does not depend on the order of stages.
+A moment is the forward or backward pass of a single operation. A moment makes (allocates) blocks of
+memory and reads blocks. A block is live (in memory) from the moment that makes it to the last
+moment that reads it. Weights and other data that always stay in memory are not counted here. This
+module does not depend on the order of stages.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ __all__ = [
     "working_set",
 ]
 
-# A border enlarges a tile's block of a convolution's input by this factor. For example, 5 x 5
-# positions and a kernel of 3 x 3 read a block of 7 x 7, which is about twice as large as 5 x 5.
+# The factor by which the border of a kernel enlarges the part of a convolution's input that a tile
+# reads. For example, 5 x 5 output positions with a 3 x 3 kernel read 7 x 7 input positions, about
+# twice as many.
 _BORDER: Final = 2.0
-# The planner of the library PopLibs counts a product's operands before and after rearranging, its
-# partial sums, and their sums. ``_PLANNED`` is the planner's count, divided by the bytes that the
-# tiles hold at one time. No source gives the factor. The memory and cycles of ResNet-101 over two
-# IPUs are published. With a factor above 6, the default memory proportion would divide one of the
-# products of ResNet-101 into parts. This model would then contradict the published figures.
+# The library PopLibs estimates the temporary memory of a matrix product by adding its operands
+# before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the estimate of
+# PopLibs, divided by the bytes that the tiles use at one time. No source gives this factor. The
+# memory and cycles of ResNet-101 over two IPUs are published. With a factor above 6, the default
+# memory proportion would divide one matrix product of ResNet-101 into parts. The estimated figures
+# would then contradict the published figures.
 _PLANNED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One pass of an operation, with the blocks of memory that the pass uses.
+    """One pass (forward or backward) of an operation, with the blocks of memory that it uses.
 
     Attributes:
-        name: The name of the operation and the name of the pass.
-        reads: The names of the blocks that the pass reads.
-        makes: The size in bytes of each block that the pass needs. The pass allocates the blocks
-            that are not live yet.
-        temporary: The bytes that are needed only during this pass.
+        name: The names of the operation and of the pass, such as ``conv1 (backward)``.
+        reads: The names of the blocks of memory that the pass reads.
+        makes: The name and size in bytes of each block of memory that the pass needs. The pass
+            allocates each of these blocks that is not in memory yet.
+        temporary: The bytes of memory that are needed only during this pass.
     """
 
     name: str
@@ -65,12 +67,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment that needs the most memory.
+    """The moment (pass of a single operation) that needs the most memory.
 
     Attributes:
-        name: The name of the moment.
-        live: The size in bytes of each block that is live at the peak.
-        temporary: The bytes that are needed only at the peak.
+        name: The name of the operation and of its pass.
+        live: The name and size in bytes of each block that is in memory at this moment.
+        temporary: The bytes of memory that are needed only at this moment.
     """
 
     name: str
@@ -79,22 +81,22 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all live blocks and of the temporary memory together."""
+        """The bytes of the blocks in memory and of the temporary memory together."""
         return sum(self.live.values()) + self.temporary
 
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """One stage of a graph, with the settings and the figures of the IPU that runs the stage.
+    """One stage of a model, with the options and figures of the IPU that runs the stage.
 
     Attributes:
-        graph: The graph of the whole forward pass.
+        graph: The graph of the model's whole forward pass.
         operations: The operations of the stage.
-        settings: The settings of the run.
-        ipu: The number of the IPU, which selects its available memory proportion.
-        tiles: The number of tiles that compute, without I/O tiles.
-        memory: The bytes of the tiles that compute. The available memory proportion is a share of
-            this number.
+        settings: The options of the run, such as the number of replicas.
+        ipu: The number of the IPU. The available memory proportion can differ between IPUs.
+        tiles: The number of tiles of the IPU that compute. I/O tiles do not compute.
+        memory: The memory in bytes of the tiles that compute. The available memory proportion is a
+            share of this memory.
     """
 
     graph: Graph
@@ -105,10 +107,10 @@ class PlacedStage:
     memory: int
 
     def limit(self, operation: Operation) -> float:
-        """Return the largest number of bytes that the tiles may hold at one time for a product.
+        """Return the most bytes that an operation's matrix product may use at one time.
 
-        The operation's own available memory proportion determines this number. An operation without
-        a proportion uses the proportion of its IPU.
+        The available memory proportion of the operation determines the result. An operation without
+        its own proportion uses the proportion of its IPU.
         """
         proportion = operation.memory_proportion
         if proportion is None:
@@ -117,14 +119,15 @@ class PlacedStage:
         return proportion * self.memory / _PLANNED
 
     def partials(self, operation: Operation) -> Type:
-        """Return the type of the partial sums inside an operation's product."""
+        """Return the type of the partial sums inside an operation's matrix product."""
         return self.settings.partials_of(is_convolution=_is_convolution(operation))
 
     @cached_property
     def fetches(self) -> bool:
-        """Whether operations fetch weights or accumulators that are not stored whole on the chip.
+        """Whether operations fetch weights or accumulators that the chip does not store whole.
 
-        In phased execution, ``fetches`` is False, because phases fetch their data before they run.
+        In phased execution, ``fetches`` is False, because a whole phase fetches its data before it
+        runs.
         """
         weights, settings = self.settings.weight_location, self.settings
         is_whole = weights.on_chip and not weights.is_sharded
@@ -132,19 +135,19 @@ class PlacedStage:
 
     @cached_property
     def saved(self) -> frozenset[str]:
-        """The roots (see ``Graph.root_of``) of the tensors that the backward pass reads."""
+        """The names of the tensors whose memory the backward pass of the stage reads."""
         return frozenset(self.graph.root_of[name] for o in self.operations for name in o.saved)
 
     @cached_property
     def incoming(self) -> frozenset[str]:
-        """The roots (see ``Graph.root_of``) of tensors from other stages or from the host."""
+        """The names of the tensors that the stage receives from other stages or from the host."""
         made = {operation.output.name for operation in self.operations}
         names = {name for o in self.operations for name in o.inputs} - made
         return frozenset(self.graph.root_of[name] for name in names)
 
     @cached_property
     def outgoing(self) -> frozenset[str]:
-        """The roots (see ``Graph.root_of``) of tensors that other stages or the host read."""
+        """The names of the stage's tensors that other stages or the host read."""
         own = {operation.name for operation in self.operations}
         others = (o for o in self.graph.operations if o.name not in own)
         read = {name for o in others for name in o.inputs} | set(self.graph.outputs)
@@ -159,7 +162,7 @@ def _is_convolution(operation: Operation) -> bool:
 def stage_of(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int
 ) -> PlacedStage:
-    """Return one stage, with all values that determine its memory and time."""
+    """Return one stage of a model, with all values that determine its memory and time."""
     return PlacedStage(
         graph=graph,
         operations=tuple(placement.operations_of(graph, stage)),
@@ -172,11 +175,11 @@ def stage_of(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a stage whose operations are recomputed together, before their backward pass.
+    """A part of a stage. Its operations are recomputed together, just before their backward pass.
 
     Attributes:
-        operations: The operations of the segment, in the order of the forward pass.
-        again: The operations that are recomputed before the backward pass of the segment.
+        operations: The operations of this part of the stage, in the order of the forward pass.
+        again: The operations that are recomputed just before the backward pass of ``operations``.
     """
 
     operations: tuple[Operation, ...]
@@ -184,9 +187,10 @@ class Segment:
 
 
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
-    """Yield, for each moment, the live blocks and the bytes of all live and temporary memory.
+    """Yield, for each moment, the blocks in memory and the bytes of all used memory.
 
-    All moments yield the same mapping of live blocks, which is changed for the next moment.
+    The function yields the same mapping of blocks for all moments. The mapping changes when the
+    next moment is requested.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
@@ -205,7 +209,7 @@ def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]
 
 
 def peak(moments: Sequence[Moment]) -> Peak:
-    """Return the first of the moments that need the most memory."""
+    """Return the first moment (pass of a single operation) that needs the most memory."""
     found, most = Peak("nothing", {}, 0), -1
     for moment, (live, total) in zip(moments, live_at(moments), strict=True):
         if total > most:
@@ -215,7 +219,7 @@ def peak(moments: Sequence[Moment]) -> Peak:
 
 
 def kept(stage: PlacedStage, recompute: Recompute) -> frozenset[str]:
-    """Return the roots of the tensors that a stage keeps for its backward pass."""
+    """Return the names of the tensors that a stage keeps in memory for its backward pass."""
     root_of = stage.graph.root_of
     if recompute == "none":
         return stage.saved
@@ -238,9 +242,10 @@ def kept(stage: PlacedStage, recompute: Recompute) -> frozenset[str]:
 
 
 def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
-    """Divide a stage into segments, which can be recomputed independently of each other.
+    """Divide a stage into segments whose operations are recomputed together.
 
-    A segment ends when all tensors that later operations need are kept tensors.
+    A segment ends where later operations need only tensors that the stage keeps in memory. Each
+    segment can therefore be recomputed independently of the other segments.
     """
     root_of = stage.graph.root_of
     last_read: dict[str, int] = {}
@@ -250,8 +255,8 @@ def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     made: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
         made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of open blocks. A block is open if it is not kept
-    # and a later operation reads it.
+    # For each operation, the change in the number of open blocks. A block of memory is open if a
+    # later operation reads it and the stage does not keep it for the backward pass.
     crossing = [0] * (len(stage.operations) + 1)
     for root, first in made.items():
         if root not in keeps and last_read.get(root, first) > first:
@@ -272,10 +277,10 @@ def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
 def _again(
     stage: PlacedStage, operations: Sequence[Operation], keeps: frozenset[str]
 ) -> tuple[Operation, ...]:
-    """Return the operations that must be recomputed before the backward pass of a segment.
+    """Return the operations to recompute before the backward pass of a segment of a stage.
 
-    A stage that recomputes keeps its incoming tensors in their original state. Operations that
-    change an incoming tensor in place are therefore also recomputed.
+    A stage that recomputes keeps the original values of the tensors that it receives. Operations
+    that change a received tensor in place are therefore also recomputed.
     """
     if stage.saved <= keeps:
         return ()
@@ -291,9 +296,9 @@ def _again(
 
 
 def forward_moments(stage: PlacedStage) -> list[Moment]:
-    """Return the moments of the forward pass of one micro-batch.
+    """Return the moments (passes of operations) of a stage's forward pass for one micro-batch.
 
-    The tensors that leave the stage stay live until the end.
+    Tensors that the stage sends to other stages or to the host stay in memory until the end.
     """
     sizes = stage.graph.root_bytes
     moments = [Moment("receive", (), {root: sizes[root] for root in sorted(stage.incoming)})]
@@ -304,10 +309,11 @@ def forward_moments(stage: PlacedStage) -> list[Moment]:
 
 
 def backward_moments(stage: PlacedStage, keeps: frozenset[str]) -> list[Moment]:
-    """Return the moments of the backward pass of one micro-batch, including the recomputation.
+    """Return the moments of a stage's backward pass and recomputation for one micro-batch.
 
-    Kept tensors are live from their first use on. The blocks of kept tensors have the same names as
-    in the forward pass.
+    ``keeps`` contains the tensors that the stage keeps from the forward pass for the backward pass.
+    The memory blocks of kept tensors have the same names as in the forward pass, and are live from
+    their first use on.
     """
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     gradients = {_gradient(r): sizes[r] for r in stage.outgoing if r in stage.graph.gradient_roots}
@@ -321,10 +327,10 @@ def backward_moments(stage: PlacedStage, keeps: frozenset[str]) -> list[Moment]:
 
 
 def _forward(stage: PlacedStage, operation: Operation, name: str, fresh: frozenset[str]) -> Moment:
-    """Return the moment of an operation's forward pass.
+    """Return the moment for an operation's forward pass or recomputation.
 
-    ``fresh`` contains the roots of recomputed tensors. The blocks of recomputed tensors get other
-    names than in the forward pass.
+    ``fresh`` contains the names of recomputed tensors. A recomputed tensor gets another memory
+    block, with another name, than in the forward pass.
     """
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     blocks = [root_of[n] for n in (*operation.inputs, operation.output.name)]
@@ -334,9 +340,9 @@ def _forward(stage: PlacedStage, operation: Operation, name: str, fresh: frozens
 
 
 def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -> Moment:
-    """Return the moment of an operation's backward pass, which makes the gradients of its inputs.
+    """Return the moment for an operation's backward pass, which makes the gradients of its inputs.
 
-    The gradients of weights count as temporary memory of the moment.
+    The memory for the gradients of weights is needed only during this moment.
     """
     graph, sizes = stage.graph, stage.graph.root_bytes
     root_of = graph.root_of
@@ -348,9 +354,9 @@ def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -
     type_of_gradient = operation.output.type
     if stage.settings.accumulation > 1:
         if operation.kind == "lookup":
-            weights = 0  # The rows of the gradient are added directly to the accumulator.
+            weights = 0  # The gradient's rows are added directly to the accumulator.
         elif operation.product is not None:
-            # The gradient of each part is added before the next part is computed.
+            # Each part's gradient is accumulated before the next part of the product is computed.
             weights //= operation.product.serial
     temporary = (
         weights * BYTES[type_of_gradient]
@@ -362,10 +368,10 @@ def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -
 
 
 def _fetched(stage: PlacedStage, operation: Operation, passes: int) -> int:
-    """Return the bytes of weights and accumulators that an operation fetches for one pass.
+    """Return the bytes of weights and accumulators that one pass of an operation fetches.
 
-    Weights are fetched if they are sharded or in Streaming Memory. The backward pass, where
-    ``passes`` is 2, also fetches accumulators from Streaming Memory.
+    An operation fetches weights that are in Streaming Memory or divided among the replicas. The
+    backward pass (``passes`` is 2) also fetches accumulators from Streaming Memory.
     """
     settings, total = stage.settings, 0
     if not stage.fetches or not operation.weights:
@@ -391,7 +397,7 @@ def _gradient(root: str) -> str:
 
 
 def _product_bytes(stage: PlacedStage, operation: Operation, *, backward: bool) -> int:
-    """Return the bytes that an operation's products use, limited by the memory proportion."""
+    """Return the bytes of an operation's matrix products, at most its memory proportion allows."""
     if operation.product is None:
         return 0
     product = _read(operation, operation.product, stage.graph)
@@ -410,19 +416,18 @@ def _held(
     partials: Type,
     tiles: int,
 ) -> int:
-    """Return the bytes that the tiles hold during the largest product of a pass, without limit."""
+    """Return the bytes on the tiles for the largest matrix product of a pass, without limit."""
     each = _shapes(product, batch, has_weights=has_weights, backward=backward)
     return max(working_set(shape, operands, partials, tiles) for shape in each) // product.serial
 
 
 def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Product, ...]:
-    """Return the products that one pass of an operation computes for one micro-batch.
+    """Return the matrix products that one pass of an operation computes for a whole micro-batch.
 
-    The sizes of the products are those of the whole micro-batch. The forward pass has one product.
-    The backward pass has two products, the gradient of the first operand and the gradient of the
-    second operand. The gradient of a convolution's input is also a convolution. This convolution
-    reads each gradient as often as the forward pass reads each input. A repeated product is
-    returned once, with its number of repeats.
+    The forward pass has one matrix product. The backward pass has two matrix products: the gradient
+    of the first operand and the gradient of the second operand. The gradient of a convolution's
+    input is also a convolution, which reads each output gradient as often as the forward pass reads
+    each input. A repeated product (of an LSTM) is returned once, with its number of repeats.
     """
     if operation.product is None:
         return ()
@@ -435,8 +440,8 @@ def _shapes(
     product: Product, batch: int, *, has_weights: bool, backward: bool
 ) -> tuple[Product, ...]:
     rows, count = product.rows, product.count
-    # All samples share the weights, so that one product computes the rows of all samples. Without
-    # weights, each sample needs a product with its own operands.
+    # All samples share the weights, so one matrix product computes the rows of all samples. Without
+    # weights, each sample needs a matrix product with its own operands.
     rows, count = (rows * batch, count) if has_weights else (rows, count * batch)
     one = replace(product, rows=rows, count=count, serial=1)
     if not backward:
@@ -449,9 +454,9 @@ def _shapes(
 
 
 def _read(operation: Operation, product: Product, graph: Graph) -> Product:
-    """Return ``product`` with the number of times that it reads each element of its first operand.
+    """Return a matrix product with the number of reads of each element of its first operand.
 
-    For a convolution, this number is usually the number of kernel positions.
+    For a convolution, the number of reads is usually the number of kernel positions.
     """
     if not operation.weights or not operation.inputs:
         return product
@@ -462,13 +467,13 @@ def _read(operation: Operation, product: Product, graph: Graph) -> Product:
 
 @lru_cache(maxsize=4096)
 def working_set(product: Product, operands: Type, partials: Type, tiles: int) -> int:
-    """Return the bytes of operands and partials that the tiles hold during a product.
+    """Return the bytes of operands and partial sums on the tiles during a matrix product.
 
-    Each tile computes a block of the product and holds the operands and partial sums of the block.
-    All blocks have equal numbers of rows, columns and depth. A block needs the fewest bytes if its
-    three sides are equal, so the sides are as equal as the product permits. Neighbouring positions
-    of a convolution share most of the input that they read. The border of a block is about as large
-    as the rest of its input.
+    Each tile computes a block of the matrix product and stores the operands and partial sums of the
+    block. All blocks have the same shape: rows x depth x columns. A block needs the fewest bytes if
+    its three sides are equal. The sides are therefore as equal as the shape of the matrix product
+    permits. Neighbouring positions of a convolution share most of the input that they read. In a
+    convolution, the border of a tile's input is about as large as the rest.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]

@@ -1,9 +1,9 @@
-"""The tile balance of IPUs, which is the mean work of tiles divided by the busiest tile's work.
+"""The tile balance of an IPU: the mean work of its tiles, divided by the busiest tile's work.
 
 The inputs, weights and output of an operation are spread over the tiles in grains, which are small
-parts of equal size. The spreading begins on the same tile for all operations, as in the module
-``memory``. A tile's work is proportional to its number of grains. This module does not compute the
-duration of a call.
+parts of equal size. The first grain of every operation is on the same tile, as in the module
+``memory``. The work of a tile is proportional to its number of grains. This module does not compute
+the duration of a call.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def tile_balance(
     model: CycleModel,
     grain: int,
 ) -> tuple[float, ...]:
-    """Return the tile balance of each IPU of a replica, as a share between 0 and 1.
+    """Return the tile balance (mean work of tiles over the busiest tile's work) of each IPU.
 
-    The tile balance of an IPU without work is 1.
+    A tile balance is a number between 0 and 1. The tile balance of an IPU without work is 1.
 
     Args:
         graph: The graph of the forward pass.
         placement: The stage of each operation, and the IPU of each stage.
-        settings: The settings of the run.
-        ipu: The figures of the IPU.
-        model: The constants of the model of time. The time for launching and synchronising is not
-            counted, because it is equal on all tiles.
-        grain: The number of bytes that stay together on a tile.
+        settings: The options of the run, such as the number of I/O tiles.
+        ipu: The figures of the type of IPU, such as its number of tiles.
+        model: The constants of the model of time. The constant for launching and synchronising is
+            not used, because this time is equal on all tiles.
+        grain: The number of consecutive bytes of a tensor that are stored on the same tile.
     """
     tiles = ipu.tiles - settings.io_tiles
     alone = replace(model, operation_cycles=0)

@@ -1,9 +1,9 @@
-"""The bytes that an IPU exchanges with the host, other IPUs, replicas and Streaming Memory.
+"""The bytes that an IPU exchanges with the host, other IPUs and Streaming Memory.
 
-The numbers of bytes are computed from shapes and are exact, except for the requests that tiles send
-to the host. The size of requests is inferred from one published profile. Bytes that programs add
-for other purposes, such as profiling, are not counted. This module does not compute the duration of
-transfers.
+The numbers of bytes are computed from the shapes of tensors. The numbers are exact, except for the
+requests that tiles send to the host. The size of a request is inferred from one published profile.
+Bytes that programs exchange for other purposes, such as profiling, are not counted. This module
+does not compute the duration of transfers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ __all__ = [
     "streamed_bytes",
 ]
 
-# The bytes of a request. A tile sends one request to the host for each tensor of a micro-batch that
-# it reads from the host or returns. ``_REQUEST`` is inferred from a profile of ResNet-101 on two
-# Mk2 IPUs. The first IPU of the profile reads images and does not return outputs. This IPU sends
-# 51.8, 138 and 552 kB (of 1,024 bytes) in 3, 8 and 32 micro-batches. These figures are equal to
-# 12 bytes for each of the IPU's 1,472 tiles and each micro-batch.
+# The bytes of a tile's request to the host. A tile sends one request for each tensor of a
+# micro-batch that the tile reads from the host or sends to the host. ``_REQUEST`` is inferred from
+# a published profile of ResNet-101 on two Mk2 IPUs. The first IPU of the profile reads images and
+# does not send outputs. This first IPU sends 51.8, 138 and 552 kB (of 1,024 bytes) in 3, 8 and 32
+# micro-batches. The sent bytes are equal to 12 bytes for each of the IPU's 1,472 tiles and each
+# micro-batch.
 _REQUEST: Final = 12
-# The bytes of the smallest part of a tensor that a tile exchanges with the host. The value is
-# inferred from a profile of ResNet-101 on two Mk2 IPUs. The second IPU in the same profile returns
-# 128,002 bytes and sends 141 or 142 kB. Every value from 93 to 97 agrees with these figures.
+# The bytes of the smallest part of a tensor that a tile exchanges with the host. ``_LEAST_BYTES``
+# is inferred from a published profile of ResNet-101 on two Mk2 IPUs. The second IPU of the profile
+# returns outputs of 128,002 bytes, and sends 141 or 142 kB with its requests. Every value of
+# ``_LEAST_BYTES`` from 93 to 97 agrees with the profile.
 _LEAST_BYTES: Final = 96
 
 
@@ -48,7 +50,7 @@ class Traffic:
 
 
 def host_traffic(graph: Graph, placement: Placement, settings: Settings) -> tuple[Traffic, ...]:
-    """Return the bytes that each IPU of a replica exchanges with the host in one call."""
+    """Return the bytes that each IPU exchanges with the host in one call of the model."""
     received, sent = [0] * placement.num_ipus, [0] * placement.num_ipus
     if settings.synthetic_data:
         return tuple(map(Traffic, received, sent))
@@ -65,7 +67,7 @@ def host_traffic(graph: Graph, placement: Placement, settings: Settings) -> tupl
 def received_bytes(graph: Graph, placement: Placement, stage: int) -> int:
     """Return the bytes that a stage receives from the host for one micro-batch.
 
-    The host sends each input only to the first stage that reads it.
+    The host sends each input of the model only to the first stage that reads the input.
     """
     return sum(graph.bytes_of(t.name) for t in _inputs_of(graph, placement, stage))
 
@@ -73,9 +75,10 @@ def received_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 def request_bytes(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU
 ) -> tuple[int, ...]:
-    """Return the bytes of the requests that each IPU of a replica sends to the host in one call.
+    """Return the bytes of the requests that each IPU sends to the host in one call of the model.
 
-    A tile sends one request for each tensor that it exchanges a part of with the host.
+    A tile sends one request for each tensor, if the tile stores a part of the tensor and the host
+    sends or receives the tensor.
     """
     sent = [0] * placement.num_ipus
     if settings.synthetic_data:
@@ -95,7 +98,7 @@ def request_bytes(
 
 
 def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tensor]:
-    """Yield the inputs of the graph that ``stage`` is the first stage to read."""
+    """Yield the inputs of the model that ``stage`` reads and no earlier stage reads."""
     first: dict[str, int] = {}
     for operation, where in zip(graph.operations, placement.stages, strict=True):
         for name in operation.inputs:
@@ -104,9 +107,10 @@ def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tenso
 
 
 def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
-    """Return the bytes that a stage sends to other IPUs in the forward pass of one micro-batch.
+    """Return the bytes of activations that a stage sends to other IPUs for one micro-batch.
 
-    In training, the same number of bytes comes back as gradients, except for integer tensors.
+    In training, the other IPUs send back gradients of the same size. Integer tensors do not have
+    gradients.
     """
     made = _stage_of_tensor(graph, placement)
     read: set[str] = set()
@@ -117,7 +121,7 @@ def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 
 
 def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
-    """Return the bytes that a replica sends in a ring all-reduce of the gradients."""
+    """Return the bytes that a replica sends in a ring all-reduce of the weights' gradients."""
     replicas = settings.replicas
     size = BYTES[settings.optimizer.accumulator]
     gradients = sum(weight.elements for weight in weights if weight.is_trained) * size
@@ -125,7 +129,7 @@ def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 
 
 def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
-    """Return the bytes that a weight update moves from and to Streaming Memory."""
+    """Return the bytes that one update of the weights moves from and to Streaming Memory."""
     optimizer = settings.optimizer
     total = 0
     for weight in weights:
@@ -138,10 +142,10 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 
 
 def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
-    """Return the bytes of weights and accumulators from and to Streaming Memory per micro-batch.
+    """Return the bytes of weights and accumulators that a micro-batch moves to or from the IPU.
 
-    Weights in Streaming Memory are fetched for the forward pass and again for the backward pass.
-    Accumulators in Streaming Memory are fetched and written back.
+    Only tensors in Streaming Memory are moved. The IPU fetches weights for the forward pass and
+    again for the backward pass. The IPU fetches gradient accumulators and writes them back.
     """
     optimizer, total = settings.optimizer, 0
     for weight in weights:

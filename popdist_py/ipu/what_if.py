@@ -1,6 +1,6 @@
-"""The explanation why a run does not fit into memory, and advice with the bytes saved.
+"""The explanation why a model does not fit into memory, and advice with the bytes saved.
 
-Every saving is computed by applying the model of memory to the changed run.
+To compute the saving of a change, this module estimates the memory of a run with the change.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _MOST_IO_TILES = 192
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change of a run that saves memory.
+    """A change of the model or its options that saves memory.
 
     Attributes:
-        change: The description of the change.
-        saved: The bytes that the change saves on the fullest IPU. After the change, the fullest IPU
-            may be another IPU.
-        fits: Whether the run fits into memory with only this change.
-        kind: The kind of the change, for use by programs.
-        how: The code that makes the change in the user's program. ``how`` is empty by default,
-            because the caller of this package adds the code.
+        change: The description of the change, for the user.
+        saved: The bytes that the change saves on the fullest IPU. The fullest IPU after the change
+            may be another IPU than before the change.
+        fits: Whether the model fits into memory if only this change is made.
+        kind: The kind of the change, as a fixed word for programs.
+        how: The PopTorch call or option with which the user makes the change. ``how`` is empty by
+            default. The module ``poptorch_advice`` sets it.
     """
 
     change: str
@@ -63,12 +63,12 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The explanation why a run does not fit into memory.
+    """The explanation why a model does not fit into memory.
 
     Attributes:
-        memory: The memory of the IPU with the fullest tile.
+        memory: The contents of the memory of the IPU that contains the fullest tile.
         advice: The changes that would help, sorted by saved bytes, with the largest saving first.
-            Advice to change the model itself comes last.
+            The advice to share weights between identical submodules comes last.
     """
 
     memory: IpuMemory
@@ -97,7 +97,7 @@ class OutOfMemory:
 
 
 def explain(run: Run) -> OutOfMemory | None:
-    """Return an explanation with advice if a run does not fit into memory; None if it fits."""
+    """Return the reason why a model does not fit into memory, with advice; None if it fits."""
     own = run.fullest
     if own.fits:
         return None
@@ -107,7 +107,8 @@ def explain(run: Run) -> OutOfMemory | None:
         if after.needed < own.needed or after.fits:
             saved = max(0, own.needed - after.needed)
             found.append(Advice(change, saved, after.fits, kind))
-    # The advice to share weights comes last, because sharing weights changes the model.
+    # The advice to share weights between identical submodules comes last, because shared weights
+    # change what the model can learn.
     ordered = sorted(found, key=lambda one: (one.kind == "identical parts", -one.saved))
     return OutOfMemory(own, tuple(ordered))
 
@@ -150,7 +151,7 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield changes of the program, such as sharing weights or running without a profile."""
+    """Yield changes of the user's program, such as sharing weights or running without a profile."""
     graph, settings = run.graph, run.settings
     reuse = reused(graph, run.placement)
     if reuse is not None:
@@ -162,7 +163,7 @@ def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _in_half(run: Run) -> Run:
-    """Return the run in half precision, including the types of the optimiser's values."""
+    """Return the configuration in half precision, including optimiser state and accumulators."""
     graph = run.graph.cast(data="float16", weights="float16")
     optimizer = run.settings.optimizer
     first: tuple[Type, ...] = ("float16",) if optimizer.state else ()

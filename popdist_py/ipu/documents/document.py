@@ -1,7 +1,8 @@
-"""Documents, which contain a headline and tables, and their display as plain text and as HTML.
+"""Printable documents with a headline and tables, and their display as plain text and as HTML.
 
-A cell of a table is a text, a share of a whole, or a series of values. Each output format draws
-shares and series in its own way. This module does not depend on the contents of documents.
+A cell of a table is a text, a share of a whole, or a series of values. Plain text, HTML and the
+terminal each draw shares and series in their own way. This module does not depend on the subject of
+a document.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _COURSE_WIDTH: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of a whole, as a number. 1 is the whole, and a share may be larger than 1."""
+    """A share of a whole, which is displayed as a percentage.
+
+    The number 1 stands for the whole. A share may be larger than 1.
+    """
 
     value: float
 
@@ -34,7 +38,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A series of values from 0 to 1, which is drawn as a chart in one line."""
+    """A series of values from 0 to 1, which is drawn as a one-line chart in a table cell."""
 
     values: tuple[float, ...]
 
@@ -47,7 +51,7 @@ Cell: TypeAlias = str | Share | Course
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The head of a column, which aligns words to the left and figures to the right."""
+    """The name of a table's column, and its alignment: words to the left, figures to the right."""
 
     name: str
     is_words: bool = False
@@ -55,7 +59,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a title above it and notes below it."""
+    """A table of a document, with a title above the table and notes below the table."""
 
     title: str
     columns: tuple[Column, ...] = ()
@@ -65,13 +69,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A whole report.
+    """A whole report, with a headline and tables.
 
     Attributes:
         headline: The line with the main result of the report.
-        is_good: Whether the main result is good news for the user. A terminal shows the headline of
-            good news in green, and other headlines in red.
-        sections: The tables and notes below the headline.
+        is_good: Whether the main result of the report is good news for the user. A terminal shows
+            the headline in green for good news, and in red for bad news.
+        sections: The tables and notes below the headline of the report.
     """
 
     headline: str
@@ -80,11 +84,11 @@ class Document:
 
 
 def levels(values: Sequence[float], count: int) -> list[int]:
-    """Return the heights of a chart that draws a series of values, as levels.
+    """Return the heights of the bars of a one-line chart that draws a series of values.
 
-    The series is divided into at most 60 parts, and each part gets the level of its highest value.
-    There are ``count`` levels, at least 3. The first level is for zero, and the last level is for
-    values of at least 1.
+    The series is divided into at most 60 parts. A bar of the chart shows the highest value of one
+    part. The heights are numbers from 0 to ``count - 1``, and ``count`` must be at least 3. The
+    height 0 is for zero, and the height ``count - 1`` is for values of at least 1.
     """
     parts = min(_COURSE_WIDTH, len(values))
     edges = [index * len(values) // parts for index in range(parts + 1)] if parts else []
@@ -101,8 +105,8 @@ def _level(value: float, last: int) -> int:
 def text(document: Document) -> str:
     """Return a document as lines of at most 100 characters, without a final newline.
 
-    The middle of a long name is replaced by dots. A line is longer only if its table cannot be made
-    narrower, or if a note contains a long word.
+    If a table is too wide, dots replace the middle of long names. A line is longer than 100
+    characters only if its table cannot be made narrower, or if a note contains a long word.
     """
     return "\n\n".join([document.headline, *map(_lines, document.sections)])
 
@@ -125,14 +129,14 @@ def _lines(section: Section) -> str:
         lines.append((_GAP + _GAP.join(cells)).rstrip())
     for note in section.notes:
         for line in note.split("\n"):
-            # Long words are not broken, so that the user can copy code from a note.
+            # Long words of a note are not broken, so that the user can copy code from the note.
             parts = wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP, break_long_words=False)
             lines += parts or [""]
     return "\n".join(lines)
 
 
 def _shortened(name: str, width: int) -> str:
-    """Return ``name`` with its middle replaced by dots if it is longer than ``width``."""
+    """Return ``name``, with dots in place of its middle if it is longer than ``width``."""
     if len(name) <= width:
         return name
     end = (width - 3) * 2 // 3
@@ -140,7 +144,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 def html(document: Document) -> str:
-    """Return a document as HTML without colours and fonts, so that a notebook uses its own."""
+    """Return a document as HTML without colours and fonts, so that a notebook's style applies."""
     parts = [f"<p><strong>{escape(document.headline)}</strong></p>"]
     for section in document.sections:
         parts.append(f"<h4>{escape(section.title)}</h4>")

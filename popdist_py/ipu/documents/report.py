@@ -1,6 +1,6 @@
 """The base class of reports, which can be printed, shown by rich, and shown in a notebook.
 
-This module does not depend on the contents of reports.
+This module does not depend on the subject of a report.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ __all__ = ["Report"]
 
 
 class Report(ABC):
-    """The base class of values that are displayed as documents."""
+    """The base class of results that can be displayed as a headline with tables."""
 
     __slots__ = ()
 
     @abstractmethod
     def document(self) -> Document:
-        """Return the document that displays this value."""
+        """Return the headline and tables that display this result."""
 
     def __str__(self) -> str:
         return text(self.document())
 
     def __rich__(self) -> RenderableType:
-        # The import is here, so that programs that only print or store reports do not import rich.
+        # The import is inside the method, so that programs that only print or store reports do not
+        # import the library rich.
         from popdist_py.ipu.documents.tables import rendered
 
         return rendered(self.document())

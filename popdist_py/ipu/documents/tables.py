@@ -1,7 +1,7 @@
-"""Documents as tables of the library rich, which shows them in a terminal with colours.
+"""The conversion of reports to tables of the library rich, which prints them with colours.
 
-This module is imported only when rich shows a report, because importing rich takes longer than
-making a report.
+Other modules import this module only when rich displays a report, because importing rich takes
+longer than making a report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def rendered(document: Document) -> RenderableType:
-    """Return a document as an object that rich can print."""
+    """Return a document as an object that the library rich can print."""
     headline = Text(document.headline, style="bold green" if document.is_good else "bold red")
     return Group(headline, *(part for section in document.sections for part in _parts(section)))
 
@@ -38,7 +38,8 @@ def _parts(section: Section) -> Iterator[RenderableType]:
                 Text(column.name),
                 justify="left" if column.is_words else "right",
                 overflow="fold",
-                # A narrow terminal must not break the line between a bar and its figure.
+                # In a narrow terminal, a line must not break between a bar and the bar's
+                # percentage.
                 no_wrap=any(isinstance(row[index], Share) for row in section.rows),
             )
         for row in section.rows:
@@ -53,7 +54,10 @@ def _cell(cell: Cell) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A cell that is drawn with block characters, or with ASCII on a terminal without Unicode."""
+    """A bar or chart in a table cell, drawn with block characters.
+
+    On a terminal without Unicode, the cell is drawn with ASCII characters.
+    """
 
     cell: Share | Course
 

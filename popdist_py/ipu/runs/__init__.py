@@ -1,4 +1,4 @@
-"""The input and the results of the device model for one run.
+"""The input and the results of the model of an IPU's memory and time, for one run.
 
 forward_steps       the steps of a forward pass, before they become a graph
 graph_of_steps      the conversion of these steps to the graph that a device compiler would make

@@ -1,6 +1,6 @@
-"""The description of the memory, schedule and time of a model, as JSON values.
+"""The memory, schedule and time that a model would need on IPUs, as JSON values.
 
-Programs without this library can show these values. This module does not write files.
+Programs that do not use this library can display the JSON values. This module does not write files.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from popdist_py.ipu.searches import Run
 
 __all__ = ["model_document"]
 
-# The largest numbers of steps and cells of a schedule in the description. A schedule repeats
-# itself, and a picture with more cells would not be readable.
+# The largest numbers of steps and cells of a schedule in the JSON values. A schedule repeats the
+# same steps, and a picture with more cells would not be readable.
 _MOST_STEPS: Final = 96
 _MOST_CELLS: Final = 1024
 
 
 def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
-    """Return the results of the device model for a run, as a dictionary for JSON.
+    """Return a model's memory, schedule and time on IPUs, as a dictionary for JSON.
 
-    The values are bytes, cycles, seconds, and shares between 0 and 1. The entry ``schedule``
-    contains the first steps of a call. The ``rows`` of the schedule contain one list of cells for
-    each IPU, and each cell is ``[action, micro-batch, stage]``. The ``cycles`` of the schedule
-    contain the pipeline cycle of each step.
+    The values in the dictionary are bytes, clock cycles, seconds, and shares between 0 and 1. The
+    entry ``schedule`` contains the first steps of a call of the model. The entry ``rows`` of the
+    schedule contains one list of cells for each IPU. Each cell is ``[action, micro-batch, stage]``.
+    The entry ``cycles`` of the schedule contains the number of the pipeline cycle of each step.
 
     Args:
-        run: The input of the device model.
-        name: The name of the user's module.
-        is_named: Whether the program, the launcher or the environment names a device. Without a
-            named device, the results are for the default device.
+        run: The model's graph and the options of the run, which determine memory and time.
+        name: The name of the user's ``torch.nn.Module``.
+        is_named: Whether the program, the launcher or the environment names a type of IPU. If no
+            type is named, the results are for the default type of IPU.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report = memory(run.graph, placement, settings, ipu, run.estimates)

@@ -1,8 +1,8 @@
-"""The intermediate representation between torch's operations and the graph for the device.
+"""The intermediate representation between torch's operations and the graph for an IPU.
 
-A forward pass is a list of steps. Each step computes one new value and does not change other
-values. The package ``poptorch.on_ipu`` makes the steps from torch's operations. The module
-``graph_of_steps`` converts the steps to a graph.
+A forward pass is represented as a list of steps. Each step is an operation that computes one new
+value and does not change other values. The package ``poptorch.on_ipu`` makes the steps from torch's
+operations. The module ``graph_of_steps`` converts the steps to a graph.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ __all__ = ["Forward", "Step", "Value"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A result of a step, or an input that the host sends.
+    """The size and type of an input, or of the result of an operation, in a forward pass.
 
     Attributes:
-        elements: The number of elements of all samples of the micro-batch together.
-        type: The type of the elements.
-        is_batched: Whether each element belongs to one sample of the micro-batch.
+        elements: The number of elements, of all samples of the micro-batch together.
+        type: The data type of the elements, such as "float16".
+        is_batched: Whether each element belongs to one sample of the micro-batch, so that the
+            number of elements grows with the number of samples.
     """
 
     elements: int
@@ -32,22 +33,24 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One operation of a forward pass.
+    """One step of a forward pass: an operation that computes one new value.
 
     Attributes:
         operator: The name of the operation in torch.
         module: The path of the submodule that calls the operation.
-        kind: The kind of the operation on the device.
-        inputs: The numbers of the values that the operation reads.
-        output: The number of the value that the operation computes.
+        kind: The kind of the operation on the IPU, such as "norm".
+        inputs: The numbers of the values that the operation reads. The numbers are keys of
+            ``Forward.values``.
+        output: The number of the value that the operation computes. The number is a key of
+            ``Forward.values``.
         weights: The names of the weights that the operation reads.
-        saves: The values that the backward pass of the operation reads, as one of the values
-            of ``on_ipu.operation_rules.Saves``.
-        product: The sizes of the factors, only for matrix products and convolutions.
-        place: The phase and the IPU that run the operation.
-        is_checkpoint: Whether the output is kept as a recomputation checkpoint.
-        memory_proportion: The share of the IPU's memory that the program allows this operation to
-            use for temporary data, or None if the program does not set a share.
+        saves: A word for the tensors that the backward pass of the operation reads, such as
+            "inputs". The words are explained at ``on_ipu.operation_rules.Saves``.
+        product: The sizes of the matrices, only for matrix products and convolutions.
+        place: The number of the execution phase and the number of the IPU of the operation.
+        is_checkpoint: Whether the output of the operation is kept as a recomputation checkpoint.
+        memory_proportion: The share of the IPU's memory that the user's program allows the
+            operation to use for temporary data; None if the program does not set a share.
     """
 
     operator: str
@@ -65,14 +68,14 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forward:
-    """The forward pass of one micro-batch.
+    """The forward pass of one micro-batch, as a list of steps.
 
     Attributes:
-        inputs: The name and the number of each value that the host sends.
-        values: A mapping from the number of each value to the value.
-        weights: A mapping from the name of each parameter, buffer or constant to its description.
-        steps: The operations in the order of their execution.
-        outputs: The numbers of the values that the host receives.
+        inputs: The name and the number of each input value, which the host sends to the IPUs.
+        values: A mapping from the number of each input or result to its size and type.
+        weights: A mapping from the name of each parameter, buffer or constant to its size and type.
+        steps: The operations of the forward pass, in execution order.
+        outputs: The numbers of the output values, which the IPUs send to the host.
         batch: The number of samples of the micro-batch.
     """
 

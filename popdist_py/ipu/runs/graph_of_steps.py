@@ -1,8 +1,9 @@
-"""The conversion of the steps of a forward pass to the graph that a device compiler would make.
+"""The conversion of a forward pass's operations to the graph that IPU compilers would make.
 
-The rules follow the compiler PopART. PopART removes steps whose results are not used. PopART adds a
-bias as a part of the product. PopART merges a softmax with the loss, and computes the gradient of
-the loss from the scores. PopART lets an operation overwrite an input that is not needed afterwards.
+The conversion follows the rules of the compiler PopART. PopART removes operations whose results are
+not used. PopART adds a bias as a part of the matrix product. PopART merges a softmax with the loss,
+and computes the gradient of the loss from the inputs of the softmax. PopART lets an operation
+overwrite an input that no later operation needs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["graph_of_steps"]
 
 
 def graph_of_steps(forward: Forward) -> ModelGraph:
-    """Return the graph of a forward pass, and the placement of its operations."""
+    """Return the graph of a forward pass, with the stage and IPU of each operation."""
     steps = _merged(forward, _alive(forward.steps, forward.outputs))
     if not steps:
         return graph_of_steps(_with_identity(forward))
@@ -34,9 +35,9 @@ def graph_of_steps(forward: Forward) -> ModelGraph:
 
 
 def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
-    """Return the steps that an output depends on.
+    """Return the steps (operations) that an output of the forward pass depends on.
 
-    Steps that only change a buffer are not included.
+    Operations that only change a buffer of the model are not included.
     """
     needed, kept = set(outputs), []
     for step in reversed(steps):
@@ -47,7 +48,7 @@ def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
 
 
 def _with_identity(forward: Forward) -> Forward:
-    """Add an identity step to a forward pass without steps, because a stage needs an operation."""
+    """Add an identity operation to an empty forward pass, because a stage needs an operation."""
     (_, source), *_ = forward.inputs
     number = len(forward.values)
     step = Step(operator="identity", module="", kind="view", inputs=(source,), output=number)
@@ -56,7 +57,7 @@ def _with_identity(forward: Forward) -> Forward:
 
 
 def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
-    """Merge each product with its bias, and each softmax with its loss, and return the steps."""
+    """Return the steps, with products and biases merged, and with softmax and loss merged."""
     readers = Counter(number for step in steps for number in step.inputs)
     readers.update(forward.outputs)
     made: dict[int, int] = {}
@@ -87,19 +88,19 @@ def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_bias(product: Step, step: Step) -> bool:
-    """Tell whether a step adds a bias to a product of an activation and a weight."""
+    """Tell whether a step adds a bias to the product of an activation and a weight matrix."""
     adds = step.kind == "add" and len(step.inputs) == 1 and len(step.weights) == 1
     return adds and product.kind == "product" and len(product.weights) == 1
 
 
 def _ipus(steps: Sequence[Step], stages: Sequence[int]) -> tuple[int, ...]:
-    """Return the IPU of each stage."""
+    """Return the number of the IPU that runs each stage."""
     ipu_of_stage = {stage: step.place[1] for step, stage in zip(steps, stages, strict=True)}
     return tuple(ipu_of_stage.values())
 
 
 def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]:
-    """Change each view of another stage's value to a copy, and return the steps."""
+    """Return the steps, where each view of another stage's value is changed to a copy."""
     stage_of = {step.output: stage for step, stage in zip(steps, stages, strict=True)}
     return [
         replace(step, kind="elementwise")
@@ -110,19 +111,20 @@ def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]
 
 
 def _names(steps: Sequence[Step]) -> list[str]:
-    """Return a unique name for each step, which begins with the path of its module.
+    """Return a unique name for each step, which begins with the path of its submodule.
 
-    The operation is a part of the name if the module contains other modules or different
+    The name also contains the operation if the submodule contains other submodules or different
     operations.
     """
     several: dict[str, set[str]] = {}
     for step in steps:
         several.setdefault(step.module, set()).add(step.operator)
-    # The paths of the modules that contain other modules.
+    # The paths of the submodules that contain other submodules.
     outer = {name[:end] for name in several for end, sign in enumerate(name) if sign == "."}
     taken: set[str] = set()
-    # For each name, an iterator over the numbered names that were not tried yet. A loop may run the
-    # same operation thousands of times. Trying all numbers again for each operation would be slow.
+    # For each name of an operation, an iterator over the numbered names that were not tried yet. A
+    # loop in the user's program may run the same operation thousands of times. Trying all numbers
+    # again for each operation would be slow.
     untried: dict[str, Iterator[str]] = {}
     names = []
     for step in steps:
@@ -180,9 +182,9 @@ def _graph(
 
 
 def _is_stored(forward: Forward, name: str) -> bool:
-    """Tell whether a weight is stored in memory.
+    """Tell whether a parameter, buffer or constant is stored as a variable in an IPU's memory.
 
-    A constant with one element is not stored, because it is a part of the code.
+    A constant with one element is not stored as a variable, because it is a part of the code.
     """
     return not name.startswith("constant") or forward.weights[name].elements > 1
 
@@ -205,7 +207,7 @@ def _with_gradient(forward: Forward, steps: Sequence[Step]) -> set[int]:
 
 
 def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]:
-    """Return the values that the backward pass of a step reads."""
+    """Return the numbers of the values that the backward pass of a step reads."""
     if step.output not in gradients:
         return ()
     inputs = step.inputs
@@ -223,15 +225,15 @@ def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]
 
 
 def _is_needed(forward: Forward, step: Step, number: int, gradients: set[int]) -> bool:
-    """Tell whether the backward pass of a step reads the value ``number``.
+    """Tell whether the backward pass of a step reads the value with the number ``number``.
 
-    The backward pass reads the value if the gradient of another operand depends on the value. The
-    backward pass of a step that multiplies a value by itself also reads the value.
+    The backward pass reads the value of an operand if the gradient of another operand depends on
+    it. The backward pass of a step that multiplies a value by itself also reads the value.
     """
     inputs, weights = step.inputs, step.weights
     if step.kind == "product":
-        # Only the first two operands of a product are multiplied. The other operands, such as a
-        # bias, are added to the result, so the gradients do not depend on them.
+        # A matrix product multiplies only its first two operands. The other operands, such as a
+        # bias, are added to the result, so no gradient depends on them.
         inputs, weights = inputs[: 1 if weights else 2], weights[:1]
     if number not in inputs:
         return False
@@ -246,10 +248,10 @@ def _in_place(
     stages: Sequence[int],
     saved: Sequence[tuple[int, ...]],
 ) -> list[int | None]:
-    """Return the input that each step overwrites with its result.
+    """Return, for each step, the number of the input that its result overwrites.
 
-    A step overwrites only an input that is not needed afterwards. The entry None stands for a step
-    that writes its result to new memory.
+    A step overwrites only an input that no later step and no backward pass needs. The entry None
+    stands for a step that writes its result to new memory.
     """
     root = {number: number for number in forward.values}
     last: dict[int, int] = {}

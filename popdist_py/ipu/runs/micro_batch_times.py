@@ -1,7 +1,7 @@
-"""The times of the micro-batches of a modelled call.
+"""The estimated times of the micro-batches in one call of a model on IPUs.
 
-The times are computed from the layout of a window, because all windows of a call are equal. This
-module does not measure times.
+The times are computed from the schedule between two weight updates, because all weight updates of a
+call have the same schedule. This module does not measure times.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Passage", "Timeline", "timeline"]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """The times of one micro-batch, in seconds after the beginning of the call.
+    """The times of one micro-batch, in seconds after the beginning of the call of the model.
 
     Attributes:
-        input: The start of the transfer of the inputs from the host.
-        input_complete: The time when all inputs are on the device.
-        output: The end of the forward pass.
-        output_complete: The time when the results would be on the host, if the host receives the
-            results of this micro-batch.
+        input: The time when the transfer of the inputs from the host begins.
+        input_complete: The time when all inputs of the micro-batch are on the IPUs.
+        output: The time when the forward pass of the micro-batch ends.
+        output_complete: The time when the results of the micro-batch would be on the host. The
+            output mode decides whether the host receives these results.
     """
 
     input: float
@@ -34,11 +34,11 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The times of one call.
+    """The estimated times of one call of a model.
 
     Attributes:
-        passages: The times of each micro-batch of a replica, in order.
-        cycles: The cycles of the whole call.
+        passages: The times of each micro-batch of a replica, in execution order.
+        cycles: The clock cycles of the whole call of the model.
     """
 
     passages: tuple[Passage, ...]
@@ -46,9 +46,9 @@ class Timeline:
 
 
 def timeline(run: Run) -> Timeline:
-    """Return the times of each micro-batch of a call.
+    """Return the estimated times of each micro-batch in one call of a model.
 
-    The length of a pipeline cycle is in proportion to the work of its slowest IPU.
+    The length of a pipeline cycle is proportional to the work of the slowest IPU in the cycle.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report, window = cycles_and_window(run.graph, placement, settings, ipu, run.model)
@@ -65,12 +65,12 @@ def timeline(run: Run) -> Timeline:
         for micro_batch, begin_of_first in first_begins.items():
             entered = start + begin_of_first
             begin_of_last = start + last_begins[micro_batch]
-            # With overlapped I/O, I/O tiles load a micro-batch while the other tiles compute the
-            # previous micro-batch.
+            # With overlapped I/O, the I/O tiles load a micro-batch while the other tiles compute
+            # the previous micro-batch.
             begin, before = before if settings.overlaps_io else entered, entered
             arrived = begin + receive
             # If the model has one stage, the same forward pass receives the inputs and computes the
-            # results, so it cannot end before the inputs have arrived.
+            # results. The forward pass cannot end before the inputs have arrived.
             done = max(arrived, begin_of_last) + last.offload + last.forward
             times = (begin, arrived, done, done + send)
             passages.append(Passage(*(time / ipu.clock for time in times)))

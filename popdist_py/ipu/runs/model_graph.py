@@ -1,6 +1,7 @@
-"""The class ModelGraph, which is the forward pass of a model as a graph for the device model.
+"""The class ``ModelGraph``: the operations of a model's forward pass, with their IPUs.
 
-Objects of this class do not refer to tensors, so PopTorch can store them with an executable.
+A ``ModelGraph`` does not contain torch tensors, so PopTorch can store it in the file of a compiled
+model.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from popdist_py.ipu.graph import Graph, Placement
 
 __all__ = ["LEAST_PROPORTION", "ModelGraph"]
 
-# PopTorch accepts 0 as the available memory proportion. The device model needs a positive number,
-# because it splits an operation into more parts if the proportion is smaller.
+# The smallest available memory proportion that is used to estimate memory and time. With a smaller
+# proportion, a matrix product is divided into more parts. PopTorch accepts the proportion 0, but
+# the number of parts would then be infinite.
 LEAST_PROPORTION: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """The forward pass of one micro-batch.
+    """The forward pass of a model for one micro-batch, as a graph of operations.
 
     Attributes:
-        graph: The operations with their sizes, and the weights that the operations read.
-        placement: The stage or phase of each operation, and the IPU of each stage.
+        graph: The operations of the forward pass with their sizes, and the weights that the
+            operations read.
+        placement: The pipeline stage or execution phase of each operation, and the IPU of each
+            stage.
     """
 
     graph: Graph

@@ -1,7 +1,7 @@
-"""The conversion of options of ``python -m popdist_py.ipu`` to the input of the device model.
+"""The conversion of the options of ``python -m popdist_py.ipu`` to a configuration of a run.
 
-The module ``command`` parses the command line and passes the options to this module, together with
-the graph of the user's model.
+The module ``poptorch.on_ipu.command`` parses the command line. It passes the options to this
+module, together with the graph of the user's model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["OPTIMIZERS", "PRECISIONS", "STRATEGIES", "CommandOptions", "Sort", "
 
 Sort: TypeAlias = Literal["weights", "accumulators", "optimizer", "activations"]
 
-# The types of the data and of the weights for each value of --precision.
+# The types of activations and weights for each value of the option ``--precision``.
 PRECISIONS: Final[Mapping[str, tuple[Type, Type]]] = MappingProxyType(
     {
         "16.16": ("float16", "float16"),
@@ -31,7 +31,8 @@ PRECISIONS: Final[Mapping[str, tuple[Type, Type]]] = MappingProxyType(
         "32.32": ("float32", "float32"),
     }
 )
-# The orders of the moments that each optimiser stores for every element of a weight.
+# The moments that each optimiser stores for every element of a weight: 1 stands for a first-order
+# moment, and 2 for a second-order moment.
 OPTIMIZERS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
         "sgd": (),
@@ -54,8 +55,9 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "parallel-phased": "parallel phased",
     }
 )
-# For each phased strategy, a function that returns the IPU of a phase. In serial phased execution,
-# all phases run on IPU 0. In parallel phased execution, two IPUs alternate.
+# For each phased strategy, a function that returns the number of a phase's IPU. In serial phased
+# execution, all phases run on IPU 0. In parallel phased execution, the phases alternate between two
+# IPUs.
 _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {"serial-phased": lambda _: 0, "parallel-phased": lambda phase: phase % 2}
 )
@@ -63,10 +65,10 @@ _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandOptions:
-    """The values of the command line's options that describe a run.
+    """The options of ``python -m popdist_py.ipu`` that describe a run.
 
-    The command line sets the defaults. The value None means that the default depends on other
-    options.
+    The module that parses the command line sets the default of each option. The value None means
+    that the default of an option depends on other options.
     """
 
     inference: bool
@@ -94,10 +96,11 @@ class CommandOptions:
 
 
 def run_from_command(model: ModelGraph, options: CommandOptions) -> Run:
-    """Return the input of the device model for a model's graph and the command's options.
+    """Return the configuration of a run, from a model's graph and the options of the command line.
 
     Raises:
-        ValueError: A module does not occur in the graph, or settings contradict each other.
+        ValueError: The graph does not contain a submodule that an option names, or options
+            contradict each other.
     """
     graph = model.graph
     if options.precision is not None:
@@ -133,11 +136,12 @@ def run_from_command(model: ModelGraph, options: CommandOptions) -> Run:
 def _micro_batches(options: CommandOptions, stages: int) -> tuple[int, int]:
     """Return the number of accumulated micro-batches and the number of device iterations.
 
-    Without an option for the number of micro-batches, a pipeline gets the smallest possible number.
+    If the command line does not give the number of micro-batches, a pipeline gets the smallest
+    possible number.
 
     Raises:
-        ValueError: An option sets fewer micro-batches than a pipeline needs, or an accumulation
-            above 1 is set for inference.
+        ValueError: An option sets fewer micro-batches than a pipeline needs, or gradient
+            accumulation is above 1 for inference.
     """
     pipelined = STRATEGIES[options.strategy] in ("grouped", "interleaved")
     least = least_accumulation(stages, is_training=not options.inference) if pipelined else 1
@@ -179,7 +183,10 @@ def _placement(graph: Graph, options: CommandOptions) -> Placement:
 
 
 def _with_checkpoints(graph: Graph, modules: Sequence[str]) -> Graph:
-    """Return a graph whose recomputation checkpoints include the last operation of each module."""
+    """Return a graph that keeps the output of each given submodule for the backward pass.
+
+    The last operation of each submodule in ``modules`` becomes a recomputation checkpoint.
+    """
     last: dict[str, str] = {}
     for module in modules:
         _first_of(graph, module)
@@ -199,10 +206,11 @@ def _is_of(operation: str, module: str) -> bool:
 
 
 def _first_of(graph: Graph, module: str) -> str:
-    """Return the name of the first operation of a module.
+    """Return the name of the first operation of a submodule.
 
     Raises:
-        ValueError: The forward pass does not run the module. The message lists similar names.
+        ValueError: The forward pass does not run the submodule. The error message lists submodules
+            with similar names.
     """
     for operation in graph.operations:
         if _is_of(operation.name, module):

@@ -1,7 +1,7 @@
-"""Spans that show the activities of the IPUs during a call as rows of the timeline.
+"""Spans that show the activities of IPUs during a call of a model, as rows of a timeline.
 
-The beginning and the end of a span are shares of the call's duration, because the duration itself
-is measured by the host. This module does not write to the timeline.
+The beginning and the end of a span are shares of the call's duration, because only the host
+measures the duration. This module does not write to the timeline.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from popdist_py.ipu.accumulation_window import Piece, Window
 
 __all__ = ["MOST_PIECES", "ShownPiece", "call_pieces"]
 
-# The largest number of spans of one call. If a schedule has more activities, one span shows all
-# micro-batches of an IPU between two updates. If those spans are still too many, one span is
-# drawn for each IPU.
+# The largest number of spans of one call in the timeline. If the IPUs have more activities, one
+# span shows all micro-batches of an IPU between two weight updates. If the number of spans is still
+# too large, one span is drawn for each IPU.
 MOST_PIECES: Final = 200
-# The names of the activities that belong to a weight update.
+# The names of an IPU's activities that belong to a weight update.
 _OF_UPDATE: Final = ("reduce", "update")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPiece:
-    """One span of a call.
+    """One span of an IPU's row in the timeline, during one call of a model.
 
     Attributes:
-        row: The name of the row in the timeline.
-        name: The name of the span.
+        row: The name of the timeline's row, such as "IPU 0".
+        name: The name of the span, such as "forward".
         begin: The start of the span, as a share of the call's duration.
         end: The end of the span, as a share of the call's duration.
-        arguments: A JSON text with the micro-batch and the stage, or an empty text.
+        arguments: A JSON text with the numbers of the micro-batch and the stage, or an empty text.
     """
 
     row: str
@@ -45,12 +45,13 @@ class ShownPiece:
 
 
 def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
-    """Return the spans of a call.
+    """Return the spans that show the activities of the IPUs during one call of a model.
 
-    The result contains at most MOST_PIECES spans, or one span for each IPU.
+    The result contains at most ``MOST_PIECES`` spans, or one span for each IPU.
 
     Args:
-        window: The activities of the IPUs in one window. A call may repeat the window.
+        window: The activities of the IPUs from one weight update to the next. A call may repeat
+            these activities.
     """
     total = window.count * window.cycles
     own = window.pieces()
@@ -72,7 +73,11 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
 
 
 def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the updates, and one piece for all micro-batches of an IPU between two updates."""
+    """Return fewer activities, with one activity per IPU between two weight updates.
+
+    The activities of weight updates stay separate. One activity replaces all micro-batches of an
+    IPU between two weight updates.
+    """
     found: list[Piece] = []
     for is_update, some in groupby(pieces, key=lambda piece: piece.name in _OF_UPDATE):
         members = list(some)
@@ -81,7 +86,7 @@ def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return one piece for each IPU, with the stages of the IPU as its name."""
+    """Return one activity for each IPU, which is named after the stages of the IPU."""
     found = []
     for ipu, some in groupby(pieces, key=lambda piece: piece.ipu):
         own = list(some)
