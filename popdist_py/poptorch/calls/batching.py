@@ -1,8 +1,8 @@
-"""Functions that cut the inputs of a call into micro-batches, and that join the outputs.
+"""Functions that cut the inputs of a model call into micro-batches, and that join the outputs.
 
-There are R replicas, and each group of G replicas gets the same inputs. The number of samples per
-call = micro-batch x device iterations x (R / G) x gradient accumulation. In an input tensor, the
-order of samples is row-major over [device iteration][accumulation step][replica
+A model has R replicas (copies), and each group of G replicas gets the same inputs. The number of
+samples in one call is micro-batch size x device iterations x (R / G) x gradient accumulation. In an
+input tensor, the order of samples is row-major over [device iteration][accumulation step][replica
 group][micro-batch].
 
 An input is first cut into combined micro-batches. A combined micro-batch contains one micro-batch
@@ -23,7 +23,8 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["Batching", "Collector", "Values", "check_groups", "check_output_mode"]
 
-# The values of one output on all replicas: one tensor per replica, or one tensor [replicas, ...].
+# The values of one output of the model on all replicas, either as one tensor per replica, or as one
+# tensor of the shape [replicas, ...].
 Values = Sequence[torch.Tensor] | torch.Tensor
 
 
@@ -51,10 +52,10 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
 def check_output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
     """Check an output mode and its period, and return the values that the options store.
 
-    The returned period is 1 for all modes except EveryN.
+    The returned period is 1 for all output modes except EveryN.
 
     Raises:
-        AssertionError: The mode is not an OutputMode, or EveryN has no positive period.
+        AssertionError: ``mode`` is not an OutputMode, or the mode EveryN has no positive period.
     """
     assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
     if mode == enums.OutputMode.EveryN:
@@ -71,18 +72,18 @@ class Batching:
     """The numbers that divide a model's inputs into micro-batches, and the outputs to return.
 
     Attributes:
-        device_iterations: The number DI of device iterations in a call.
+        device_iterations: The number DI of device iterations in one call of the model.
         gradient_accumulation: The number GA of micro-batches whose gradients are added before each
             update of the weights.
-        replicas: The number R of replicas.
-        group_size: The number G of replicas that get the same inputs.
+        replicas: The number R of replicas (copies of the model).
+        group_size: The number G of replicas in a group that gets the same inputs.
         group_type: The rule that assigns replicas to groups (Consecutive or Orthogonal).
-        output_mode: The choice of the micro-batches whose outputs a call returns.
+        output_mode: The choice of the micro-batches whose outputs a call of the model returns.
         output_period: The number N of the output mode EveryN, which returns the outputs of every
             N-th micro-batch.
 
     Raises:
-        ValueError: The replicas cannot be divided into groups of this size and type.
+        ValueError: The replicas cannot be divided into groups with the given size and type.
     """
 
     device_iterations: int
@@ -95,29 +96,30 @@ class Batching:
 
     def __post_init__(self) -> None:
         # A program may load options that an earlier version of this library saved. Earlier versions
-        # did not check the groups when a program set the options.
+        # of this library did not check the replica groups when a program set the options.
         check_groups(self.replicas, self.group_size, self.group_type)
 
     @property
     def num_groups(self) -> int:
-        """The number R / G of replica groups. Different groups get different inputs."""
+        """The number R / G of replica groups. Different replica groups get different inputs."""
         return self.replicas // self.group_size
 
     @property
     def num_steps(self) -> int:
-        """The number DI x GA of micro-batches that one replica runs in one call."""
+        """The number DI x GA of micro-batches that one replica runs in one call of the model."""
         return self.device_iterations * self.gradient_accumulation
 
     @property
     def num_slices(self) -> int:
-        """The number DI x (R / G) x GA of slices into which each input is cut."""
+        """The number DI x (R / G) x GA of slices into which each input of a call is cut."""
         return self.num_steps * self.num_groups
 
     def check(self) -> None:
         """Check that the output mode fits the number of device iterations.
 
         Raises:
-            Error: The period of EveryN does not divide the number of device iterations.
+            Error: The period of the output mode EveryN does not divide the number of device
+                iterations.
         """
         if self.output_mode == enums.OutputMode.EveryN and (
             self.device_iterations % self.output_period
@@ -128,10 +130,10 @@ class Batching:
             )
 
     def micro_batch(self, shape: Sequence[int]) -> int:
-        """Return the micro-batch size of an input of this shape; a 0-d input counts as one row.
+        """Return the micro-batch size for an input's shape; a 0-d input counts as one row.
 
         Raises:
-            AssertionError: The first dimension is not divisible by ``num_slices``.
+            AssertionError: The first dimension of the input is not divisible by ``num_slices``.
         """
         size = shape[0] if len(shape) else 1
         assert size % self.num_slices == 0, (
@@ -188,7 +190,7 @@ class Batching:
         return expanded.reshape(self.replicas, *parts.shape[1:]).contiguous()
 
     def _group_of(self, replica: int) -> int:
-        """Return the index of the replica group that contains a replica."""
+        """Return the index of the replica group that contains the given replica."""
         if self.group_type == enums.CommGroupType.Orthogonal:
             return replica % self.num_groups
         return replica // self.group_size
@@ -203,7 +205,7 @@ class Batching:
 
     @property
     def num_returned(self) -> int:
-        """The number of micro-batches on all replicas whose outputs a call returns."""
+        """The number of micro-batches, counted on all replicas, whose outputs a call returns."""
         if self.output_mode == enums.OutputMode.All:
             return self.replicas * self.num_steps
         if self.output_mode == enums.OutputMode.EveryN:
@@ -229,7 +231,7 @@ class Collector:
     def result(self) -> torch.Tensor:
         """Return the collected outputs, concatenated along dimension 0.
 
-        If only one 0-d tensor was collected, the result is 0-d.
+        If the collected outputs consist of a single 0-d tensor, the result is 0-d.
         """
         return joined(self._parts)
 
@@ -237,8 +239,8 @@ class Collector:
 def joined(values: Values) -> torch.Tensor:
     """Return the tensors of several replicas, concatenated along dimension 0.
 
-    Each 0-d tensor becomes one element of the result. If there is only one replica, its tensor is
-    returned unchanged.
+    Each 0-d tensor becomes one element of the concatenated tensor. If there is only one replica,
+    the tensor of this replica is returned unchanged.
     """
     if isinstance(values, torch.Tensor):
         return values if values.dim() == 1 else values.flatten(0, 1)

@@ -1,7 +1,7 @@
-"""The class CallSignature, which describes the call arguments that a model was compiled for.
+"""The class ``CallSignature``, which describes the call arguments that a model was compiled for.
 
-This module compares the arguments of later calls with a CallSignature. The module ``nested_values``
-flattens the arguments of a call into a list of tensors.
+The methods of ``CallSignature`` compare the arguments of later calls with the arguments of the
+first call. The module ``nested_values`` flattens the arguments of a call into a list of tensors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class CallSignature:
     """The structure, shapes and dtypes of the call arguments that a model was compiled for.
 
     Attributes:
-        template: The flattened arguments of the first call, with meta tensors in place of the
-            tensors.
-        names: The names of the forward method's parameters for the positional arguments.
+        template: The flattened arguments of the first call, with meta tensors (shape and dtype
+            without data) in place of the tensors.
+        names: The parameter names of the forward method that belong to the positional arguments.
         defaults: The default values for the parameters that a call leaves out.
     """
 
@@ -56,9 +56,9 @@ class CallSignature:
             num_slices: The number of micro-batches into which each input is cut.
 
         Raises:
-            AssertionError: There are too many arguments, a keyword is unknown, or a parameter is
-                given twice.
-            Error: A parameter without a default is missing.
+            AssertionError: The call passes too many arguments, an unknown keyword, or one parameter
+                twice.
+            Error: The call leaves out a parameter without a default.
         """
         names = _check_call(forward, args, kwargs)
         defaults = Defaults.of(_signature(forward), args, kwargs, num_slices)
@@ -71,12 +71,13 @@ class CallSignature:
     ) -> Call:
         """Return the flattened arguments of a later call.
 
-        The keys of dictionaries get the order that they have in the first call. In an argument of a
-        custom type, only the tensors come from the later call. All other contents of an argument of
-        a custom type come from the first call, even if the forward method runs in Python.
+        The keys of dictionaries get the order that they had in the first call. From an argument of
+        a custom type, only the tensors of the later call are used. All other contents of an
+        argument of a custom type come from the first call, even if the forward method runs in
+        Python.
 
         Raises:
-            AssertionError: The arguments do not match the parameters of ``forward``.
+            AssertionError: The arguments of the call do not match the parameters of ``forward``.
             Error: The arguments differ from the arguments that the model was compiled for.
         """
         all_args, all_kwargs = self.defaults.completed(args, kwargs)
@@ -94,9 +95,9 @@ def _check_call(
     """Check a call against ``forward``, and return the parameter names of positional arguments.
 
     Raises:
-        AssertionError: There are too many arguments, a keyword is unknown, or a parameter is given
+        AssertionError: The call passes too many arguments, an unknown keyword, or one parameter
             twice.
-        Error: A parameter without a default is missing.
+        Error: The call leaves out a parameter without a default.
     """
     parameters = list(_signature(forward).parameters.values())
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -123,10 +124,10 @@ def _check_call(
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of ``forward``.
+    """Return the signature of the function or method ``forward``.
 
-    A function that is written in C may not provide its signature. For such a function, the returned
-    signature accepts all arguments.
+    For a function that is written in C, Python may not know the signature. For a function without a
+    known signature, the returned signature accepts all arguments.
     """
     try:
         return inspect.signature(forward)
@@ -138,8 +139,8 @@ def _check_same(compiled: Call, call: Call, names: Sequence[str]) -> None:
     """Compare the arguments of a call with the arguments that the model was compiled for.
 
     Raises:
-        Error: The arguments differ in their number, names, types, lengths, constants, dtypes or
-            shapes.
+        Error: The arguments differ from those at compile time in their number, names, types,
+            lengths, constants, dtypes or shapes.
     """
     expected, got = len(compiled.positional), len(call.positional)
     if expected != got:

@@ -36,7 +36,8 @@ class ICustomArgParser:
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
         """Build a structure like ``original_structure`` from other tensors.
 
-        ``tensor_iterator`` returns the other tensors in the same order as ``yieldTensors``.
+        The iterator ``tensor_iterator`` returns these tensors in the same order as
+        ``yieldTensors``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define reconstruct")
 
@@ -48,8 +49,8 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> 
     """Register ``parser`` for arguments of the class ``typename`` and of its subclasses.
 
     Args:
-        typename: The class of the arguments, not its name.
-        parser: The parser. None removes the parser that is registered for the class.
+        typename: The class of the arguments (the class object, not a text with its name).
+        parser: The parser to register. None removes the parser that is registered for the class.
 
     Raises:
         Error: The class of the parser does not derive from ICustomArgParser.
@@ -76,7 +77,7 @@ def parser_of(value: object) -> ICustomArgParser | None:
 
 
 def registered() -> dict[type, ICustomArgParser]:
-    """Return a copy of the registry, for :func:`restore` in another process."""
+    """Return a copy of the registry of parsers, for :func:`restore` in another process."""
     return dict(_parsers)
 
 
@@ -88,9 +89,10 @@ def restore(parsers: dict[type, ICustomArgParser]) -> None:
 class CarriesParsers:
     """Base class of objects whose pickled form contains the registered parsers.
 
-    Subclasses handle custom types in a data loader's worker processes. A forked worker process has
-    the registered parsers already. A spawned worker process may lack the parsers, because it does
-    not run all of the program's code.
+    Subclasses handle values of custom types in a data loader's worker processes. A worker process
+    that is started with the method fork has the registered parsers already. A worker process that
+    is started with the method spawn may lack the parsers, because it does not run all of the
+    program's code.
     """
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Default values for the parameters of a forward method that a call leaves out.
 
-A default value that is a tensor usually becomes an input of the compiled model. Therefore some
-calls of the model may pass the argument, and other calls may leave it out. The module
+If a default value is a tensor, it usually becomes an input of the compiled model. Some calls of the
+model may therefore pass the argument, and other calls may leave it out. The module
 ``call_signature`` compares the arguments of different calls of a model.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["Defaults"]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The default values that complete the arguments of a call.
+    """The default values that complete the arguments of a model call.
 
     Attributes:
         values: The default values that are tensors or None, by the name of the parameter.
@@ -75,8 +75,8 @@ class Defaults:
         if self.first < len(args) <= self.first + len(self.names):
             by_position = dict(zip(self.names, args[self.first :], strict=False))
             if by_position.keys() & kwargs.keys():
-                # The call gives one parameter twice. The module ``call_signature`` raises an error
-                # about such calls.
+                # The call passes one parameter twice, by position and by keyword. The module
+                # ``call_signature`` raises an error for a call that passes one parameter twice.
                 return args, kwargs
             args, kwargs = args[: self.first], {**by_position, **kwargs}
         return args, {**self.values, **kwargs} if self.values else kwargs
@@ -100,13 +100,14 @@ def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tu
 def _as_input(default: torch.Tensor, given: Any, num_slices: int) -> torch.Tensor | None:
     """Return the input tensor for a default; None if the default stays a constant.
 
-    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. A
-    default of this kind stays a constant if the first call leaves out the parameter.
+    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. If a
+    default value is such a tensor and the first call leaves out the parameter, the default stays a
+    constant of the model.
 
     Args:
         default: The default value of the parameter.
-        given: The argument that the first call passes for the parameter; None if the call leaves
-            out the parameter.
+        given: The argument that the first call passes for the parameter; None if the call leaves it
+            out.
         num_slices: The number of micro-batches into which each input is cut.
     """
     default = default.detach()

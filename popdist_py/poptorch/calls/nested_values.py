@@ -1,13 +1,13 @@
 """Functions that flatten nested arguments and results into lists of tensors, and rebuild them.
 
 A nested value consists of tensors inside tuples, named tuples, lists, dictionaries and registered
-custom types. A value of any other type is a constant. All code that traverses nested values calls
-this module.
+custom types. A value of any other type than these is called a constant. All code that traverses
+nested values calls the module ``nested_values``.
 
-Torch's pytree is not used here, because it recognises exact types only. Pytree does not look inside
-a subclass of list or dict, so it does not find the tensors inside. A program would have to register
-each of these subclasses with pytree, for the whole process. In this package, a parser for a class
-also handles its subclasses.
+Torch's pytree (``torch.utils._pytree``) is not used here, because it recognises exact types only.
+For pytree, a subclass of list or dict is a leaf, so pytree does not find the tensors in it. A
+program would have to register each of these subclasses with pytree, for the whole process. In the
+package ``poptorch.calls``, a parser for a class also handles the subclasses of the class.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The structure of one nested value, without its tensors.
+    """The structure of one nested value, without the tensors in the value.
 
     Attributes:
         kind: The type of the value, or one of the marker classes ``_Constant`` and ``_Custom``.
-        keys: The keys of a dictionary. For a custom type, the only key is the number of tensors.
-        children: The structures of the items of a tuple, list or dictionary.
-        constant: The value itself, if the value is a constant. For a custom type, ``constant`` is a
-            tuple of the parser and the value.
+        keys: The keys of the value, if it is a dictionary. For a custom type, the only key is the
+            number of tensors.
+        children: The structures of the items, if the value is a tuple, list or dictionary.
+        constant: The value itself, if it is a constant. For a custom type, ``constant`` is a tuple
+            of the parser and the value.
     """
 
     kind: type
@@ -67,13 +68,13 @@ class Tree:
 
     @property
     def num_tensors(self) -> int:
-        """The number of tensors in the value."""
+        """The number of tensors in the nested value."""
         if self.kind is _Custom:
             return int(self.keys[0])
         return int(self.kind is torch.Tensor) + sum(c.num_tensors for c in self.children)
 
     def constants(self) -> Iterator[Any]:
-        """Yield the constants in the value, except the constants inside custom types."""
+        """Yield the constants in the nested value, except the constants inside custom types."""
         if self.kind is _Constant:
             yield self.constant
         for child in self.children:
@@ -81,11 +82,11 @@ class Tree:
 
 
 class _Constant:
-    """The attribute ``kind`` of a Tree that describes a constant."""
+    """The marker that the attribute ``kind`` of a Tree contains for a constant."""
 
 
 class _Custom:
-    """The attribute ``kind`` of a Tree that describes a value of a registered custom type."""
+    """The marker that the attribute ``kind`` of a Tree contains for a registered custom type."""
 
 
 _LEAF = Tree(torch.Tensor)
@@ -97,7 +98,7 @@ def _sequence(kind: Any, values: list[Any]) -> Any:
         return kind(values)
     except TypeError:
         # The result is a list if ``kind`` cannot be constructed from a list of items. Torch's data
-        # loader also falls back to a list.
+        # loader also returns a list for a type that cannot be constructed from a list.
         return values
 
 
@@ -120,7 +121,8 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
     if isinstance(value, dict):
         children = tuple([flatten(item, leaves) for item in value.values()])
         return Tree(type(value), tuple(value), children)
-    # This check comes last, because isinstance() with torch.Tensor is slow for other types.
+    # The check for tensors comes last, because isinstance() with torch.Tensor is slow for other
+    # types.
     if isinstance(value, torch.Tensor):
         leaves.append(value)
         return _LEAF
@@ -159,8 +161,9 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 def _collect(value: Any, leaves: list[torch.Tensor]) -> None:
     """Append the tensors of ``value`` to ``leaves``.
 
-    This function must be fast, because it is called for every operation of a forward pass. It takes
-    half as long as :func:`flatten`, because it does not return the structure of the value.
+    The function ``_collect`` must be fast, because it is called for every operation of a forward
+    pass. It takes half as long as :func:`flatten`, because it does not return the structure of the
+    value.
     """
     parser = _custom_parser(value)
     if parser is not None:
@@ -179,9 +182,10 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     """Return ``value`` with each tensor replaced by a result of ``function``.
 
     Args:
-        function: A function that gets a tensor of ``value``, and the tensor at the same position in
+        function: A function of one tensor of ``value``, and of the tensor at the same position in
             each of ``others``.
-        value: A nested value. The result has the structure and the constants of ``value``.
+        value: A nested value, such as a list of dictionaries of tensors. The result of
+            ``map_tensors`` has the structure and the constants of ``value``.
         others: Values with the same structure as ``value``, except for the order of the keys in
             dictionaries.
     """
@@ -192,13 +196,13 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 
 def check_outputs(outputs: Tree) -> None:
-    """Check that a forward's result does not contain tensors inside unregistered classes.
+    """Check that a forward method's result contains no tensors inside unregistered classes.
 
-    An object of an unregistered class is a constant. Therefore the result of every call would
-    contain the object of the first forward pass, with old values in its tensors.
+    An object of an unregistered class counts as a constant of the result. Every call would return
+    the object from the first forward pass, with old values in the object's tensors.
 
     Raises:
-        Error: An object of a class that is not registered contains tensors.
+        Error: The result contains an object of an unregistered class with tensors inside.
     """
     for child in outputs.children:
         check_outputs(child)
@@ -222,12 +226,12 @@ def _custom_parser(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The flattened arguments of one call.
+    """The flattened arguments of one call of a model.
 
     Attributes:
         positional: The structure of each positional argument.
         keywords: The name and the structure of each keyword argument, sorted by name.
-        leaves: The tensors of all arguments.
+        leaves: The tensors of all arguments, in a flat list.
     """
 
     positional: tuple[Tree, ...]
@@ -236,20 +240,22 @@ class Call:
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Return the flattened arguments of a call."""
+        """Return the flattened form of the arguments of a call."""
         leaves: list[torch.Tensor] = []
         positional = tuple(flatten(value, leaves) for value in args)
-        # The names are sorted, so that calls are equal even if their keywords have another order.
+        # The names are sorted, so that two calls are equal even if their keyword arguments have
+        # another order.
         keywords = tuple((name, flatten(kwargs[name], leaves)) for name in sorted(kwargs))
         return cls(positional, keywords, leaves)
 
     def like(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Return the flattened arguments of another call.
 
-        The keys of its dictionaries get the order that they have in this call.
+        The keys of dictionaries in the other call get the order that they have in this call.
         """
         if not kwargs and len(args) == len(self.positional):
-            # Most calls pass only tensors as positional arguments, so this case has a fast path.
+            # Most calls pass only tensors as positional arguments, so a shorter and faster path
+            # handles such calls.
             plain = all(tree is _LEAF for tree in self.positional)
             if plain and all(isinstance(value, torch.Tensor) for value in args):
                 return Call(self.positional, (), list(args))
@@ -276,8 +282,8 @@ class Call:
     def fits(self, other: Call) -> bool:
         """Tell whether the call ``other`` has arguments with the same structure, shapes and dtypes.
 
-        This check is fast, but it may return False for equal calls, for example if the keys of a
-        dictionary have another order.
+        The method ``fits`` is fast, but it may return False for equal calls, for example if the
+        keys of a dictionary have another order.
         """
         return (
             len(self.leaves) == len(other.leaves)
@@ -295,12 +301,12 @@ class Call:
         return Call(self.positional, self.keywords, meta)
 
     def example(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return arguments with the structure of this call, and with tensors of ones."""
+        """Return arguments with the structure of this call, in which all tensors contain ones."""
         return self.arguments([torch.ones(t.shape, dtype=t.dtype) for t in self.leaves])
 
     @property
     def has_dictionary(self) -> bool:
-        """Whether an argument is a dictionary or contains a dictionary."""
+        """Whether an argument of the call is a dictionary or contains a dictionary."""
         trees = [*self.positional, *(tree for _, tree in self.keywords)]
         return any(_has_dictionary(tree) for tree in trees)
 
@@ -326,7 +332,7 @@ def _same_trees(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     try:
         return before == now
     except (RuntimeError, ValueError, TypeError):
-        # Comparing some constants, such as NumPy arrays, does not return one bool.
+        # The comparison of some constants, such as NumPy arrays, does not return one bool.
         return False
 
 

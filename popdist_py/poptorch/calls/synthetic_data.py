@@ -1,7 +1,8 @@
 """Synthetic inputs, which replace the inputs from the host when a program measures a call's time.
 
-A call with synthetic inputs does not transfer data from the host. This module reads only the shapes
-and dtypes of the host's input tensors. The model's options select zeros or random numbers.
+A call with synthetic inputs does not transfer data from the host to the device. The class
+SyntheticTransfer reads only the shapes and dtypes of the host's input tensors. The options of a
+model select zeros or random numbers as synthetic inputs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class SyntheticTransfer(Transfer):
 
     Args:
         mode: The kind of values that floating-point inputs get: zeros or random numbers.
-        double_precision: Whether the device computes in float64 for float64 tensors, instead of in
-            float32.
+        double_precision: Whether the device computes with float64 tensors in float64. Otherwise it
+            computes in float32.
     """
 
     def __init__(self, mode: SyntheticDataMode, *, double_precision: bool) -> None:
@@ -40,8 +41,8 @@ class SyntheticTransfer(Transfer):
     ) -> Sequence[torch.Tensor]:
         """Return synthetic inputs for a call.
 
-        The synthetic inputs of the last call are returned again if their shapes and dtypes fit this
-        call too.
+        The synthetic inputs of the last call are returned again if their shapes and dtypes fit the
+        new call.
         """
         wanted = [(t.shape, self._device_dtype(t, widen_integers=widen_integers)) for t in tensors]
         if wanted != [(made.shape, made.dtype) for made in self._made]:

@@ -1,10 +1,10 @@
-"""The class Transfer, which converts tensors that are copied between host and device.
+"""The class ``Transfer``, which converts tensors that are copied between host and device.
 
-The class converts the dtype and the memory layout of a tensor. Decisions that depend on the model,
-such as ``widen_integers``, are arguments.
+The class ``Transfer`` converts the dtype and the memory layout of a tensor. The caller passes
+decisions that depend on the model, such as ``widen_integers``, as arguments.
 
-The supported dtypes are those of PopTorch. PopTorch transfers 64-bit integers as 32-bit integers,
-and float64 and bfloat16 as float32.
+The supported dtypes are the dtypes that PopTorch supports. PopTorch transfers 64-bit integers as
+32-bit integers, and float64 and bfloat16 as float32.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Transfer:
     """Converts a call's inputs to the device's dtypes, and its results to the host's dtypes.
 
     Args:
-        double_precision: Whether the device computes in float64 for float64 tensors, instead of in
-            float32.
+        double_precision: Whether the device computes with float64 tensors in float64. Otherwise it
+            computes in float32.
     """
 
     def __init__(self, *, double_precision: bool) -> None:
@@ -53,10 +53,10 @@ class Transfer:
         return torch.float32 if dtype == torch.bfloat16 else dtype
 
     def check(self, tensor: torch.Tensor) -> None:
-        """Check that the device supports an input.
+        """Check that the device supports an input tensor of a call.
 
         Raises:
-            Error: The device does not support the dtype, or the tensor has no elements.
+            Error: The device does not support the dtype of the input, or the input has no elements.
         """
         if tensor.dtype not in _SUPPORTED:
             raise Error(
@@ -75,12 +75,12 @@ class Transfer:
     def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
         """Return an input with the dtype and the memory layout that the device needs.
 
-        If an input needs no conversion, the method returns the same tensor.
+        If an input needs no conversion, the method ``to_device`` returns the same tensor.
 
         Args:
-            tensor: The input.
+            tensor: The input to convert.
             widen_integers: Whether integers of 8, 16 and 32 bits are converted to 64 bits. Torch
-                requires indices and labels of 64 bits.
+                requires 64-bit integers as indices and labels.
         """
         if tensor.requires_grad:
             self.warn_once(
@@ -89,7 +89,8 @@ class Transfer:
             )
             tensor = tensor.detach()
         if tensor.is_inference():
-            # Autograd rejects tensors that were made in inference mode.
+            # The input is copied, because autograd rejects tensors that were made in inference
+            # mode.
             tensor = tensor.clone()
         if not tensor.is_contiguous():
             self.warn_once(
@@ -124,19 +125,19 @@ class Transfer:
     def write_back(
         self, changed: Iterable[int], host: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
     ) -> None:
-        """Copy the inputs that the forward changed in place from the device to the host.
+        """Copy the inputs that the forward pass changed in place from the device to the host.
 
         Args:
-            changed: The indices of the changed inputs.
+            changed: The indices of the inputs that the forward pass changed.
             host: The input tensors that the caller of the model passed.
-            device: The converted input tensors that the model's forward method got.
+            device: The converted input tensors that the model's forward method received.
         """
         for index in changed:
             if host[index].data_ptr() != device[index].data_ptr():
                 host[index].detach().copy_(device[index])
 
     def warn_once(self, text: str) -> None:
-        """Log a warning, unless this object has logged the same text before."""
+        """Log a warning, unless this Transfer has logged the same text before."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning(text)
@@ -149,8 +150,9 @@ def _explicit_backward(*_args: Any, **_kwargs: Any) -> NoReturn:
     )
 
 
-# A result that a program saves with torch.save() contains the function ``_explicit_backward`` as an
-# attribute. By default, torch.load() rejects functions that are not registered as safe.
+# If a program saves a result of a training model with torch.save(), the file refers to the function
+# ``_explicit_backward``, which is an attribute of the result. By default, torch.load() rejects
+# functions that are not registered as safe.
 torch.serialization.add_safe_globals([_explicit_backward])
 
 

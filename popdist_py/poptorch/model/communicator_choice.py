@@ -1,7 +1,7 @@
 """The choice of the communicator that connects a model to the job's other instances.
 
-The choice depends on the options and on the launcher's environment variables. This module does not
-send tensors.
+The choice of the communicator depends on the options and on the launcher's environment variables.
+The module ``communicator_choice`` does not send tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def communicator_for(options: Options, *, training: bool) -> Communicator:
 class _Alone(SoloCommunicator):
     """The communicator of an inference model, whose only member is this instance.
 
-    The communicator reports the instance's index in the job, because the indices of the instance's
-    replicas depend on this index.
+    The communicator of an inference model reports this instance's index in the job, because the
+    indices of the instance's replicas depend on this index.
     """
 
     def __init__(self, options: Options) -> None:
@@ -32,7 +32,7 @@ class _Alone(SoloCommunicator):
 
 
 def _join(options: Options) -> Communicator:
-    """Return the communicator of all instances, and call ``init()`` before if necessary."""
+    """Return the communicator of all instances; call ``init()`` first if necessary."""
     _check_replicas(options)
     if options.Distributed.numProcesses == 1:
         return SoloCommunicator()
@@ -48,7 +48,7 @@ def _join(options: Options) -> Communicator:
 
 
 def _check_replicas(options: Options) -> None:
-    """Warn if the numbers of replicas in the options and from the launcher differ."""
+    """Log a warning if the options and the launcher have different numbers of replicas."""
     instance, replicas = context.environment(), options.replication_factor
     takes_part = options.Distributed.numProcesses == instance.num_instances
     if context.is_launched() and takes_part and replicas != instance.num_local_replicas:

@@ -28,7 +28,7 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
     """Register a function that is called before every compilation of a model.
 
     Args:
-        hook: The function, which is called without arguments.
+        hook: The function to call before a compilation, which takes no arguments.
 
     Returns:
         A handle, whose method remove() unregisters the function.
@@ -43,7 +43,7 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
     """Register a function that is called after every compilation of a model.
 
     Args:
-        hook: The function, which is called without arguments.
+        hook: The function to call after a compilation, which takes no arguments.
 
     Returns:
         A handle, whose method remove() unregisters the function.
@@ -55,12 +55,12 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def before_compile() -> None:
-    """Call the hooks for the start of a compilation in the order of their registration."""
+    """Call the registered functions for the start of a compilation, the oldest first."""
     for hook in list(_before.values()):
         hook()
 
 
 def after_compile() -> None:
-    """Call the hooks for the end of a compilation in the order of their registration."""
+    """Call the registered functions for the end of a compilation, the oldest first."""
     for hook in list(_after.values()):
         hook()

@@ -27,21 +27,21 @@ __all__ = ["DeviceReports"]
 class DeviceReports(ModelOnDevice):
     """Methods that report the schedule, memory and time of a model on an IPU.
 
-    If the model is compiled, the reports do not need arguments. If the model is not compiled, a
-    method takes example arguments of a call, and runs the forward method on tensors that have
-    shapes but no data. The options can name the type of IPU for the reports; the default type is
-    the Mk2.
+    For a compiled model, the methods that return reports do not need arguments. For a model that is
+    not compiled, these methods take example arguments of a call. They run the forward method on
+    tensors that have shapes but no data. The options can name the type of IPU for the reports; the
+    default type is the Mk2.
     """
 
-    # -- reports from a model of an IPU's time and memory -------------------------------------
+    # -- Estimates of the schedule, the memory and the time on an IPU -------------------------
 
     def schedule(self, *args: Any, steps: int | None = None, **kwargs: Any) -> Schedule:
         """Return a schedule with the action of every IPU of a replica in each step of a call.
 
         Args:
-            *args: Example positional arguments of a call, if the model is not compiled.
+            *args: Example positional arguments of a model call, if the model is not compiled.
             steps: The maximum number of steps to return; None for all steps.
-            **kwargs: Example keyword arguments of a call, if the model is not compiled.
+            **kwargs: Example keyword arguments of a model call, if the model is not compiled.
 
         Raises:
             Error: The model's graph of operations is missing or cannot be made.
@@ -58,8 +58,8 @@ class DeviceReports(ModelOnDevice):
         make the model fit.
 
         Args:
-            *args: Example positional arguments of a call, if the model is not compiled.
-            **kwargs: Example keyword arguments of a call, if the model is not compiled.
+            *args: Example positional arguments of a model call, if the model is not compiled.
+            **kwargs: Example keyword arguments of a model call, if the model is not compiled.
 
         Raises:
             Error: The model's graph of operations is missing or cannot be made.
@@ -75,8 +75,8 @@ class DeviceReports(ModelOnDevice):
         """Return a report about the time of a call on the device, and of each part of the call.
 
         Args:
-            *args: Example positional arguments of a call, if the model is not compiled.
-            **kwargs: Example keyword arguments of a call, if the model is not compiled.
+            *args: Example positional arguments of a model call, if the model is not compiled.
+            **kwargs: Example keyword arguments of a model call, if the model is not compiled.
 
         Raises:
             Error: The model's graph of operations is missing or cannot be made.
@@ -107,15 +107,15 @@ class DeviceReports(ModelOnDevice):
             )
         return self._compiled.executable.model_graph
 
-    # -- times of the last call ---------------------------------------------------------------
+    # -- Times of the model's last call -------------------------------------------------------
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
         """Return the times of the input and output transfers of the last call, in seconds.
 
-        The keys of the result are the events ``input``, ``input_complete``, ``output`` and
-        ``output_complete``. The value of an event contains one list for each tensor, with the times
-        of the event in all steps of the call. If ``Options.Emulator.device`` names a device, the
-        times are computed for this device, and count from the beginning of the call. Without a
+        The keys of the returned dictionary are the events ``input``, ``input_complete``, ``output``
+        and ``output_complete``. The value of each key contains one list for each tensor, with the
+        times of the event in all steps of the call. If ``Options.Emulator.device`` names a device,
+        the times are computed for this device, and count from the beginning of the call. Without a
         named device, the times are measured on the host, with a clock that has an arbitrary
         starting point.
         """
@@ -132,16 +132,14 @@ class DeviceReports(ModelOnDevice):
     def getComputeLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time of the computation in a step, in seconds.
 
-        The documentation of ``getHostIpuLatency`` explains whether the time is computed or
-        measured.
+        The docstring of ``getHostIpuLatency`` explains whether the time is computed or measured.
         """
         return inspection.latency(self._compiled, "input_complete", "output")
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean time to transfer outputs to the host, in seconds.
 
-        The documentation of ``getHostIpuLatency`` explains whether the time is computed or
-        measured.
+        The docstring of ``getHostIpuLatency`` explains whether the time is computed or measured.
         """
         return inspection.latency(self._compiled, "output", "output_complete")
 
@@ -149,7 +147,7 @@ class DeviceReports(ModelOnDevice):
         """Return the minimum, maximum and mean time of a step and its data transfers, in seconds.
 
         The time of a step begins with the transfer of the inputs and ends after the transfer of the
-        outputs. The documentation of ``getHostIpuLatency`` explains whether the time is computed or
+        outputs. The docstring of ``getHostIpuLatency`` explains whether the time is computed or
         measured.
         """
         return inspection.latency(self._compiled, "input", "output_complete")

@@ -1,10 +1,10 @@
-"""Attaching models to emulated IPU devices, and releasing the devices.
+"""Functions that attach models to emulated IPU devices, and that release the devices.
 
 A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
 without the launcher, a model attaches to a device of the pod. While a model is attached to a
 device, no other process can use the device. If no pod is configured, the number of emulated IPUs is
-not limited. Then a model attaches to a device only if the model's options contain a device id. The
-command ``gc-info -l`` lists the device ids.
+not limited. Without a pod, a model attaches to a device only if the model's options contain a
+device id. The command ``gc-info -l`` lists the device ids.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["acquire", "ipuHardwareIsAvailable", "ipuHardwareVersion", "release"]
 
 _NUM_IPUS: Final = 64
 _VERSION: Final = 2
-# If the environment variable POPTORCH_WAIT_FOR_IPU is set, a model waits until a device is free.
-# Otherwise, a model that finds no free device raises an error.
+# If the environment variable POPTORCH_WAIT_FOR_IPU is set, a model waits until a device is free. If
+# POPTORCH_WAIT_FOR_IPU is not set, a model that finds no free device raises an error.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# The model that is attached to each device id. The dictionary is used under the launcher and with
-# useIpuModel().
+# The model that is attached to each device id. The dictionary ``_holders`` is used under the
+# launcher and with useIpuModel().
 _holders: dict[int, weakref.ref[Any]] = {}
-# A finalizer for each attached model, which releases the model's device. The dictionary is used in
-# programs without the launcher and without useIpuModel().
+# A finalizer for each attached model, which releases the model's device. The dictionary ``_given``
+# is used in programs without the launcher and without useIpuModel().
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -49,10 +49,10 @@ _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """Return whether this process can use ``num_ipus`` emulated IPUs.
 
-    If a pod is configured, the pod must have a device with exactly ``num_ipus`` IPUs. The device
-    may be free or in use. Without the launcher, the device must be part of the pod's partition that
-    the program uses. Under the launcher, the device must consist of IPUs that belong to this
-    instance.
+    If a pod is configured, the pod must have a device with exactly ``num_ipus`` IPUs. The device of
+    the pod may be free or in use. Without the launcher, the device must belong to the partition of
+    the pod that the program uses. Under the launcher, the device must consist of IPUs that belong
+    to this instance.
     """
     if context.is_launched():
         most = context.ipus_of_pod()
@@ -86,12 +86,12 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
         holder: The wrapped model to attach.
         options: The options of the model.
         num_ipus: The number of IPUs of all replicas of the model.
-        patient: Whether this call may wait for a device that is in use. In any case, the call waits
-            only if POPTORCH_WAIT_FOR_IPU is set.
+        patient: Whether ``acquire`` may wait for a device that is in use. With either value,
+            ``acquire`` waits only if POPTORCH_WAIT_FOR_IPU is set.
 
     Returns:
-        Whether the model was attached. The result is False only if the device is in use,
-        POPTORCH_WAIT_FOR_IPU is set, and ``patient`` is False.
+        Whether the model was attached to a device. The result is False only if the device is in
+        use, POPTORCH_WAIT_FOR_IPU is set, and ``patient`` is False.
 
     Raises:
         Error: The device is in use or does not exist, or the pod does not answer.
@@ -109,7 +109,7 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
         raise Error(f"Failed to acquire {which}: {error}") from error
     # The launcher gives each instance a different device id, so only models of this process can use
     # the same id. With useIpuModel(), a model does not use a device of a pod, so models of other
-    # processes cannot be attached to the id.
+    # processes cannot be attached to the device id.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True

@@ -1,7 +1,7 @@
-"""The class PoplarExecutor, the wrapper that runs a user's module on emulated IPUs.
+"""The class ``PoplarExecutor``, the wrapper that runs a user's module on emulated IPUs.
 
-The base class ModelOnDevice compiles, attaches and runs the module, and the base class
-DeviceReports reports the module's memory and time on an IPU. PoplarExecutor adds the user's module,
+The base class ModelOnDevice compiles, attaches and runs the module. The base class DeviceReports
+reports the module's memory and time on an IPU. PoplarExecutor adds methods for the user's module,
 the optimiser, the training state, and files.
 """
 
@@ -33,18 +33,18 @@ __all__ = ["PoplarExecutor"]
 class PoplarExecutor(DeviceReports):
     """The wrapper of a model on an emulated device, made by trainingModel() or inferenceModel().
 
-    Calling the wrapper runs the model. The first dimension of every input must have the size
+    A call of the wrapper runs the model. The first dimension of every input must have the size
     micro-batch x device iterations x (replicas / input group size) x gradient accumulation. The
-    results have the same structure as the outputs of the forward method. The first dimension of a
-    result contains the micro-batches that the option for the output mode selects. Attributes that
-    the wrapper does not have are read from the user's module.
+    results of a call have the same structure as the outputs of the forward method. The first
+    dimension of a result contains the micro-batches that the option for the output mode selects.
+    Attributes that the wrapper does not have are read from the user's module.
     """
 
-    # -- the user's module --------------------------------------------------------------------
+    # -- The user's module --------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
-        """The user's module."""
+        """The user's module, which the wrapper runs."""
         return self._user_model
 
     @property
@@ -52,7 +52,8 @@ class PoplarExecutor(DeviceReports):
         """The wrapper's frozen copy of the options."""
         return self._options
 
-    # Programs read _executable and _is_attached, which have the same names in Graphcore's PopTorch.
+    # Programs for Graphcore's PopTorch read the attributes ``_executable`` and ``_is_attached``, so
+    # these two names must stay.
 
     @property
     def _executable(self) -> Executable | None:
@@ -86,7 +87,8 @@ class PoplarExecutor(DeviceReports):
         If the model is attached to a device, the loaded weights are copied to the device.
 
         Returns:
-            The missing keys and the unexpected keys, as ``torch.nn.Module`` returns them.
+            The missing keys and the unexpected keys, as ``torch.nn.Module.load_state_dict`` returns
+            them.
         """
         self.copyWeightsToHostIfNeeded()
         result = self._user_model.load_state_dict(state_dict, strict)
@@ -94,12 +96,12 @@ class PoplarExecutor(DeviceReports):
             self.copyWeightsToDevice()
         return result
 
-    # -- the user's optimiser -----------------------------------------------------------------
+    # -- The user's optimiser -----------------------------------------------------------------
 
     def setOptimizer(
         self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None
     ) -> None:
-        """Use ``optimizer`` and its settings from the next call on.
+        """Use ``optimizer`` and its settings from the next call of the model on.
 
         The optimiser state on the device is kept if the new optimiser is of the same kind, such as
         Adam, and no state has been loaded into the new optimiser.
@@ -107,7 +109,7 @@ class PoplarExecutor(DeviceReports):
         Args:
             optimizer: The user's optimiser.
             scheduler: A torch scheduler that is stepped after each weight update inside a call.
-                Without a scheduler, the optimiser's settings stay constant until the next
+                Without a scheduler, the optimiser's settings stay constant until the next call of
                 setOptimizer().
 
         Raises:
@@ -134,14 +136,13 @@ class PoplarExecutor(DeviceReports):
         if is_other:
             self._link.connect()
 
-    # -- training state and files -------------------------------------------------------------
+    # -- Training state and files -------------------------------------------------------------
 
     @property
     def rng_state(self) -> list[int]:
-        """The state of the device's random numbers.
+        """The state of the device's random number generator.
 
-        The state of the random numbers consists of the seed and the number of micro-batches run so
-        far.
+        This state consists of the seed and the number of micro-batches that have run so far.
 
         Raises:
             Error: The model is not compiled.
@@ -216,9 +217,11 @@ class PoplarExecutor(DeviceReports):
         """Write the compiled model to a file that poptorch.load() or loadExecutable() can read.
 
         Args:
-            filename: The path of the file. If the path is a folder, the file ``model.poptorch`` in
-                this folder is written. Missing parent folders are made.
-            export_model: Whether the file includes the module, the weights and the optimiser.
+            filename: The path of the file. If the path ``filename`` is a folder, the file
+                ``model.poptorch`` in this folder is written. Parent folders of the path
+                ``filename`` that do not exist are made.
+            export_model: Whether the file includes the user's module, the weights and the
+                optimiser.
             save_rng_state: Whether the file includes the state of the device's random numbers.
 
         Raises:
@@ -272,10 +275,10 @@ class PoplarExecutor(DeviceReports):
         if saved.rng_state is not None:
             self.rng_state = saved.rng_state
 
-    # -- values of the last compilation and the last call -------------------------------------
+    # -- Values of the last compilation and the last call -------------------------------------
 
     def compilationTime(self) -> datetime.timedelta:
-        """Return the duration of the compilation.
+        """Return the time that the compilation of the model took.
 
         Raises:
             Error: The model is not compiled, or the progress bar is disabled.
@@ -302,6 +305,6 @@ class PoplarExecutor(DeviceReports):
             short_name: The name that ``Options.anchorTensor()`` gave to the tensor.
 
         Raises:
-            AssertionError: The name of the tensor is unknown, or the model has not run.
+            AssertionError: The name of the tensor is unknown, or the model has not run yet.
         """
         return self._require_compiled().program.anchors.get(short_name)

@@ -1,6 +1,7 @@
 """Functions that return the tensor names, the times and the cycles of a compiled model.
 
-Some functions accept None for a model that is not compiled. The functions do not change the model.
+Some functions in ``inspection`` accept None for a model that is not compiled. The functions in
+``inspection`` do not change the model.
 """
 
 from __future__ import annotations

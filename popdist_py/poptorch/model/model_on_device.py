@@ -1,7 +1,7 @@
-"""The class ModelOnDevice, which compiles a module, attaches it to a device, and runs its calls.
+"""The class ``ModelOnDevice``, which compiles a module, attaches it to a device and runs it.
 
-The class PoplarExecutor is the public subclass. Other modules compute the results of calls and
-write files.
+The class ``PoplarExecutor`` is the public subclass of ``ModelOnDevice``. The results of calls are
+computed by other modules, and files are written by other modules.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from popdist_py.poptorch.weights.newer_weights import WeightCopy, pull_newer
 __all__ = ["ModelOnDevice"]
 
 _NO_CALL: Final = Call((), (), [])
-# Autograd on the device must not depend on torch.inference_mode() in the user's program. This
-# decorator disables the inference mode of the program.
+# Autograd on the device must not depend on torch.inference_mode() in the user's program. The
+# decorator ``_as_on_device`` therefore disables the inference mode of the program.
 _as_on_device: Final = torch.inference_mode(False)
 
 
@@ -78,10 +78,11 @@ class ModelOnDevice:
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # The arguments of the last call, for building the program again with another optimiser. The
-        # value _NO_CALL means that the model is not compiled.
+        # The arguments of the last call of the model, for building the program again with another
+        # optimiser. The value ``_NO_CALL`` means that the model is not compiled.
         self._last_call = _NO_CALL
-        # _compile() sets _compiled, _signature, _weights and _compilation_seconds.
+        # The method ``_compile`` sets the attributes ``_compiled``, ``_signature``, ``_weights``
+        # and ``_compilation_seconds``.
         self._compiled: Compiled | None = None
         self._signature: CallSignature | None = None
         self._weights: WeightCopy | None = None
@@ -103,16 +104,16 @@ class ModelOnDevice:
             self._user_model, self.copyWeightsToHostIfNeeded, self.destroy
         )
 
-    # -- compiling the model ------------------------------------------------------------------
+    # -- Compilation of the model -------------------------------------------------------------
 
     def isCompiled(self) -> bool:
-        """Return whether the model has been compiled and not destroyed since then."""
+        """Return whether the model is compiled, and was not destroyed after the compilation."""
         return self._compiled is not None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the model for arguments of the same structure, shapes and dtypes.
 
-        If the model is already compiled, this method only logs a warning.
+        If the model is already compiled, the method ``compile`` only logs a warning.
         """
         if self._compiled is not None:
             logger.warning("Call to compile() ignored: the model is already compiled")
@@ -164,8 +165,8 @@ class ModelOnDevice:
         if action is not None:
             action()
         heartbeat.enter(BETWEEN_CALLS)
-        # The device is acquired at the end of the compilation. If acquiring a device raises an
-        # error, the model remains compiled, and its next call tries to acquire a device again.
+        # The model attaches to its device at the end of the compilation. If attaching to a device
+        # raises an error, the model remains compiled, and its next call tries to attach again.
         if self._options.connection_type != enums.ConnectionType.Never and not self._attached:
             self._acquire()
 
@@ -212,14 +213,15 @@ class ModelOnDevice:
         assert self._weights is not None
         return self._weights
 
-    # -- running the compiled model -----------------------------------------------------------
+    # -- Calls of the compiled model ----------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on the given samples, and compile the model first if necessary.
 
         Raises:
             Error: The arguments differ from the arguments that the model was compiled for.
-            AssertionError: The connection type is Never, or a batch dimension has a wrong size.
+            AssertionError: The connection type is Never, or the batch dimension of an input has a
+                wrong size.
         """
         with frames_folded:
             if torch.is_inference_mode_enabled():
@@ -229,7 +231,8 @@ class ModelOnDevice:
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._training:
-            # A training model writes gradients to memory that the instances share.
+            # A training model writes gradients to memory that the instances share, so a forked
+            # process must not run the model.
             context.check_process()
         if self._compiled is None:
             self._compile(args, kwargs, None)
@@ -290,7 +293,7 @@ class ModelOnDevice:
         self._rebuild(compiled, link)
         return self._require_compiled()
 
-    # -- copying weights between host and device ----------------------------------------------
+    # -- Copies of weights between host and device --------------------------------------------
 
     def copyWeightsToHost(self) -> None:
         """Copy the device's weights and buffers into the user's module."""
@@ -333,8 +336,8 @@ class ModelOnDevice:
 
         The new optimiser may train other parameters than the previous optimiser.
         """
-        # A replica back end is chosen again, because the results of the new program must agree with
-        # the loop over replicas.
+        # A back end for the replicas is chosen again, because the results of the rebuilt program
+        # must agree with the results of the loop over replicas.
         executable = replace(before.executable, back_end=None)
         compiled = build_program(self._source(), executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
@@ -343,7 +346,7 @@ class ModelOnDevice:
         self._compiled = compiled
         link.rebuilt_to(compiled)
 
-    # -- attaching and detaching the device ---------------------------------------------------
+    # -- The device of the model --------------------------------------------------------------
 
     def isAttachedToDevice(self) -> bool:
         """Return whether the model is attached to its device."""
@@ -352,9 +355,10 @@ class ModelOnDevice:
     def _placed(self, num_ipus: int) -> None:
         """Store the number of IPUs, and attach the model if its connection type is Always.
 
-        The compiler calls this method as soon as the compiler knows the number of IPUs. This method
-        does not wait for a device that is in use, because other processes may be waiting for the
-        result of the compilation. ``_compile`` waits for the device after the compilation.
+        The compiler calls ``_placed`` as soon as the number of IPUs is known. The method
+        ``_placed`` does not wait for a device that is in use, because other processes may be
+        waiting for the result of the compilation. After the compilation, the method ``_compile``
+        waits for the device.
         """
         self._num_ipus = num_ipus
         if self._options.connection_type == enums.ConnectionType.Always and not self._attached:
@@ -434,8 +438,8 @@ def _transfer(options: Options) -> Transfer:
 def _own_options(options: Options, *, training: bool) -> Options:
     """Return a frozen copy of the options of one model.
 
-    If the output mode is Default, the copy contains the output mode that Default means for the
-    model.
+    If the output mode in ``options`` is Default, the copy contains the mode that Default means for
+    the model.
     """
     own = options.clone()
     if own.defaultOutputMode():

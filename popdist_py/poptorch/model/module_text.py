@@ -1,4 +1,4 @@
-"""Printed form of a module tree, which shows the BeginBlock annotations of submodules."""
+"""The printed form of a tree of modules, which shows the BeginBlock annotations of submodules."""
 
 from __future__ import annotations
 

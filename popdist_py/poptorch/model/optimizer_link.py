@@ -1,8 +1,8 @@
-"""The class OptimizerLink, which connects the user's optimiser with the device's weight update.
+"""The class ``OptimizerLink``, which connects the user's optimiser with the device.
 
-The class checks the optimiser, and copies the optimiser's settings and loaded state to the device.
-It also steps the learning-rate scheduler after each weight update, and copies the optimiser state
-on the device to the host. The package ``update`` computes the weight updates.
+OptimizerLink checks the optimiser, and copies the optimiser's settings and loaded state to the
+device. OptimizerLink also steps the learning-rate scheduler after each weight update, and copies
+the optimiser state on the device to the host. The package ``update`` computes the weight updates.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class OptimizerLink:
         # optimiser.
         self._device_ran = False
         self._rules = self._new_rules()
-        # The attribute has the type Any, because mypy does not accept that one object may be both
-        # an optimiser of torch.optim and an optimiser of poptorch.optim.
+        # The attribute ``optimizer`` has the type Any, because mypy does not accept that one object
+        # may be both an optimiser of torch.optim and an optimiser of poptorch.optim.
         self.optimizer: Any = optimizer
         self._scheduler: lr_scheduler.LRScheduler | None = None
         self._accept(optimizer, scheduler)
@@ -75,7 +75,7 @@ class OptimizerLink:
             automatic_loss_scaling=self._options.Training.automatic_loss_scaling,
         )
 
-    # -- the program on the device ------------------------------------------------------------
+    # -- The program on the device ------------------------------------------------------------
 
     def compiled_to(self, compiled: Compiled) -> None:
         """Connect the optimiser to a newly compiled model."""
@@ -107,12 +107,12 @@ class OptimizerLink:
         assert self._compiled.program.training is not None
         return self._compiled.program.training
 
-    # -- the user's optimiser -----------------------------------------------------------------
+    # -- The user's optimiser -----------------------------------------------------------------
 
     def replace(
         self, optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler | None = None
     ) -> bool:
-        """Use ``optimizer`` from now on, and return whether it is a different object than before.
+        """Use ``optimizer`` from now on, and return whether it differs from the previous optimiser.
 
         The optimiser's settings are not copied to the device until :meth:`sync` is called.
 
@@ -156,7 +156,8 @@ class OptimizerLink:
     def fits_program(self) -> bool:
         """Whether the compiled program can run the optimiser without being built again.
 
-        The program need not be built again for other values of settings such as the learning rate.
+        The compiled program need not be built again for other values of settings such as the
+        learning rate.
         """
         return Layout.of(self.optimizer) == self._layout
 
@@ -193,7 +194,7 @@ class OptimizerLink:
                 self.load_pending_state()
                 self._device_ran = True
 
-    # -- state on the device ------------------------------------------------------------------
+    # -- The optimiser state on the device ----------------------------------------------------
 
     def mark_device_ran(self) -> None:
         """Record that the optimiser state on the device is newer than the state on the host."""
@@ -203,7 +204,7 @@ class OptimizerLink:
         """Copy optimiser state to the device that the program has loaded since the last call.
 
         Raises:
-            Error: The loaded state belongs to an optimiser of another model.
+            Error: The loaded optimiser state belongs to the optimiser of another model.
         """
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
@@ -224,7 +225,7 @@ class OptimizerLink:
         self.load_state_tensors(state)
 
     def fetch_state(self) -> None:
-        """Copy the device's state to a PopTorch optimiser, if the device has newer state."""
+        """Copy the device's optimiser state to a PopTorch optimiser, if the device's is newer."""
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
         self.load_pending_state()
@@ -250,8 +251,8 @@ class OptimizerLink:
     def loaded_rates(self) -> dict[str, torch.Tensor]:
         """Return the rates on the device that come from a loaded optimiser state.
 
-        Rates are settings such as the learning rate. The result does not contain a rate that the
-        program has changed after loading the state.
+        Rates are settings of the optimiser such as the learning rate. The result does not contain
+        rates that the program has changed after it loaded the state.
         """
         rates: dict[str, torch.Tensor] = self._training.optimizer.loaded_rates()
         return rates
@@ -279,11 +280,11 @@ class OptimizerLink:
         return None if self._scheduler is None else self._scheduler.state_dict()
 
     def load_scheduler_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load the result of :meth:`scheduler_state` into the scheduler, if there is one."""
+        """Load the result of :meth:`scheduler_state` into the scheduler, if one exists."""
         if self._scheduler is not None and state is not None:
             self._scheduler.load_state_dict(dict(state))
 
-    # -- settings -----------------------------------------------------------------------------
+    # -- The optimiser's settings -------------------------------------------------------------
 
     def settings(self) -> list[dict[str, Any]]:
         """Return each parameter group's settings that a checkpoint can store, such as lr."""
@@ -304,8 +305,8 @@ class OptimizerLink:
     def attributes(self) -> dict[str, Any]:
         """Return the numeric attributes of a PopTorch optimiser that may change after compiling.
 
-        The result does not contain settings of the parameter groups. For an optimiser of
-        torch.optim, the result is empty.
+        The returned dictionary does not contain settings of the parameter groups. For an optimiser
+        of torch.optim, the returned dictionary is empty.
         """
         if not isinstance(self.optimizer, optim.Optimizer):
             return {}
@@ -328,7 +329,7 @@ class OptimizerLink:
 def _plain(value: Any) -> Any:
     """Return a setting with Python floats in place of NumPy floats.
 
-    The check for ``float`` is also true for a NumPy float64, whose class is a subclass of float.
+    A NumPy float64 also passes the check for ``float``, because its class is a subclass of float.
     """
     if isinstance(value, tuple | list):
         return type(value)(_plain(each) for each in value)

@@ -12,20 +12,21 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["progress_bar"]
 
-# The format of the progress bar, with the percentage and the time. A rate in per cent per second
-# would not be useful.
+# The format of the progress bar, which shows the percentage and the time. The progress bar does not
+# show a rate, because a rate in per cent per second would not be useful.
 _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 @contextmanager
 def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
-    """Show the progress bar, and yield a function that advances the bar.
+    """Show the progress bar of a compilation, and yield a function that advances the bar.
 
     The yielded function takes the percentage that is done and the name of the compilation step that
     begins.
 
     Args:
-        shown: Whether to show the bar. Without a bar, the yielded function does nothing.
+        shown: Whether to show the progress bar. Without the progress bar, the yielded function does
+            nothing.
     """
     if not shown:
         yield lambda *_: None
@@ -36,8 +37,8 @@ def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
         def advance(percentage: int, what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update(percentage - bar.n)
-            # Without this refresh, tqdm could show the name of the previous step during a long
-            # step.
+            # Without the call of ``refresh``, tqdm could show the name of the previous step during
+            # a long step.
             bar.refresh()
 
         yield advance

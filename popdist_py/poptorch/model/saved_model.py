@@ -1,6 +1,6 @@
 """Writing and reading files that contain a compiled model.
 
-This module does not wrap or compile models.
+The module ``saved_model`` does not wrap or compile models.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ __all__ = ["SavedModel"]
 
 _MAGIC: Final = "popdist_py.poptorch"
 _DEFAULT_NAME: Final = "model.poptorch"
-# Files that earlier versions saved begin with the bytes of a ZIP archive, because torch.save()
-# writes ZIP archives. Newer files begin with a seal, which is a checksum of the file.
+# Files that earlier versions of this library saved begin with the bytes of a ZIP archive, because
+# torch.save() writes ZIP archives. Newer files of compiled models begin with a seal, which is a
+# checksum of the file.
 _ZIP: Final = b"PK\x03\x04"
 
 
@@ -37,14 +38,15 @@ class SavedModel:
     """The content of a file that contains a compiled model.
 
     Attributes:
-        options: The wrapper's options.
+        options: The options of the model's wrapper.
         call: The structure, shapes and dtypes of the arguments that the model was compiled for.
         executable: The result of compiling the model.
         training: Whether the model is a training model.
         model: The user's module with its weights; None if the module was not saved.
         optimizer: The user's optimiser; None for an inference model, or if the optimiser was not
             saved.
-        rng_state: The state of the device's random generators; None if the state was not saved.
+        rng_state: The state of the device's random number generator; None if the state was not
+            saved.
     """
 
     options: Options
@@ -58,13 +60,13 @@ class SavedModel:
     def write(self, path: Path) -> None:
         """Write the file ``path``, or the file ``model.poptorch`` in the folder ``path``.
 
-        The method makes missing parent folders. The user's module and optimiser are pickled
+        Parent folders that do not exist are made. The user's module and optimiser are pickled
         directly. Objects of this package's classes are stored as bytes that contain a second
-        pickle. Therefore another version of this package can read the version number in the file,
-        even if the other version does not have these classes.
+        pickle. Another version of this package can therefore read the version number in the file,
+        even if it does not have these classes.
 
         Raises:
-            AssertionError: The parent of the path is a file.
+            AssertionError: The parent of ``path`` is a file, and not a folder.
             OSError: The file cannot be written.
         """
         if path.is_dir():
@@ -95,11 +97,11 @@ class SavedModel:
 
     @classmethod
     def read(cls, path: Path) -> SavedModel:
-        """Return the content of a file that ``write`` has written.
+        """Return the content of a file that the method ``write`` has written.
 
         Raises:
-            Error: The file is damaged or has another format, another user may have written it, or
-                it needs modules or classes that are missing.
+            Error: The file is damaged or has another format, another user may have written the
+                file, or the file needs modules or classes that are missing.
             AssertionError: Another version of this package wrote the file.
         """
         content = _content(path)
@@ -117,9 +119,9 @@ class SavedModel:
 
 
 def _not_for_others(path: str, flags: int) -> int:
-    """Open a file, or create a file that other users cannot write to.
+    """Open a file; if the file is new, other users cannot write to it.
 
-    The method ``read`` refuses a file that other users can write to.
+    The method ``read`` refuses to load a file that other users can write to.
     """
     return os.open(path, flags, 0o644)
 
@@ -149,7 +151,7 @@ def _unpickled(path: Path, source: IO[bytes]) -> Any:
     """Return the unpickled content of ``source``, which is all or a part of the file ``path``."""
     try:
         return torch.load(source, weights_only=False)
-    except Exception as error:  # unpickling damaged bytes can raise any exception
+    except Exception as error:  # The unpickling of damaged bytes can raise any exception.
         raise Error(
             f"Invalid file {path}: it cannot be read ({type(error).__name__}: {error}). It is "
             "damaged, names a module or class that is not there, or another version saved it: "

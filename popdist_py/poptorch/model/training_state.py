@@ -1,7 +1,7 @@
 """The training state on the host and the device, as tensors and plain values for checkpoints.
 
-The functions take a user's module, its optimiser and its compiled model. The module
-``poptorch/checkpoint.py`` handles the files of checkpoints and the position in the data.
+The functions in ``training_state`` take a user's module, its optimiser and its compiled model. The
+module ``poptorch/checkpoint.py`` handles the files of checkpoints and the position in the data.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
 def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
     """Return the part of the training state that differs between instances.
 
-    This part contains the module's buffers on the host, the buffers of each replica, and the state
-    of gradient compression.
+    The returned state contains the module's buffers on the host, the buffers of each replica, and
+    the state of gradient compression.
     """
     state = {
         "host_buffers": dict(module.named_buffers()),
@@ -90,8 +90,8 @@ def load_device_state(
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])
-        # If the number of replicas has changed, the saved buffers are not used. The replicas keep
-        # the buffers that were copied from the host.
+        # If the number of replicas has changed, the saved buffers are not used. In this case, the
+        # replicas keep the buffers that were copied from the host.
         if len(rows_of_all) == communicator.num_instances * len(rows):
             first = communicator.instance_index * len(rows)
             rows.copy_(rows_of_all[first : first + len(rows)])
@@ -109,6 +109,6 @@ def _buffers_of_replicas(compiled: Compiled) -> dict[str, torch.Tensor]:
     """Return the buffers on the device that the model changes, by name.
 
     Each returned tensor has the shape [replicas of this instance, ...] and shares memory with the
-    buffers.
+    device's buffers.
     """
     return compiled.state.buffers_of_replicas(compiled.executable.first_forward.modified_buffers)

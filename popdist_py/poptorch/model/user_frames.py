@@ -1,8 +1,9 @@
 """Shortened tracebacks of errors in a model, which show only frames of the user's program.
 
-An error in a forward method passes through about twenty frames of the compiler, the replica back
-ends and torch's modes. A shortened traceback shows the program's call of the model wrapper and then
-the frames of the forward method. At the log level DEBUG, tracebacks are not shortened.
+The full traceback of an error in a forward method contains about twenty frames of the compiler, of
+the back ends that run the replicas, and of torch's modes. A shortened traceback shows the program's
+call of the model wrapper and then the frames of the forward method. At the log level DEBUG,
+tracebacks are not shortened.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _OURS: Final = str(Path(popdist_py.__file__).parent) + os.sep
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# The files whose frames a shortened traceback leaves out: generated code, and wrapper functions of
-# torch and Python that only call another function.
+# The files whose frames a shortened traceback leaves out. They contain generated code, and wrapper
+# functions of torch and Python that only call another function.
 _BETWEEN: Final = frozenset(
     {
         "<recorded graph>",
@@ -45,7 +46,7 @@ class _FramesFolded:
     """A context manager that shortens the traceback of an error that leaves the ``with`` block."""
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        """Enter the ``with`` block without any preparation."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Shorten the traceback of the error, unless the log level is DEBUG."""
@@ -58,7 +59,7 @@ frames_folded: Final = _FramesFolded()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the earlier errors that Python prints before the error."""
+    """Yield an error and the earlier errors that Python prints before it."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -73,7 +74,7 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
     If a fault in this package caused the error, the full traceback is returned.
 
     Args:
-        error: The error.
+        error: The error whose traceback is shortened.
         keeps_first: Whether to keep the first frame, which contains the program's call of the model
             wrapper.
     """
@@ -96,7 +97,7 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
 
 
 def _concerns_the_program(error: BaseException, entries: Sequence[TracebackType]) -> bool:
-    """Tell whether the user's program or model caused the error, rather than this package."""
+    """Tell whether the user's program or model, and not this package, caused the error."""
     if isinstance(error, Error | AssertionError) and error.args:
         return True
     return any(_is_module_call(entry) or _is_of_program(_file(entry)) for entry in entries)

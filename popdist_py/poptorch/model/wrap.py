@@ -43,13 +43,13 @@ def trainingModel(
     Args:
         model: The module to train, or a wrapper of this module. The module's forward method must
             return the loss, alone or with other outputs.
-        options: The options of the wrapper. The default is ``Options()``.
-        optimizer: The optimiser of the module's parameters. The default is SGD with a learning rate
-            of 0.01.
+        options: The options of the wrapper. The default for ``options`` is ``Options()``.
+        optimizer: The optimiser of the module's parameters. The default optimiser is SGD with a
+            learning rate of 0.01.
         scheduler: A scheduler of torch.optim.lr_scheduler for ``optimizer``. The scheduler is
             stepped after each weight update, even inside a call with several device iterations.
-            Graphcore's PopTorch does not have this argument, and keeps the learning rate constant
-            during a call.
+            Graphcore's PopTorch does not have the argument ``scheduler``, and keeps the learning
+            rate constant during a call.
 
     Raises:
         AssertionError: ``model`` is not a module.
@@ -79,7 +79,7 @@ def inferenceModel(
 
     Args:
         model: A module, a wrapper of a module, or a function that takes tensors.
-        options: The options of the wrapper. The default is ``Options()``.
+        options: The options of the wrapper. The default for ``options`` is ``Options()``.
 
     Raises:
         AssertionError: ``model`` is not callable.
@@ -142,7 +142,7 @@ def _refuse_accumulation() -> NoReturn:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Check that every module's forward method is Python code and that every parameter has a shape.
+    """Check that every module's forward method is Python code and every parameter has a shape.
 
     Raises:
         Error: torch.jit or torch.compile made one of the modules, or a lazy layer does not have
@@ -169,7 +169,7 @@ def _check_modules(model: nn.Module) -> None:
 
 @cache
 def _say_one_device() -> None:
-    """Warn once, and only on instance 0, that nn.DataParallel does not have an effect."""
+    """Log once, and only on instance 0, that nn.DataParallel does not have an effect."""
     if context.environment().instance_index == 0:
         logger.warning(
             "nn.DataParallel does nothing on emulated IPUs: each replica runs the whole model. "

@@ -1,4 +1,4 @@
-"""Annotations that a program adds to a model, for example blocks of operations.
+"""Annotations that a program adds to a model, for example to group operations into blocks.
 
 A block is a group of operations that run on the same IPU. Annotations have an effect only while a
 wrapped model's forward pass is traced. Annotations never change the results of a model.
@@ -30,7 +30,7 @@ _Layer = TypeVar("_Layer", bound=Callable[..., Any])
 
 
 class _Context:
-    """The base class of the annotations: a context manager that does nothing."""
+    """The base class of the annotations, a context manager that does nothing."""
 
     def __enter__(self) -> None:
         return None
@@ -47,13 +47,13 @@ class _Context:
 class Block(_Context):
     """A context manager that puts the operations inside it into one block.
 
-    Operations after the ``with`` statement do not belong to any block.
+    Operations after the ``with`` statement of a Block do not belong to any block.
 
     Args:
-        user_id: The id of the block. Operations with the same block id belong to one block. By
-            default, the block gets the next id of the series "0", "1", and so on.
-        ipu_id: The index of the IPU within a replica. By default, the execution strategy chooses
-            the IPU.
+        user_id: The id of the block. Operations with the same block id belong to one block. If
+            ``user_id`` is not given, the block gets the next id of the series "0", "1", and so on.
+        ipu_id: The index of the IPU within a replica (copy of the model). If ``ipu_id`` is not
+            given, the execution strategy chooses the IPU.
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -106,9 +106,10 @@ class _BlockHook:
 
     def register(self, module: torch.nn.Module) -> None:
         """Register this object as a forward pre-hook of ``module``."""
-        # The hook's handle is stored so that it is pickled with the hook. When a process unpickles
-        # the handle, torch reserves the hook's number in this process. Without the handle, the next
-        # hook of the module could get the same number and replace the block hook.
+        # The handle that torch returns for the hook is stored, so that it is pickled with the hook.
+        # When a process unpickles the handle, torch reserves the hook's number in this process.
+        # Without the handle, the next hook of the module could get the same number and replace the
+        # hook that begins a block.
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
@@ -137,15 +138,16 @@ class _BlockCallable:
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
     """Change ``layer_to_call`` so that each of its calls begins a block of operations.
 
-    The block contains all later operations until the next block begins.
+    The block that a call begins contains all later operations until the next block begins.
 
     Args:
-        layer_to_call: A module or another callable. For a module, BeginBlock adds a hook to the
-            module and returns the module. For any other callable, BeginBlock returns a wrapper.
-        user_id: The id of the block. By default, the block gets the next id of the series "0",
-            "1", and so on.
-        ipu_id: The index of the IPU within a replica. By default, the execution strategy chooses
-            the IPU.
+        layer_to_call: A torch module or another callable. For a torch module, BeginBlock adds a
+            hook to the module and returns the module. For any other callable, BeginBlock returns a
+            wrapper of the callable.
+        user_id: The id of the block. If ``user_id`` is not given, the block gets the next id of the
+            series "0", "1", and so on.
+        ipu_id: The index of the IPU within a replica (copy of the model). If ``ipu_id`` is not
+            given, the execution strategy chooses the IPU.
 
     Raises:
         Error: The module already has a BeginBlock annotation, or ``layer_to_call`` is not callable.
@@ -163,8 +165,8 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
             "assign it to another one"
         )
     _BlockHook(user_id, ipu_id).register(layer_to_call)
-    # A program can read a module's block from the attributes ``_user_id`` and ``_ipu_id``. The
-    # values are stored in ``__dict__``, because mypy accepts only tensors and modules for
+    # A program can read a module's block from the attributes ``_user_id`` and ``_ipu_id``. The two
+    # attributes are stored through ``__dict__``, because mypy accepts only tensors and modules for
     # Module.__setattr__.
     layer_to_call.__dict__.update(_user_id=user_id, _ipu_id=ipu_id)
     return layer_to_call
@@ -193,7 +195,7 @@ def removeBlocks(module: torch.nn.Module) -> None:
     """Remove the BeginBlock annotations of a module and of all modules inside it.
 
     Raises:
-        AssertionError: The argument is not a module.
+        AssertionError: ``module`` is not a torch module.
     """
     assert isinstance(module, torch.nn.Module), (
         f"removeBlocks needs a torch.nn.Module, got {type(module).__name__}"
@@ -218,7 +220,7 @@ class NameScope(_Context):
     """A context manager that adds a prefix to the names of the operations inside it.
 
     Raises:
-        AssertionError: The name is not a string.
+        AssertionError: The prefix is not a string.
     """
 
     def __init__(self, name: str) -> None:
@@ -239,7 +241,7 @@ class NameScope(_Context):
 class Attribute(_Context):
     """A context manager that accepts attributes for the operations inside it.
 
-    The emulation ignores the attributes.
+    The emulation ignores the attributes that a program sets with ``Attribute``.
 
     Args:
         **attributes: Dictionaries of attributes, for example ``__outline={"layer": "embedding"}``.

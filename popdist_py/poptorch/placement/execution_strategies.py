@@ -1,8 +1,9 @@
 """Execution strategies, which assign each block of a model's operations to a stage and an IPU.
 
-A strategy contains stages or phases. The method ``_placer`` of a strategy returns a function that
-gets a block id and returns the block's IPU, stage and phase. The module ``tracing.block_recorder``
-calls this function for each block of a forward pass.
+An execution strategy contains stages or phases, which are groups of blocks. The method ``_placer``
+of an execution strategy returns a function. This function takes a block id and returns the block's
+IPU, stage and phase. The module ``tracing.block_recorder`` calls the function of ``_placer`` for
+each block of a forward pass.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ PipelineSchedule: TypeAlias = Literal["grouped", "interleaved"]
 
 
 class Stage:
-    """Blocks of operations that run one after the other on one IPU.
+    """A stage, which contains blocks of operations that run one after the other on one IPU.
 
     Args:
-        *block_ids: The ids of the blocks.
+        *block_ids: The ids of the blocks in the stage.
 
     Raises:
-        AssertionError: An id is not a string.
+        AssertionError: A block id is not a string.
     """
 
     def __init__(self, *block_ids: str) -> None:
@@ -60,7 +61,7 @@ class Stage:
 
 
 class _IExecutionStrategy:
-    """The base class of the execution strategies."""
+    """The base class of the execution strategies, which assign blocks to stages and IPUs."""
 
     is_pipelined = False
 
@@ -68,22 +69,22 @@ class _IExecutionStrategy:
         raise NotImplementedError(f"{type(self).__name__} cannot place blocks")
 
     def _description(self) -> tuple[Any, ...]:
-        """Return all settings of this strategy as a tuple, to compare strategies.
+        """Return all settings of this execution strategy as a tuple, to compare strategies.
 
-        Two strategies with the same settings return equal tuples.
+        Two execution strategies with the same settings return equal tuples.
         """
         raise NotImplementedError(f"{type(self).__name__} does not describe itself")
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block.
+        """Return the stage that contains the block ``block_id``.
 
         Raises:
-            AssertionError: No stage contains the block.
+            AssertionError: No stage of the execution strategy contains the block.
         """
         raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def _parts(self) -> Sequence[Any]:
-        """Return the stages or phases of the strategy, for its ``repr()``."""
+        """Return the stages or phases of the execution strategy, for its ``repr()``."""
         return ()
 
     def __repr__(self) -> str:
@@ -128,10 +129,10 @@ def _described(by_block: dict[str, tuple[Stage, Any]]) -> list[tuple[Any, ...]]:
 
 
 def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
-    """Return the IPU for a block of a stage.
+    """Return the index of the IPU that runs a block of a stage.
 
-    An IPU that the program set for the stage has priority over an IPU that it set for the block.
-    The default is used only if neither is set.
+    An IPU that the program set for the stage overrides an IPU that the program set for the block.
+    The argument ``default`` is used only if the program set neither of them.
     """
     if stage._ipu_id is not None:
         return stage._ipu_id
@@ -139,11 +140,12 @@ def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
 
 
 class ShardedExecution(_IExecutionStrategy):
-    """A strategy that runs the stages of a model one after the other, each on a different IPU.
+    """An execution strategy: the stages of a model run in turn, each on a different IPU.
 
     Args:
         *args: Either one :class:`AutoStage` or the stages in order. Each stage is a ``Stage``, a
-            block id or a list of block ids. The default is ``AutoStage.SameAsIpu``.
+            block id or a list of block ids. The default is ``AutoStage.SameAsIpu``, which makes one
+            stage for each IPU.
 
     Raises:
         AssertionError: Two stages contain the same block, or an AutoStage is combined with other
@@ -160,10 +162,10 @@ class ShardedExecution(_IExecutionStrategy):
         self._stages = _index_stages((stage, index) for index, stage in enumerate(stages))
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block.
+        """Return the stage that contains the block ``block_id``.
 
         Raises:
-            AssertionError: No stage contains the block.
+            AssertionError: No stage of the execution strategy contains the block.
         """
         return _find_stage(self._stages, block_id)[0]
 
@@ -188,9 +190,9 @@ class ShardedExecution(_IExecutionStrategy):
 
 
 class PipelinedExecution(ShardedExecution):
-    """A pipeline, whose stages run at the same time on different IPUs and micro-batches.
+    """An execution strategy: the stages work at the same time, on different micro-batches.
 
-    The constructor takes the arguments of :class:`ShardedExecution`.
+    The constructor of ``PipelinedExecution`` takes the arguments of :class:`ShardedExecution`.
     """
 
     is_pipelined = True
@@ -199,21 +201,21 @@ class PipelinedExecution(ShardedExecution):
     _schedule: PipelineSchedule = "grouped"
 
     def setSchedule(self, schedule: PipelineSchedule) -> PipelinedExecution:
-        """Set the order of forward and backward passes that the model of the device assumes.
+        """Set the order of forward and backward passes for the emulated memory and time.
 
-        The schedule changes the modelled memory and time, but not the results. ``setSchedule``
-        follows ``PipelineSchedule`` of TensorFlow for the IPU. Graphcore's PopTorch does not have
-        this method.
+        The order of the passes changes the emulated memory and time, but not the results.
+        ``setSchedule`` corresponds to the option ``PipelineSchedule`` of TensorFlow for the IPU.
+        Graphcore's PopTorch does not have the method ``setSchedule``.
 
         Args:
             schedule: The default, ``grouped``, is PopTorch's order, with a forward and a backward
                 pass on every IPU in each pipeline cycle. With ``interleaved``, an IPU runs either a
-                forward or a backward pass in each cycle. A cycle lasts as long as its slowest
-                forward or backward pass. With ``interleaved``, a stage keeps the activations of
-                about half as many micro-batches as with ``grouped``.
+                forward or a backward pass in each pipeline cycle. A pipeline cycle lasts as long as
+                its slowest forward or backward pass. With ``interleaved``, a stage keeps the
+                activations of about half as many micro-batches as with ``grouped``.
 
         Raises:
-            ValueError: The schedule is unknown.
+            ValueError: ``schedule`` is neither ``grouped`` nor ``interleaved``.
         """
         if schedule not in get_args(PipelineSchedule):
             raise ValueError(f"setSchedule({schedule!r}): expected 'grouped' or 'interleaved'")
@@ -240,7 +242,8 @@ def _same_as_ipu() -> PlaceBlock:
 
 def _auto_increment() -> PlaceBlock:
     stages: dict[Any, BlockPlace] = {}
-    numbers = count(1)  # PopTorch numbers automatic stages from 1.
+    # PopTorch gives the stages that it makes automatically the numbers 1, 2, and so on.
+    numbers = count(1)
 
     def place(user_id: Any, ipu_id: int | None) -> BlockPlace:
         if user_id not in stages:
@@ -252,13 +255,14 @@ def _auto_increment() -> PlaceBlock:
 
 
 class Phase:
-    """A phase of a phased execution, whose stages run at the same time.
+    """A part of a model whose stages run at the same time, for a phased execution strategy.
 
     Args:
         *arg: Either the stages of the phase, or the ids of the blocks of its only stage.
 
     Raises:
-        AssertionError: There are no arguments, or the arguments contain both stages and block ids.
+        AssertionError: The phase gets no arguments, or the arguments contain both stages and block
+            ids.
     """
 
     def __init__(self, *arg: Stage | str) -> None:
@@ -280,14 +284,14 @@ class Phase:
         return self._stages
 
     def stage(self, index: int) -> Stage:
-        """Return the stage at ``index``."""
+        """Return the stage of the phase at the position ``index``."""
         return self._stages[index]
 
     def ipus(self, *ipus: int) -> Phase:
         """Set the IPU of each stage of the phase.
 
         Raises:
-            AssertionError: The number of IPUs differs from the number of stages.
+            AssertionError: The number of given IPUs differs from the number of stages in the phase.
         """
         assert len(ipus) == len(self._stages), (
             f"the phase has {len(self._stages)} stages: expected as many IPUs, got {len(ipus)}"
@@ -309,13 +313,13 @@ def _phase_of(spec: Any) -> Phase:
 
 
 class _PhasedExecution(_IExecutionStrategy):
-    """A strategy that runs phases one after the other.
+    """The base class of phased strategies, whose phases (parts of the model) run in turn.
 
     Between two phases, an IPU stores tensors in memory outside the IPU (Streaming Memory).
 
     Args:
-        *phases: The phases in order. Each argument is a ``Phase``, a ``Stage``, a block id, a list
-            of stages or a list of block ids.
+        *phases: The phases of the model in order. Each argument is a ``Phase``, a ``Stage``, a
+            block id, a list of stages or a list of block ids.
 
     Raises:
         AssertionError: There are no phases, an argument is an AutoStage, or two stages contain the
@@ -337,10 +341,10 @@ class _PhasedExecution(_IExecutionStrategy):
         )
 
     def phase(self, phase: int) -> Phase:
-        """Return a phase by its number, counted from 0.
+        """Return a phase of the execution strategy by its number, counted from 0.
 
         Raises:
-            AssertionError: The strategy does not have a phase with this number.
+            AssertionError: The execution strategy does not have a phase with this number.
         """
         assert isinstance(phase, int), f"phases are numbered by integers, got {phase!r}"
         assert 0 <= phase < len(self._phases), (
@@ -349,17 +353,17 @@ class _PhasedExecution(_IExecutionStrategy):
         return self._phases[phase]
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block.
+        """Return the stage that contains the block ``block_id``.
 
         Raises:
-            AssertionError: No stage contains the block.
+            AssertionError: No stage of the execution strategy contains the block.
         """
         return _find_stage(self._stages, block_id)[0]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
         """Run the whole backward pass in phases that are separate from the forward phases.
 
-        The emulation stores this setting but ignores it.
+        The emulation stores the setting ``useSeparateBackwardPhase`` but ignores it.
         """
         self._separate_backward_phase = use
         return self
@@ -384,10 +388,10 @@ class _PhasedExecution(_IExecutionStrategy):
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """A phased execution whose phases all run on the same IPUs, one after the other.
+    """An execution strategy: all phases (parts of the model) run in turn on the same IPUs.
 
-    The constructor takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a block id, a
-    list of stages or a list of block ids.
+    The constructor of ``SerialPhasedExecution`` takes the phases in order. Each phase is a
+    ``Phase``, a ``Stage``, a block id, a list of stages or a list of block ids.
     """
 
     _liveness = Liveness.AlwaysLive
@@ -395,10 +399,10 @@ class SerialPhasedExecution(_PhasedExecution):
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Set whether tensors stay in the IPU's memory between phases.
 
-        The emulation stores this setting but ignores it.
+        The emulation stores the setting ``setTensorsLiveness`` but ignores it.
 
         Raises:
-            AssertionError: The argument is not a :class:`Liveness`.
+            AssertionError: ``liveness`` is not a :class:`Liveness`.
         """
         assert isinstance(liveness, Liveness), (
             f"expected a poptorch.Liveness, got {type(liveness).__name__}"
@@ -415,11 +419,11 @@ class SerialPhasedExecution(_PhasedExecution):
 
 
 class ParallelPhasedExecution(_PhasedExecution):
-    """A phased execution whose phases alternate between two sets of IPUs.
+    """An execution strategy whose phases (parts of the model) alternate between two IPU sets.
 
     Phases with even numbers run on the IPUs with even numbers. Phases with odd numbers run on the
-    IPUs with odd numbers. The constructor takes the phases in order. Each phase is a ``Phase``, a
-    ``Stage``, a block id, a list of stages or a list of block ids.
+    IPUs with odd numbers. The constructor of ``ParallelPhasedExecution`` takes the phases in order.
+    Each phase is a ``Phase``, a ``Stage``, a block id, a list of stages or a list of block ids.
     """
 
     _off_chip_after_forward = False
@@ -427,7 +431,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
         """Move tensors out of the IPU's memory after the forward pass.
 
-        The emulation stores this setting but ignores it.
+        The emulation stores the setting ``sendTensorsOffChipAfterFwd`` but ignores it.
         """
         self._off_chip_after_forward = off_chip
         return self
