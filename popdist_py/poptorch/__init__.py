@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from popdist_py import __version__
 
-# This import must precede the import of torch, which loads the OpenMP runtime. The runtime reads a
-# setting of this module. If the program has imported torch already, the setting does nothing.
+# The import of ``popdist_thread_waiting`` must precede the import of torch, which loads the OpenMP
+# runtime. The OpenMP runtime reads a setting that the module ``popdist_thread_waiting`` makes. If
+# the program has imported torch already, this setting has no effect.
 from popdist_py.start_hook import popdist_thread_waiting  # noqa: F401
 
 # isort: split
@@ -184,5 +185,6 @@ torch_ops.install()
 Options._names_in_files["poptorch"] = sys.modules[__name__]
 install_excepthook()
 
-if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.
+# ``__getattr__`` is hidden from type checkers, so that they report unknown names.
+if not TYPE_CHECKING:
     __getattr__ = old_spellings.module_names("poptorch", __name__)

@@ -1,7 +1,7 @@
 """The automatic casts of PopTorch releases before 3.0, which this library accepts and ignores.
 
-Operations on float16 and float32 tensors follow torch's rules. The results are at least as precise
-as with PopTorch's automatic casts.
+Operations on float16 and float32 tensors follow torch's rules. The results of the emulation are at
+least as precise as with PopTorch's automatic casts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Policy", "autocast", "default"]
 
 
 class Policy:
-    """Lists of operations by the dtype to run them with. The emulation does not use the lists.
+    """Lists of operations by the dtype to run them with, which the emulation does not use.
 
     Args:
         fp16: The operations that should run in float16.
@@ -41,7 +41,7 @@ class Policy:
 default = Policy()
 
 
-class autocast(ContextDecorator):  # PopTorch's name
+class autocast(ContextDecorator):  # PopTorch's name of this class
     """A context manager and decorator for old programs, which does not cast any tensor."""
 
     def __init__(self, enabled: bool = True) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints that let an interrupted training continue with the same results.
 
-This module gathers the state of a training from all instances. The state includes the position in
-the data and the host's random number generators. The class PoplarExecutor returns the state of the
-model. The module ``popdist_py.checkpoint`` reads and writes the files.
+The module ``poptorch/checkpoint.py`` gathers the state of a training from all instances
+(processes). The state of a training includes the position in the data and the host's random number
+generators. The class PoplarExecutor returns the state of the model. The module
+``popdist_py.checkpoint`` reads and writes the files of checkpoints.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from popdist_py.poptorch.model.training_state import own_state
 __all__ = ["TrainingCheckpoints", "Weights", "weights_of"]
 
 _VERSION = 2
-# Attribute names in loaders and samplers that do not have a ``state_dict()``: for inner samplers,
-# random generators and epoch counters.
+# Attribute names of loaders and samplers that do not have a ``state_dict()``. The attributes
+# contain inner samplers, random generators and epoch counters.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
 _COUNTERS = ("_epoch", "epoch")
@@ -37,19 +38,21 @@ _COUNTERS = ("_epoch", "epoch")
 class TrainingCheckpoints:
     """The checkpoints of one training, with the model, optimiser, data position and random numbers.
 
-    Every instance makes a TrainingCheckpoints object and calls the same methods. Instance 0 reads
-    and writes the files. After ``resume()``, all results have the same bits as in a training
-    without interruption.
+    Every instance makes a TrainingCheckpoints object and calls the same methods. Instance 0 of the
+    job reads and writes the files of checkpoints. After ``resume()``, all results have the same
+    bits as in a training without interruption.
 
-    A training can also resume with another number of instances. In this case, the rest of the epoch
-    may have another order, and all instances continue with the random numbers of instance 0.
+    A training can also resume with another number of instances than before. With another number of
+    instances, the rest of the epoch may have another order, and all instances continue with the
+    random numbers of instance 0.
 
     Args:
         folder: The folder of the checkpoint files, on the host of instance 0.
         model: The model from ``poptorch.trainingModel``.
         loader: The data loader that ``batches()`` reads, or any iterable that starts a new epoch at
             each ``iter()``.
-        keep: The number of newest checkpoints to keep. Older checkpoints are deleted.
+        keep: The number of newest checkpoints to keep on the disk. Checkpoints that are older than
+            these are deleted.
     """
 
     def __init__(
@@ -63,12 +66,13 @@ class TrainingCheckpoints:
         self._model = model
         self._data = _Stateful(loader) if _is_stateful(loader) else _Rewound(loader)
         self._epoch = 0
-        self._done = 0  # The number of batches of this epoch that ``batches()`` has returned.
+        # The number of batches of the current epoch that ``batches()`` has returned.
+        self._done = 0
         self._resumed_random: dict[str, Any] | None = None
 
     @property
     def epoch(self) -> int:
-        """The number of complete epochs."""
+        """The number of epochs that the training has completed."""
         return self._epoch
 
     def batches(self) -> Iterator[Any]:
@@ -85,10 +89,10 @@ class TrainingCheckpoints:
         self._done = 0
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
-        """Save the state of the training. All instances must call this method.
+        """Save the state of the training as a checkpoint. All instances must call this method.
 
         Args:
-            step: The number of completed steps.
+            step: The number of training steps that are completed.
             extra: Other values to save, such as the ``state_dict()`` of a scheduler. The values may
                 be tensors, numbers, texts, and lists, tuples and dictionaries of these types.
 
@@ -123,18 +127,18 @@ class TrainingCheckpoints:
         self._files.save(step, _to_bytes(state))
 
     def resume(self) -> tuple[int, dict[str, Any]]:
-        """Load the newest complete checkpoint, if one exists. All instances must call this method.
+        """Load the newest complete checkpoint, if one exists. All instances must call ``resume()``.
 
-        Call this method before the model runs. The launcher's count of steps continues from the
-        loaded step.
+        Call ``resume()`` before the model runs. The number of steps that the launcher displays
+        continues from the loaded step.
 
         Returns:
-            The number of completed steps, and the values that ``save()`` received as ``extra``. If
-            no checkpoint exists, the number of steps is 0.
+            The number of completed training steps, and the values that ``save()`` received as
+            ``extra``. If no checkpoint exists, the returned number of steps is 0.
 
         Raises:
-            Error: Another version of this package wrote the checkpoint, or the checkpoint does not
-                contain a training.
+            Error: The checkpoint does not contain a training, or another version of this package
+                wrote it.
         """
         with activities.doing(activities.SAVING, "load"):
             return self._resume()
@@ -161,7 +165,7 @@ class Weights:
     """The weights in a checkpoint, for programs that do not continue the training.
 
     Attributes:
-        step: The number of completed steps.
+        step: The number of training steps that were completed.
         model: The ``state_dict()`` of the module on instance 0.
         extra: The values that ``save()`` received as ``extra``.
     """
@@ -179,8 +183,8 @@ def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weight
         folder: The folder of the checkpoint, for error messages.
 
     Raises:
-        Error: Another version of this package wrote the checkpoint, or the checkpoint does not
-            contain a training.
+        Error: The checkpoint does not contain a training, or another version of this package wrote
+            it.
     """
     state = _training_in(checkpoint, folder)
     return Weights(checkpoint.step, state["training"]["model"], state["extra"])
@@ -204,7 +208,7 @@ def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict
     return state
 
 
-# --- the position in the data -----------------------------------------------------------------
+# --- The position in the data -----------------------------------------------------------------
 
 
 def _is_stateful(loader: Any) -> bool:
@@ -215,7 +219,8 @@ def _is_stateful(loader: Any) -> bool:
 class _Stateful:
     """The position in a data loader that has a ``state_dict()``.
 
-    After ``load_state_dict()``, the next ``iter()`` of the loader continues with the next batch.
+    After a call of the loader's ``load_state_dict()``, its next ``iter()`` continues with the batch
+    after the saved position.
 
     Args:
         loader: A loader with ``state_dict()`` and ``load_state_dict()``.
@@ -226,11 +231,11 @@ class _Stateful:
         self._is_known = True  # Whether the loaded checkpoint contains the loader's position.
 
     def begin(self) -> Iterator[Any]:
-        """Begin an epoch."""
+        """Begin an epoch, and return the iterator over its batches."""
         return iter(self._loader)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the loader, which contains the loader's position.
+        """Return the state of the data loader, which contains its position in the data.
 
         Raises:
             Error: The loader's state contains a value of a type that a checkpoint cannot contain.
@@ -240,18 +245,20 @@ class _Stateful:
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state that :meth:`state` returned."""
+        """Load a state of the data loader that :meth:`state` returned."""
         self._is_known = "loader" in state
         if self._is_known:
             self._loader.load_state_dict(state["loader"])
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
-        """Return the remaining batches of the saved epoch.
+        """Return the remaining batches of the epoch in which the training was saved.
 
         Raises:
             Error: The checkpoint was saved with a loader that has no ``state_dict()``.
         """
-        del epoch, done  # The loader already has the saved position.
+        # ``load_state`` has already set the loader to the saved position, so the arguments are not
+        # needed.
+        del epoch, done
         if not self._is_known:
             raise Error(
                 "The checkpoint was saved with a loader that has no state_dict(), but "
@@ -264,8 +271,8 @@ class _Stateful:
 class _Rewound:
     """The position in a data loader or other iterable that does not have a ``state_dict()``.
 
-    To resume, this class starts the epoch again with the same random numbers, and skips the batches
-    that were already used.
+    To resume, the class ``_Rewound`` starts the epoch again with the same random numbers, and skips
+    the batches that were already used.
 
     Args:
         loader: An iterable that starts a new epoch at each ``iter()``.
@@ -285,7 +292,7 @@ class _Rewound:
         return self._start
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state that :meth:`state` returned."""
+        """Load a state of the random generators that :meth:`state` returned."""
         self._start = dict(state)
 
     def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
@@ -306,8 +313,8 @@ class _Rewound:
             )
         if getattr(self._loader, "_accessor", None) is not None:
             # A separate loader process loads the batches, and the training process cannot change
-            # the loader process's samplers. Therefore the batches of all complete epochs are read
-            # again.
+            # the samplers of the loader process. The batches of all complete epochs are therefore
+            # read again.
             for _ in range(epoch):
                 for _ in self._loader:
                     pass
@@ -322,12 +329,12 @@ class _Rewound:
         return batches
 
 
-# --- bytes ------------------------------------------------------------------------------------
+# --- Conversion of a training's state to bytes and back ---------------------------------------
 
 
 # torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
-# torch.load permits this call. Earlier versions of torch do not have ``safe_globals``, and this
-# line makes them permit the call.
+# torch.load permits the call of ``codecs.encode``. Earlier versions of torch do not have
+# ``safe_globals``. For these versions, the next line makes torch.load permit the call.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 
@@ -359,7 +366,7 @@ def _from_bytes(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-# --- the host's random numbers ----------------------------------------------------------------
+# --- The states of the host's random number generators ----------------------------------------
 
 
 def _host_random() -> dict[str, Any]:
@@ -384,11 +391,11 @@ def _load_host_random(state: Mapping[str, Any]) -> None:
     np.random.set_state({**numpy, "state": {"key": key, "pos": numpy["state"]["pos"]}})
 
 
-# --- loaders without a state of their own -----------------------------------------------------
+# --- Data loaders that do not have a ``state_dict()`` -----------------------------------------
 
 
 def _parts(loader: Any) -> Iterator[Any]:
-    """Yield a loader, the samplers that it uses, and their inner samplers."""
+    """Yield a data loader, the samplers that it uses, and their inner samplers."""
     seen: set[int] = set()
     waiting = [loader]
     while waiting:
@@ -421,7 +428,7 @@ def _load_parts_state(loader: Any, state: list[dict[str, Any]]) -> None:
     for part, part_state in zip(_parts(loader), state, strict=False):
         values = getattr(part, "__dict__", {})
         for name, value in part_state.items():
-            # A loader for another number of instances may have samplers that do not have all saved
+            # A loader for another number of instances may have samplers that lack some of the saved
             # attributes.
             if isinstance(value, torch.Tensor) and isinstance(values.get(name), torch.Generator):
                 values[name].set_state(value)

@@ -37,7 +37,8 @@ class OutputMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """The operation that combines the values of several micro-batches or replicas."""
+    """The operation, such as a sum, that combines values of several micro-batches or replicas.
+    """
 
     Sum = 0
     Mean = 1
@@ -61,7 +62,7 @@ class DataLoaderMode(IntEnum):
 
 
 class SharingStrategy(IntEnum):
-    """The way to start a data loader's process and to send the data set to it."""
+    """The way to start a data loader's process and to send the data set to this process."""
 
     SharedMemory = 0
     FileSystem = 1
@@ -78,7 +79,7 @@ class ConnectionType(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """The method that IPUs synchronise with. The method does not change a model's results."""
+    """The method that IPUs use to wait for each other, which does not change a model's results."""
 
     Full = 0
     SinglePipeline = 1
@@ -86,7 +87,7 @@ class SyncPattern(IntEnum):
 
 
 class HalfFloatCastingBehavior(IntEnum):
-    """The deprecated rules for operations on float16 and float32 tensors."""
+    """The deprecated rules for operations that mix float16 and float32 tensors."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
@@ -126,7 +127,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """The replicas whose values of a replica-grouped variable are copied to the host."""
+    """The choice of replicas whose values of a variable are copied from the device to the host."""
 
     OnePerGroup = 0
     AllReplicas = 2
@@ -149,5 +150,6 @@ class OverlapMode(Enum):
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.
+# ``__getattr__`` is hidden from type checkers, so that they report unknown names.
+if not TYPE_CHECKING:
     __getattr__ = old_spellings.module_names("poptorch.enums", __name__)

@@ -1,6 +1,6 @@
 """The exceptions of the PopTorch API, with PopTorch's names and attributes.
 
-As in Graphcore's PopTorch, an argument of a wrong *type* raises AssertionError.
+As in Graphcore's PopTorch, an argument of a wrong type raises AssertionError instead of ``Error``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ __all__ = ["ConfigFileError", "Error", "RecoverableError", "UnrecoverableError"]
 
 
 class Error(Exception):
-    """An error that PopTorch itself reports.
+    """An error that PopTorch itself reports, in contrast to an error of torch or of the program.
 
     Attributes:
         message: The text of the error, without the text of the attribute ``type``.
@@ -54,4 +54,4 @@ class UnrecoverableError(Error):
 
 
 class ConfigFileError(Exception):
-    """An error for an invalid line of an options file. The error message contains the line."""
+    """An error for an invalid line of an options file; the message contains the line."""

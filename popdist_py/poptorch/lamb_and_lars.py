@@ -1,7 +1,7 @@
 """The optimisers LAMB and LARS, as subclasses of torch.optim.Optimizer.
 
-An emulated device runs the same update on its copy of the weights. The module ``optim.py`` adds
-PopTorch's arguments to LAMB, LARS and torch's optimisers.
+An emulated device computes the same weight updates as LAMB and LARS, on its own copy of the
+weights. The module ``optim.py`` adds PopTorch's arguments to LAMB, LARS and torch's optimisers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class _LayerWise(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], settings: Mapping[str, Any]) -> None:
         super().__init__(params, dict(settings))
         # Torch adds the key ``differentiable`` to the settings of every optimiser that loads a
-        # state. If the constructor did not add the key, loading a state would look like a change of
-        # settings by the program.
+        # state. The constructor adds the key too. Otherwise, loading a state would look like a
+        # change of settings by the program.
         self.defaults.setdefault("differentiable", False)
 
     @torch.no_grad()
@@ -38,12 +38,12 @@ class _LayerWise(torch.optim.Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Update the parameters of one group, with one torch call per operation for all of them."""
+        """Update all parameters of one group, with one torch call for each kind of operation."""
         raise NotImplementedError
 
 
 class LAMB(_LayerWise):
-    """The optimiser LAMB, with layer-wise adaptive moments."""
+    """The optimiser LAMB (layer-wise adaptive moments for batch training)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class LAMB(_LayerWise):
 
 
 class LARS(_LayerWise):
-    """The optimiser LARS, which is SGD with layer-wise adaptive rates.
+    """The optimiser LARS, which is SGD with layer-wise adaptive learning rates.
 
     Raises:
         ValueError: A setting of a parameter group is below 0.
@@ -152,7 +152,7 @@ class LARS(_LayerWise):
 def _trust_ratios(
     group: Mapping[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the factor of LARS on each parameter's learning rate; 1 if a norm is 0."""
+    """Return LARS's factor on each parameter's learning rate, which is 1 if a norm is 0."""
     decay, epsilon = group["weight_decay"], group["epsilon"]
     ratios = []
     norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(gradients), strict=True)

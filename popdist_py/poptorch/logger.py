@@ -1,7 +1,7 @@
 """The log of the PopTorch API, a logger with the name ``poptorch::python`` that writes to stderr.
 
-The names and numbers of log levels are those of PopTorch. This module converts PopTorch's log
-levels to the levels of Python's package logging.
+The names and numbers of log levels are those of PopTorch. The module ``logger`` converts PopTorch's
+log levels to the levels of Python's package logging.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _Formatter(logging.Formatter):
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """A handler that writes to the current ``sys.stderr``, even if a program has redirected it.
 
-    The handler does not write a line that one of the program's own log handlers writes to the
-    terminal.
+    If one of the program's own log handlers writes a line to the terminal, this handler does not
+    write the line.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -69,7 +69,7 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 def _bars_aside() -> AbstractContextManager[None]:
     """Clear progress bars while a log line is written, so that the line starts on an empty line.
 
-    The first call of tqdm makes locks, so this function does not call tqdm while no progress bar
+    The first call of tqdm makes locks, so ``_bars_aside`` does not call tqdm while no progress bar
     exists.
     """
     bars = getattr(tqdm, "_instances", None)
@@ -77,7 +77,7 @@ def _bars_aside() -> AbstractContextManager[None]:
 
 
 def _program_shows(record: logging.LogRecord) -> bool:
-    """Tell whether a handler of the root logger writes the record to stdout or stderr."""
+    """Tell whether a handler of the root logger writes the log record to stdout or stderr."""
     standard = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     return logger.propagate and any(
         record.levelno >= handler.level and stream is not None and stream in standard
@@ -87,7 +87,10 @@ def _program_shows(record: logging.LogRecord) -> bool:
 
 
 def _stream(handler: logging.Handler) -> object:
-    """Return the stream of a log handler. Handlers of the package rich store it in a console."""
+    """Return the output stream of a log handler.
+
+    Log handlers of the package rich store the stream in a console object.
+    """
     return getattr(handler, "stream", None) or getattr(
         getattr(handler, "console", None), "file", None
     )
@@ -97,11 +100,11 @@ def setLogLevel(level: str | int) -> None:
     """Set the level of PopTorch's log.
 
     Args:
-        level: The name TRACE, DEBUG, INFO, WARN, ERR or OFF, or the number 0, 1, 2, 3, 4 or 6 of
-            the level.
+        level: The name TRACE, DEBUG, INFO, WARN, ERR or OFF of the level, or its number 0, 1, 2, 3,
+            4 or 6.
 
     Raises:
-        ValueError: The level is unknown.
+        ValueError: The log level is unknown.
     """
     if isinstance(level, int):
         if level not in _PYTHON:
@@ -121,8 +124,8 @@ def setLogLevel(level: str | int) -> None:
 def install_excepthook() -> None:
     """Write the traceback of every uncaught exception to the log from now on.
 
-    If another module has already installed an exception hook, this function does nothing. Such a
-    hook may have to end the whole job.
+    If another module has already installed an exception hook, ``install_excepthook`` does nothing.
+    The other module's hook may have to end the whole job.
     """
     previous = sys.excepthook
     if previous is not sys.__excepthook__:
@@ -138,7 +141,7 @@ def install_excepthook() -> None:
 
 
 def _configure() -> None:
-    """Give PopTorch's logger a handler and its initial level, unless it has a handler."""
+    """Give PopTorch's logger a handler and its initial level, unless it has a handler already."""
     if logger.handlers:
         return
     logger.propagate = True

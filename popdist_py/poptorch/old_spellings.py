@@ -1,8 +1,9 @@
 """The table of old names and arguments from earlier PopTorch releases, and its look-up functions.
 
-An old spelling of a name has the effect of the current spelling. The program gets one warning that
-contains the current spelling. The functions of this module only translate names and arguments. The
-page docs/old-spellings.md contains the same table.
+A name or argument of an earlier PopTorch release (an old spelling) has the same effect as its
+replacement (the new spelling). A program that uses an old spelling gets one warning, which contains
+the new spelling. The functions in ``old_spellings`` only translate names and arguments. The page
+docs/old-spellings.md contains the same table of old spellings.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ TABLE: Final = (
     Spelling("Options.outputMode()", "anchor_return_period", "output_return_period"),
     Spelling("Options.anchorTensor()", "anchor_mode", "output_mode"),
     Spelling("Options.anchorTensor()", "anchor_return_period", "output_return_period"),
-    # Groups of options.
+    # Old names of groups of options and of options in these groups.
     Spelling("Options", "Popart", "_Popart"),
     Spelling(
         "Options.Training",
@@ -107,7 +108,8 @@ TABLE: Final = (
         "accumulation_reduction_type",
         "accumulation_and_replication_reduction_type",
     ),
-    Spelling("MeanReductionStrategy", "PostAndLoss", "Post"),  # Both give the same mean.
+    # The strategies PostAndLoss and Post give the same mean.
+    Spelling("MeanReductionStrategy", "PostAndLoss", "Post"),
     Spelling(
         "Options.Jit",
         "traceModel",
@@ -131,7 +133,7 @@ TABLE: Final = (
     ),
     # PopTorch 3.0 removed automatic casts.
     Spelling("poptorch", "autocast", "autocasting.autocast", How.NOTHING, _NO_AUTOCAST),
-    # Names of execution strategies and blocks.
+    # Old names of execution strategies and blocks.
     Spelling("poptorch", "PhasedExecution", "SerialPhasedExecution"),
     Spelling(
         "poptorch",
@@ -139,7 +141,8 @@ TABLE: Final = (
         how=How.REFUSED,
         why="use poptorch.BeginBlock(layer, ipu_id=n) or, around code, poptorch.Block(ipu_id=n)",
     ),
-    # Arguments of model wrappers that were replaced by options, or by code in the model's forward.
+    # Old arguments of model wrappers that were replaced by options, or by code in the model's
+    # forward method.
     Spelling(
         "poptorch.trainingModel()",
         "loss",
@@ -157,7 +160,7 @@ TABLE: Final = (
             ("gradient_accumulation", "Training.gradientAccumulation"),
         )
     ),
-    # Optimisers.
+    # Old names and arguments of optimisers.
     *(
         Spelling("poptorch.optim", f"{name}NoBias", name, given={"bias_correction": False})
         for name in ("AdamW", "LAMB")
@@ -182,7 +185,7 @@ _said: set[str] = set()
 
 
 def find(where: str, old: str) -> Spelling | None:
-    """Return the table's entry for the name ``old`` in ``where``, or None."""
+    """Return the table's entry for the old name ``old`` in ``where``, or None."""
     return _FOUND.get((where, old))
 
 
@@ -202,7 +205,8 @@ def current_name(spelling: Spelling) -> str:
     """Log a warning about an old spelling, and return the new name.
 
     Raises:
-        AttributeError: The old spelling is refused.
+        AttributeError: The old spelling is refused, because it has no replacement with the same
+            effect.
     """
     if spelling.how is How.REFUSED:
         raise AttributeError(f"{spelling.old_text} is gone: {spelling.why}")
@@ -214,20 +218,22 @@ def attribute(spelling: Spelling, owner: Any) -> Any:
     """Return the attribute of ``owner`` that replaces an old name.
 
     Raises:
-        AttributeError: The old name is refused.
+        AttributeError: The old name is refused, because it has no replacement with the same effect.
     """
     path = current_name(spelling)
     if not path:
-        return lambda *_, **__: owner  # The setter that replaces an old name without effect.
+        # An old setter without effect accepts all arguments, and returns the object for further
+        # setters.
+        return lambda *_, **__: owner
     value = attrgetter(path)(owner)
     return partial(value, **spelling.given) if spelling.given else value
 
 
 def module_names(where: str, module: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` function that finds the old names of a module.
+    """Return a function ``__getattr__`` that finds the old names of a module.
 
     Args:
-        where: The name of the module in the table.
+        where: The name of the module in the table of old spellings.
         module: The full name of the module in ``sys.modules``.
     """
 
@@ -244,7 +250,8 @@ def takes(where: str) -> Callable[[_Function], _Function]:
     """Return a decorator that lets a function accept its old arguments.
 
     Args:
-        where: The name of the function in the table, such as ``Options.outputMode()``.
+        where: The name of the function in the table of old spellings, such as
+            ``Options.outputMode()``.
     """
     spellings = {spelling.old: spelling for spelling in TABLE if spelling.where == where}
 

@@ -1,8 +1,8 @@
 """PopTorch's operations: control flow, dynamic slices, hints for the compiler, host and custom ops.
 
-Plain PyTorch code computes the results that the operations have on a device. Printing, CTC
-decoding, point clouds, overlapped I/O, custom operations and MultiConv are imported from other
-modules.
+Plain PyTorch code computes the same results as the operations on a device. The module ``ops``
+imports printing, CTC decoding, point clouds, overlapped I/O, custom operations and MultiConv from
+other modules.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` unchanged. On hardware, ``nop`` is a barrier for optimisations.
+    """Return ``tensor`` unchanged; on real IPUs, ``nop`` is a barrier for optimisations.
 
     Raises:
         Error: ``tensor`` is not a tensor.
@@ -76,11 +76,11 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         *tensors: The tensors to keep, or one list or tuple of these tensors.
 
     Returns:
-        The same tensors: a single tensor for one tensor, a tuple for several tensors, or a list or
-        tuple like the argument.
+        The same tensors as the arguments. The result is a single tensor for one tensor, and a tuple
+        for several tensors. For a list or tuple, the result has the same type.
 
     Raises:
-        ValueError: An argument is not a tensor.
+        ValueError: One of the arguments is not a tensor.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         kept = [_checkpoint(tensor) for tensor in tensors[0]]
@@ -100,7 +100,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Set the proportion of tile memory that an operation may use on hardware.
+    """Set the proportion of an IPU's memory that an operation may use on a real IPU.
 
     Args:
         tensor: The result of the operation whose memory is limited.
@@ -111,7 +111,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
     Raises:
         Error: ``tensor`` is not a tensor.
-        AssertionError: The proportion is not a number from 0 to 1.
+        AssertionError: ``available_memory_proportion`` is not a number from 0 to 1.
     """
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"set_available_memory needs a torch.Tensor, got {type(tensor).__name__}")
@@ -127,16 +127,16 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """Return ``lhs @ rhs``. On hardware, the product is computed in parts to save memory.
+    """Return the matrix product ``lhs @ rhs``, computed in parts on real IPUs to save memory.
 
     Args:
-        lhs: The left factor with the shape [..., M, K].
-        rhs: The right factor with the shape [..., K, N].
-        mode: The dimension that is split into parts. InputChannels splits M, ReducingDim splits K,
-            and OutputChannels splits N.
-        factor: The number of parts of the product. This number must divide the size of the split
-            dimension.
-        keep_precision: Whether the parts of a float16 product are added in float32.
+        lhs: The left factor of the matrix product, with the shape [..., M, K].
+        rhs: The right factor of the matrix product, with the shape [..., K, N].
+        mode: The dimension of the matrix product that is split into parts. InputChannels splits M,
+            ReducingDim splits K, and OutputChannels splits N.
+        factor: The number of parts of the matrix product. The number of parts must divide the size
+            of the split dimension.
+        keep_precision: Whether the parts of a float16 matrix product are added in float32.
 
     Raises:
         AssertionError: An argument has a wrong type.
@@ -175,14 +175,15 @@ def for_loop(
         count: The number of calls of ``body``.
         body: A function that takes the tensors as positional arguments, and returns the same number
             of tensors.
-        inputs: The tensors for the first call of ``body``, which gets copies of the tensors.
+        inputs: The tensors for the first call of ``body``, which receives copies of them.
 
     Returns:
         The tensors that the last call of ``body`` returned.
 
     Raises:
-        ValueError: The inputs are not a list of tensors.
-        Error: The model is a training model, or ``body`` returns another number of tensors.
+        ValueError: ``inputs`` is not a list of tensors.
+        Error: The model is a training model, or ``body`` returns another number of tensors than it
+            takes.
     """
     _check_tensor_list("for_loop", "inputs", inputs)
     _check_inference("for_loop")
@@ -207,17 +208,19 @@ def cond(
     """Return the results of ``then_body`` or ``else_body``, chosen by ``condition``.
 
     Args:
-        condition: A tensor with one element. True chooses ``then_body``.
-        then_body: A function that takes ``then_inps`` as positional arguments. The function may
+        condition: A tensor with one element. If ``condition`` is True, the function ``cond``
+            returns the results of ``then_body``.
+        then_body: A function that takes ``then_inps`` as positional arguments. ``then_body`` may
             also use tensors of the surrounding code.
-        then_inps: The list of tensors for ``then_body``, which gets copies of the tensors.
+        then_inps: The list of tensors for ``then_body``, which receives copies of them.
         else_body: A function that takes ``else_inps`` as positional arguments, and returns the same
             number of tensors as ``then_body``.
-        else_inps: The list of tensors for ``else_body``, which gets copies of the tensors.
+        else_inps: The list of tensors for ``else_body``, which receives copies of them.
 
     Raises:
-        ValueError: The inputs are not lists of tensors.
-        Error: The model is a training model, or the functions return different numbers of tensors.
+        ValueError: ``then_inps`` or ``else_inps`` is not a list of tensors.
+        Error: The model is a training model, or ``then_body`` and ``else_body`` return different
+            numbers of tensors.
     """
     _check_tensor_list("cond", "then_inps", then_inps)
     _check_tensor_list("cond", "else_inps", else_inps)
@@ -226,7 +229,7 @@ def cond(
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
     # Both functions run, because the value of the condition is not known while the model is traced.
-    # ``torch.where`` then chooses between the results.
+    # After both functions have run, ``torch.where`` chooses between their results.
     then_values = _results(then_body(*(tensor.clone() for tensor in then_inps)))
     else_values = _results(else_body(*(tensor.clone() for tensor in else_inps)))
     if len(then_values) != len(else_values):
@@ -270,18 +273,19 @@ def dynamic_slice(
 
     Args:
         tensor: A tensor of any shape.
-        dim: The dimension to slice.
-        start: The index of the first element, as an integer tensor with one element. A slice that
-            exceeds the end of the dimension continues at the dimension's beginning.
+        dim: The number of the dimension along which to slice.
+        start: The index of the first element, as an integer tensor with one element. If the slice
+            exceeds the end of the dimension, it continues at the beginning of the dimension.
         size: The extent of the slice, which must divide the extent of the dimension.
         step: The distance between the elements of the slice.
 
     Returns:
-        A tensor with ceil(size / step) elements along ``dim``. All other dimensions have the same
-        size as in ``tensor``.
+        A tensor with ceil(size / step) elements along ``dim``. All other dimensions of the returned
+        tensor have the same size as in ``tensor``.
 
     Raises:
-        Error: An argument has a wrong type, or ``size`` does not divide the size of the dimension.
+        Error: An argument has a wrong type, or ``size`` does not divide the size of the dimension
+            ``dim``.
     """
     _check_slice("dynamic_slice", tensor, dim, start, size)
     if not isinstance(step, int) or step < 1:
@@ -300,10 +304,10 @@ def dynamic_update(
     """Return a copy of ``input``, where ``src`` replaces the elements from ``start`` on.
 
     Args:
-        input: A tensor of any shape. The function does not change this tensor.
+        input: A tensor of any shape. ``dynamic_update`` does not change ``input``.
         src: A tensor of the new elements, with ``size`` elements along ``dim``. All other
-            dimensions have the same size as in ``input``.
-        dim: The dimension to update.
+            dimensions of ``src`` have the same size as in ``input``.
+        dim: The number of the dimension along which to update.
         start: The index of the first replaced element, as an integer tensor with one element.
         size: The number of replaced elements along ``dim``.
 
@@ -360,16 +364,16 @@ def _indices(start: torch.Tensor, size: int, step: int, extent: int) -> torch.Te
     return (start.reshape(()).long() + offsets) % extent
 
 
-# --- The host -------------------------------------------------------------------------------------
+# --- Operations on the host -----------------------------------------------------------------------
 
 
 class CPU:
     """Runs a part of an inference model on the host instead of the device.
 
     Args:
-        layer_to_call: A callable that takes tensors. If the callable is a module, its parameters
-            get ``requires_grad=False``.
-        ID: A name for the callable.
+        layer_to_call: A callable that takes tensors. If ``layer_to_call`` is a module, its
+            parameters get ``requires_grad=False``.
+        ID: A name for the callable ``layer_to_call``.
     """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:

@@ -1,6 +1,6 @@
 """The optimisers of the PopTorch API, which are subclasses of torch's optimisers.
 
-An optimiser of this module stores only the settings of the program. The module
+Each optimiser in the module ``optim`` stores only the settings of the program. The module
 ``update/device_optimizer.py`` updates the weights on the device.
 """
 
@@ -31,7 +31,7 @@ _MOMENT_TYPES: Final = {
     "second_order_momentum_accum_type": torch.float32,
 }
 
-# The warning if a program sets or changes ``velocity_scaling``.
+# The text of the warning that is logged if a program sets or changes ``velocity_scaling``.
 VELOCITY_SCALING_IGNORED: Final = (
     "velocity_scaling is ignored: it only applies with use_combined_accum=True"
 )
@@ -48,14 +48,14 @@ class SGD(Optimizer, torch.optim.SGD):
     Args:
         loss_scaling: The factor that multiplies the loss before the backward pass and divides the
             gradients after it.
-        velocity_scaling: The factor of hardware on the velocity in a combined accumulator. The
-            emulation ignores ``velocity_scaling``.
+        velocity_scaling: On real IPUs, a factor on the velocity (momentum) if one tensor stores the
+            velocity and the accumulated gradients. The emulation ignores ``velocity_scaling``.
         use_combined_accum: Whether one tensor stores both the velocity and the accumulated
             gradients.
         accum_type: The dtype of the gradient accumulator, float32 or float16.
         velocity_accum_type: The dtype of the velocity, float32 or float16.
-        max_grad_norm: The maximum 2-norm of all gradients together. If their norm is larger, the
-            gradients are scaled down to this norm.
+        max_grad_norm: The maximum of the 2-norm of all gradients together. If the 2-norm of all
+            gradients is larger, the gradients are scaled down to this maximum.
     """
 
     _own: ClassVar = {
@@ -102,7 +102,7 @@ class SGD(Optimizer, torch.optim.SGD):
 class Adam(Optimizer, torch.optim.Adam):
     """Adam, with the arithmetic of torch.optim.Adam.
 
-    The documentation of the class SGD describes the arguments that torch.optim.Adam does not have.
+    The docstring of the class SGD describes the arguments that torch.optim.Adam does not have.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "max_grad_norm": math.inf}
@@ -137,7 +137,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
     Args:
         bias_correction: Whether the device corrects the bias of the moments, which begin at zero.
-            The method ``step()`` on the CPU is torch's method, and always corrects the bias.
+            The method ``step()`` on the CPU is torch's method, and always corrects the bias of the
+            moments.
     """
 
     _own: ClassVar = {
@@ -177,9 +178,9 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     """RMSprop, with the arithmetic of torch.optim.RMSprop or of TensorFlow.
 
     Args:
-        use_tf_variant: Whether to use TensorFlow's arithmetic instead of torch's. In TensorFlow,
-            the mean square starts at ones, eps is inside the square root, and the momentum buffer
-            includes the learning rate.
+        use_tf_variant: Whether to use TensorFlow's arithmetic of RMSprop instead of torch's. In
+            TensorFlow's RMSprop, the mean square starts at ones, eps is inside the square root, and
+            the momentum buffer includes the learning rate.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "use_tf_variant": False}
@@ -213,11 +214,11 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
 
 class LAMB(Optimizer, lamb_and_lars.LAMB):
-    """Layer-wise adaptive moments (LAMB). The method ``step()`` also works on the CPU.
+    """Layer-wise adaptive moments (LAMB), whose method ``step()`` also works on the CPU.
 
-    The update of a weight w is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected
-    moments m and v. The trust ratio, which multiplies the learning rate, is ``min(|w|,
-    max_weight_norm) / |update|``, or 1 if ``|w|`` or ``|update|`` is 0.
+    LAMB's update of a weight w is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected
+    moments m and v. LAMB multiplies the learning rate by the trust ratio. This ratio is
+    ``min(|w|, max_weight_norm) / |update|``, or 1 if ``|w|`` or ``|update|`` is 0.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES}
@@ -243,33 +244,34 @@ class LAMB(Optimizer, lamb_and_lars.LAMB):
 
 
 class LARS(Optimizer, lamb_and_lars.LARS):
-    """SGD with layer-wise adaptive rates (LARS). The method ``step()`` also works on the CPU.
+    """SGD with layer-wise adaptive rates (LARS), whose ``step()`` also works on the CPU.
 
-    For a parameter w with gradient g and velocity v, which starts at 0::
+    LARS computes the following values for a parameter w with gradient g and velocity v, which
+    starts at 0::
 
         trust = eeta * |w| / (|g| + weight_decay * |w| + epsilon), or 1 where |w| or |g| is 0
         v = momentum * v + trust * lr * (g + weight_decay * w)
         w = w - v
 
-    The norms |w| and |g| are norms of a whole parameter and of its gradient without loss scaling.
-    The velocity includes the learning rate, so a new learning rate affects only later gradients. In
-    torch's SGD, the velocity does not include the learning rate.
+    In the formula of LARS, |w| and |g| are norms of a whole parameter and of its gradient without
+    loss scaling. The velocity of LARS includes the learning rate, so a new learning rate affects
+    only later gradients. In torch's SGD, the velocity does not include the learning rate.
 
     LARS is algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional
     Networks", 2017. The argument ``epsilon`` and the rule for norms of 0 follow LARSOptimizer in
-    MLPerf's ResNet-50. Graphcore's PopTorch does not have LARS.
+    MLPerf's ResNet-50. Graphcore's PopTorch does not have the optimiser LARS.
 
     Args:
-        eeta: The trust coefficient of the formula.
-        epsilon: The number that is added to the divisor of ``trust``.
-        adapt: Whether to compute ``trust``. If ``adapt`` is False, ``trust`` is 1. The parameters
-            of norm layers and the biases usually have a parameter group with ``{"adapt": False,
-            "weight_decay": 0.0}``.
+        eeta: The trust coefficient in the formula of LARS.
+        epsilon: The number that is added to the divisor in the formula for ``trust``.
+        adapt: Whether to compute the factor ``trust`` for the group's parameters. If ``adapt`` is
+            False, the factor ``trust`` is 1. The parameters of norm layers and the biases usually
+            have their own parameter group with ``{"adapt": False, "weight_decay": 0.0}``.
         loss_scaling, accum_type, velocity_accum_type, max_grad_norm: These arguments are the same
             as in the class SGD.
 
     Raises:
-        ValueError: A numeric setting is below 0.
+        ValueError: A numeric setting of LARS is below 0.
     """
 
     _own: ClassVar = {
@@ -298,5 +300,6 @@ class LARS(Optimizer, lamb_and_lars.LARS):
         self._begin(lamb_and_lars.LARS, locals())
 
 
-if not TYPE_CHECKING:  # Hidden from type checkers, so that they report unknown names.
+# ``__getattr__`` is hidden from type checkers, so that they report unknown names.
+if not TYPE_CHECKING:
     __getattr__ = old_spellings.module_names("poptorch.optim", __name__)

@@ -1,4 +1,4 @@
-"""The class Optimizer, the common base class of all optimisers of the PopTorch API.
+"""The class ``Optimizer``, the common base class of all optimisers of the PopTorch API.
 
 The module ``optim.py`` defines the optimisers, such as SGD.
 """
@@ -28,12 +28,12 @@ class VariableAttributes:
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Do not let the attribute ``attr`` change after the model is compiled."""
+        """Make the attribute ``attr`` constant after the compilation of the model."""
         self._check(attr)
         self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
     def markAsVariable(self, attr: str) -> None:
-        """Let the attribute ``attr`` change after the model is compiled."""
+        """Let the attribute ``attr`` change after the compilation of the model."""
         if self.isConstant(attr):
             self._variable_attributes.append(attr)
 
@@ -47,18 +47,18 @@ class Optimizer:
     """The base of PopTorch optimisers, with settings that may change and the device's state."""
 
     # The constructor's arguments that the base class of torch does not have, with their defaults.
-    # The optimiser stores these arguments as attributes or in its parameter groups.
+    # The optimiser stores the arguments in ``_own`` as attributes or in its parameter groups.
     _own: ClassVar[Mapping[str, Any]] = {}
     # The names of the arguments in ``_own`` that can have a different value in each parameter
     # group.
     _own_per_group: ClassVar[tuple[str, ...]] = ()
-    # Programs read ``_child_only`` and ``_child_vars``, which PopTorch's optimisers have too.
-    # ``_child_only`` lists all arguments in ``_own``. ``_child_vars`` lists arguments with the same
-    # value for all parameter groups.
+    # Programs read the attributes ``_child_only`` and ``_child_vars``, which the optimisers of
+    # Graphcore's PopTorch also have. ``_child_only`` lists all arguments in ``_own``.
+    # ``_child_vars`` lists the arguments that have the same value for all parameter groups.
     _child_only: list[str] = []  # noqa: RUF012
     _child_vars: list[str] = ["loss_scaling"]  # noqa: RUF012
-    # For each state tensor's name on the device, the name of the attribute that contains the
-    # tensor's dtype.
+    # The keys are the names of state tensors on the device, and the values are the names of the
+    # attributes that contain the tensors' dtypes.
     _accumulators: ClassVar[Mapping[str, str]] = {}
 
     variable_attrs: VariableAttributes
@@ -71,8 +71,8 @@ class Optimizer:
         Args:
             base: The optimiser class of torch that this optimiser extends.
             arguments: The result of ``locals()`` at the beginning of the constructor, which
-                contains the constructor's arguments. The value None means that the program did not
-                give the argument.
+                contains the constructor's arguments. An argument with the value None was not passed
+                by the program.
 
         Raises:
             AssertionError: The dtype of an accumulator is neither float32 nor float16.
@@ -103,14 +103,14 @@ class Optimizer:
         self._pending = False
         self._fetch: Callable[[], None] | None = None
 
-    # -- the state on the device --------------------------------------------------------------
+    # -- The optimiser's state on the device --------------------------------------------------
 
     def _connect(self, fetch: Callable[[], None]) -> None:
-        """Connect the optimiser to a device. The device receives the optimiser's state, if any.
+        """Connect the optimiser to a device, which receives the optimiser's state, if any.
 
         Args:
-            fetch: A function that copies the optimiser state from the device to this object. The
-                optimiser calls ``fetch`` before the program reads the state.
+            fetch: A function that copies the optimiser state from the device to the optimiser. The
+                optimiser calls ``fetch`` before the program reads the optimiser state.
         """
         self._fetch = fetch
         self._pending = self._has_state
@@ -120,7 +120,7 @@ class Optimizer:
         return self._ipu_state is not None or self._ipu_param is not None
 
     def _rates(self) -> Rates:
-        own: Any = self  # Every subclass is also a subclass of a torch optimiser.
+        own: Any = self  # Every subclass of Optimizer is also a subclass of a torch optimiser.
         return Rates.of(own)
 
     def _set_device_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -133,28 +133,28 @@ class Optimizer:
         self._ipu_param, self._rates_then = rates, self._rates()
 
     def _state_type(self, name: str) -> torch.dtype | None:
-        """Return float16 if the state tensors ``name`` (Accl1, ...) have this dtype, or None."""
+        """Return float16 if the state tensors ``name`` (such as Accl1) have this dtype, or None."""
         wanted = getattr(self, self._accumulators.get(name, ""), torch.float32)
         return torch.float16 if wanted == torch.float16 else None
 
     def _state_to_load(self) -> LoadedState | None:
-        """Return a state that the program loaded and the device has not received yet, or None."""
+        """Return a loaded optimiser state that the device has not received yet, or None."""
         if not self._pending:
             return None
-        # A rate that the program sets after loading a state, such as a learning rate, overrides the
-        # loaded rate.
+        # A rate, such as a learning rate, that the program sets after it has loaded a state
+        # overrides the rate in the loaded state.
         is_current = self._rates_then == self._rates()
         return LoadedState(self._ipu_state or {}, (self._ipu_param or {}) if is_current else {})
 
     def _note_loaded(self) -> None:
-        """Record that the device has received the loaded state."""
+        """Record that the device has received the optimiser state that the program loaded."""
         self._pending = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings of the optimiser and its state on the device.
 
-        Before the model is compiled, ``ipu_state`` and ``ipu_param`` are None. A state that the
-        program has loaded is returned unchanged until the device has received the state.
+        Before the model is compiled, ``ipu_state`` and ``ipu_param`` are None. If the program has
+        loaded a state, this state is returned unchanged until the device has received it.
         """
         if self._fetch is not None and not self._pending:
             self._fetch()
@@ -167,11 +167,12 @@ class Optimizer:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that ``state_dict()`` returned. The program may have changed the state.
+        """Load a state that ``state_dict()`` returned and that the program may have changed.
 
-        The device receives the state with the next call of the model. If the state does not contain
-        an entry, the device keeps its value of this entry. The rates in ``ipu_param`` apply until
-        the program sets another learning rate, weight decay, dampening or loss scaling.
+        The device receives the loaded state with the next call of the model. If an entry is missing
+        in the loaded state, the device keeps its present value of this entry. The rates in
+        ``ipu_param`` apply until the program sets another learning rate, weight decay, dampening or
+        loss scaling.
 
         Raises:
             RuntimeError: The state is empty, does not come from a PopTorch optimiser, or comes from
@@ -199,7 +200,7 @@ class Optimizer:
             self._pending = True
 
     def _check_writer(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that an optimiser of the same kind as this one returned a state.
+        """Check that a state comes from an optimiser of the same kind as this optimiser.
 
         Raises:
             RuntimeError: The state comes from another kind of optimiser.
@@ -225,5 +226,5 @@ class Optimizer:
             and not callable(value)
         }
         # A copy of the optimiser will be connected to another device, and this device must receive
-        # the state.
+        # the optimiser state.
         return {**own, **state, "_fetch": None, "_pending": self._has_state}

@@ -14,7 +14,8 @@ import torch
 
 __all__ = ["LoadedState", "Rates", "copied", "writers_of"]
 
-# For some settings of parameter groups, the name of the only optimiser with this setting.
+# The keys are settings of parameter groups that only one optimiser has, and the values are the
+# names of these optimisers.
 _OWN_SETTINGS: Final = {
     "max_weight_norm": "LAMB",
     "eeta": "LARS",
@@ -50,7 +51,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """A state from load_state_dict() that the device has not received yet.
+    """An optimiser state from load_state_dict() that the device has not received yet.
 
     Attributes:
         state: The state tensors, by their names on the device.
@@ -72,7 +73,7 @@ def copied(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
 def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the optimiser classes whose ``state_dict()`` may have returned a state.
 
-    The result is empty if the state does not contain enough information to tell.
+    The returned tuple is empty if the state does not contain enough information to tell.
     """
     groups = state_dict.get("param_groups") or [{}]
     settings = groups[0]
@@ -80,7 +81,8 @@ def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
         if name in settings:
             return (writer,)
     if "betas" in settings:
-        decoupled = settings.get("decoupled_weight_decay")  # Older torch does not have this key.
+        # Torch versions before the key ``decoupled_weight_decay`` do not store it.
+        decoupled = settings.get("decoupled_weight_decay")
         if decoupled is None:
             return ("Adam", "AdamW")
         return ("AdamW",) if decoupled else ("Adam",)

@@ -1,4 +1,4 @@
-"""The module ``poptorch.poptorch_core``. Programs import PopTorch's exceptions from this module."""
+"""The module ``poptorch.poptorch_core``, from which programs import PopTorch's exceptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tracepoints of a program, and traces of torch.profiler, as parts of the job's timeline.
 
 The option ``--timeline`` or the environment variable ``PVTI_OPTIONS`` starts the recording of a
-timeline. While no timeline is recorded, tracepoints take almost no time. Other modules write the
+timeline. While no timeline is recorded, a tracepoint takes almost no time. Other modules write the
 timeline to files.
 """
 
@@ -22,18 +22,19 @@ class Channel:
     """A named group of tracepoints, shown as one row of the timeline.
 
     Args:
-        name: The name of the group, and of its row in the timeline.
+        name: The name of the group of tracepoints, and of its row in the timeline.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def instrument(self, obj: Instrumented, *methods: str) -> Instrumented:
-        """Make each call of some methods of an object a tracepoint, and return the object.
+        """Make each call of the given methods of an object a tracepoint, and return the object.
 
         Args:
-            obj: The object. If a timeline is recorded, wrappers replace its methods.
-            *methods: The names of the methods to record.
+            obj: The object whose methods become tracepoints. If a timeline is recorded, wrappers
+                replace the methods of the object.
+            *methods: The names of the methods to record in the timeline.
 
         Raises:
             AttributeError: A timeline is recorded, and the object does not have one of the methods.

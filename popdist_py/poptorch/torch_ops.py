@@ -1,7 +1,8 @@
 """The operators in ``torch.ops.poptorch``, which programs call instead of PopTorch's functions.
 
-Each operator has the arguments of PopTorch's operator, and calls the Python function with the same
-effect. Operators that only build the graph for hardware do not exist in this library.
+Each operator in ``torch.ops.poptorch`` has the arguments of PopTorch's operator, and calls the
+Python function with the same effect. Operators that only build the graph for real IPUs do not exist
+in this library.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from popdist_py.poptorch.tracing.losses import identity_loss
 __all__ = ["OPERATORS", "install"]
 
 
-# --- Blocks and names -----------------------------------------------------------------------------
+# --- Operators for blocks of operations and for prefixes of names ---------------------------------
 
 
 def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
@@ -60,10 +61,10 @@ def _pop_name_scope() -> None:
     _scopes.open.pop().__exit__()
 
 
-# --- Values ---------------------------------------------------------------------------------------
+# --- Operators that return tensors or set properties of tensors -----------------------------------
 
-# The notations for printed floating-point numbers. The index of a notation is PopTorch's number for
-# this notation.
+# The notations for printed floating-point numbers. The position of a notation in this tuple is
+# PopTorch's number for the notation.
 _FLOAT_FORMATS: Final = ("auto", "fixed", "scientific", "none")
 
 
@@ -99,7 +100,7 @@ def _ipu_print_tensor(
 
 
 def _set_matmul_serialization(matmul: torch.Tensor, mode: str, *_: Any) -> torch.Tensor:
-    """Return ``matmul``, a matrix product that hardware would compute in several parts."""
+    """Return ``matmul``, a matrix product that a real IPU would compute in several parts."""
     MatMulSerializationMode(mode)
     return ops.nop(matmul)
 
@@ -113,10 +114,10 @@ def _set_overlap_for_output(tensor: torch.Tensor, mode: str) -> Any:
 
 
 def _hint(*_: Any) -> None:
-    """Do nothing, because this operator is only a hint for the compiler on hardware."""
+    """Do nothing, because this operator is only a hint for the compiler on real IPUs."""
 
 
-# --- The name space -------------------------------------------------------------------------------
+# --- The name space ``torch.ops.poptorch`` --------------------------------------------------------
 
 OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "begin_ipu_block": _begin_ipu_block,
@@ -144,9 +145,9 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
 def install() -> None:
     """Add the operators to ``torch.ops.poptorch``, except operators that exist there already.
 
-    The operators are plain functions, stored as attributes and not registered with torch. Tracing
-    of a forward pass would not record the calls inside registered operators. Also, torch could not
-    run registered operators for several replicas at once.
+    The operators are plain functions, stored as attributes and not registered with torch. If the
+    operators were registered, tracing of a forward pass would not record the calls inside them.
+    Also, torch could not run registered operators for several replicas at once.
     """
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.poptorch, name):
