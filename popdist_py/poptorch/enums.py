@@ -37,8 +37,7 @@ class OutputMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """The operation, such as a sum, that combines values of several micro-batches or replicas.
-    """
+    """The operation, such as a sum, that combines values of several micro-batches or replicas."""
 
     Sum = 0
     Mean = 1
