@@ -9,7 +9,7 @@ from popdist_py import __version__
 
 # The import of ``popdist_thread_waiting`` must precede the import of torch, which loads the OpenMP
 # runtime. The OpenMP runtime reads a setting that the module ``popdist_thread_waiting`` makes. If
-# the program has imported torch already, this setting has no effect.
+# the program has imported torch already, the setting for the OpenMP runtime has no effect.
 from popdist_py.start_hook import popdist_thread_waiting  # noqa: F401
 
 # isort: split

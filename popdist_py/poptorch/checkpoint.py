@@ -52,7 +52,7 @@ class TrainingCheckpoints:
         loader: The data loader that ``batches()`` reads, or any iterable that starts a new epoch at
             each ``iter()``.
         keep: The number of newest checkpoints to keep on the disk. Checkpoints that are older than
-            these are deleted.
+            the ``keep`` newest checkpoints are deleted.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class _Rewound:
 
 # torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
 # torch.load permits the call of ``codecs.encode``. Earlier versions of torch do not have
-# ``safe_globals``. For these versions, the next line makes torch.load permit the call.
+# ``safe_globals``. For earlier versions, the line below makes torch.load permit the call.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 

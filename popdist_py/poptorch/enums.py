@@ -61,7 +61,7 @@ class DataLoaderMode(IntEnum):
 
 
 class SharingStrategy(IntEnum):
-    """The way to start a data loader's process and to send the data set to this process."""
+    """The way to start a data loader's process and to send the data set to the process."""
 
     SharedMemory = 0
     FileSystem = 1

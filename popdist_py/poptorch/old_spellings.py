@@ -96,7 +96,7 @@ TABLE: Final = (
     Spelling("Options.outputMode()", "anchor_return_period", "output_return_period"),
     Spelling("Options.anchorTensor()", "anchor_mode", "output_mode"),
     Spelling("Options.anchorTensor()", "anchor_return_period", "output_return_period"),
-    # Old names of groups of options and of options in these groups.
+    # Old names of option groups, and old names of options.
     Spelling("Options", "Popart", "_Popart"),
     Spelling(
         "Options.Training",

@@ -228,8 +228,9 @@ def cond(
     if not current_forward.is_running():
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
-    # Both functions run, because the value of the condition is not known while the model is traced.
-    # After both functions have run, ``torch.where`` chooses between their results.
+    # Both ``then_body`` and ``else_body`` run, because the value of the condition is not known
+    # while the model is traced. After ``then_body`` and ``else_body`` have run, ``torch.where``
+    # chooses between their results.
     then_values = _results(then_body(*(tensor.clone() for tensor in then_inps)))
     else_values = _results(else_body(*(tensor.clone() for tensor in else_inps)))
     if len(then_values) != len(else_values):

@@ -50,12 +50,12 @@ class SGD(Optimizer, torch.optim.SGD):
             gradients after it.
         velocity_scaling: On real IPUs, a factor on the velocity (momentum) if one tensor stores the
             velocity and the accumulated gradients. The emulation ignores ``velocity_scaling``.
-        use_combined_accum: Whether one tensor stores both the velocity and the accumulated
+        use_combined_accum: Whether one tensor stores the velocity and also the accumulated
             gradients.
         accum_type: The dtype of the gradient accumulator, float32 or float16.
         velocity_accum_type: The dtype of the velocity, float32 or float16.
         max_grad_norm: The maximum of the 2-norm of all gradients together. If the 2-norm of all
-            gradients is larger, the gradients are scaled down to this maximum.
+            gradients is larger than ``max_grad_norm``, the gradients are scaled down.
     """
 
     _own: ClassVar = {
@@ -217,7 +217,7 @@ class LAMB(Optimizer, lamb_and_lars.LAMB):
     """Layer-wise adaptive moments (LAMB), whose method ``step()`` also works on the CPU.
 
     LAMB's update of a weight w is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected
-    moments m and v. LAMB multiplies the learning rate by the trust ratio. This ratio is
+    moments m and v. LAMB multiplies the learning rate by the trust ratio. The trust ratio is
     ``min(|w|, max_weight_norm) / |update|``, or 1 if ``|w|`` or ``|update|`` is 0.
     """
 

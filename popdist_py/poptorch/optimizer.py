@@ -154,7 +154,7 @@ class Optimizer:
         """Return the settings of the optimiser and its state on the device.
 
         Before the model is compiled, ``ipu_state`` and ``ipu_param`` are None. If the program has
-        loaded a state, this state is returned unchanged until the device has received it.
+        loaded a state, the loaded state is returned unchanged until the device has received it.
         """
         if self._fetch is not None and not self._pending:
             self._fetch()
@@ -225,6 +225,6 @@ class Optimizer:
             if not name.startswith(("_optimizer_", "_fetch", "_zero_grad", "_warned"))
             and not callable(value)
         }
-        # A copy of the optimiser will be connected to another device, and this device must receive
-        # the optimiser state.
+        # A copy of the optimiser will be connected to another device, and the other device must
+        # receive the optimiser state.
         return {**own, **state, "_fetch": None, "_pending": self._has_state}

@@ -63,8 +63,8 @@ def _pop_name_scope() -> None:
 
 # --- Operators that return tensors or set properties of tensors -----------------------------------
 
-# The notations for printed floating-point numbers. The position of a notation in this tuple is
-# PopTorch's number for the notation.
+# The notations for printed floating-point numbers. The position of a notation in ``_FLOAT_FORMATS``
+# is PopTorch's number for the notation.
 _FLOAT_FORMATS: Final = ("auto", "fixed", "scientific", "none")
 
 
@@ -147,7 +147,7 @@ def install() -> None:
 
     The operators are plain functions, stored as attributes and not registered with torch. If the
     operators were registered, tracing of a forward pass would not record the calls inside them.
-    Also, torch could not run registered operators for several replicas at once.
+    Torch could not run registered operators for several replicas at once.
     """
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.poptorch, name):

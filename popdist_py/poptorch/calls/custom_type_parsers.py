@@ -36,7 +36,7 @@ class ICustomArgParser:
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
         """Build a structure like ``original_structure`` from other tensors.
 
-        The iterator ``tensor_iterator`` returns these tensors in the same order as
+        The iterator ``tensor_iterator`` returns the other tensors in the same order as
         ``yieldTensors``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define reconstruct")

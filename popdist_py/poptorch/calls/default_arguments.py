@@ -24,8 +24,8 @@ class Defaults:
     Attributes:
         values: The default values that are tensors or None, by the name of the parameter.
         names: The names of the first positional parameter whose default is a tensor, and of all
-            later positional parameters. The forward method gets the arguments for these parameters
-            by keyword, even if the caller passes them by position.
+            later positional parameters. The forward method gets the arguments for the parameters in
+            ``names`` by keyword, even if the caller passes them by position.
         first: The position of the first parameter in ``names``.
     """
 
@@ -101,8 +101,8 @@ def _as_input(default: torch.Tensor, given: Any, num_slices: int) -> torch.Tenso
     """Return the input tensor for a default; None if the default stays a constant.
 
     A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. If a
-    default value is such a tensor and the first call leaves out the parameter, the default stays a
-    constant of the model.
+    default value is a tensor of one of these three kinds and the first call leaves out the
+    parameter, the default stays a constant of the model.
 
     Args:
         default: The default value of the parameter.

@@ -1,13 +1,13 @@
 """Functions that flatten nested arguments and results into lists of tensors, and rebuild them.
 
 A nested value consists of tensors inside tuples, named tuples, lists, dictionaries and registered
-custom types. A value of any other type than these is called a constant. All code that traverses
-nested values calls the module ``nested_values``.
+custom types. A value that is neither a tensor, a container nor a registered custom type is called a
+constant. All code that traverses nested values calls the module ``nested_values``.
 
 Torch's pytree (``torch.utils._pytree``) is not used here, because it recognises exact types only.
 For pytree, a subclass of list or dict is a leaf, so pytree does not find the tensors in it. A
-program would have to register each of these subclasses with pytree, for the whole process. In the
-package ``poptorch.calls``, a parser for a class also handles the subclasses of the class.
+program would have to register each subclass of list or dict with pytree, for the whole process. In
+the package ``poptorch.calls``, a parser for a class also handles the subclasses of the class.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def _collect(value: Any, leaves: list[torch.Tensor]) -> None:
     """Append the tensors of ``value`` to ``leaves``.
 
     The function ``_collect`` must be fast, because it is called for every operation of a forward
-    pass. It takes half as long as :func:`flatten`, because it does not return the structure of the
-    value.
+    pass. The function ``_collect`` takes half as long as :func:`flatten`, because it does not
+    return the structure of the value.
     """
     parser = _custom_parser(value)
     if parser is not None:

@@ -1,9 +1,10 @@
 """PopTorch's class AsynchronousDataAccessor, which loads items ahead of time in another process.
 
-The module ``accessor`` contains the code that runs in the training process. This code starts and
-ends the loader process, receives messages about the shared memory of the next item, and returns the
-item's tensors without a copy. The module ``loader_process.py`` contains the code that runs in the
-loader process. The module ``loader_messages.py`` defines the messages between the two processes.
+The module ``accessor`` contains the code that runs in the training process. The code of the
+training process starts and ends the loader process, receives messages about the shared memory of
+the next item, and returns the item's tensors without a copy. The module ``loader_process.py``
+contains the code that runs in the loader process. The module ``loader_messages.py`` defines the
+messages between the training process and the loader process.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ class AsynchronousDataAccessor:
         return self
 
     def __next__(self) -> Any:
-        """Return the next item, whose tensors are valid until the next call of this method."""
+        """Return the next item, whose tensors are valid until the next call of ``__next__``."""
         self._give_back()
         if not self._iterating:
             raise StopIteration
@@ -266,8 +267,8 @@ class AsynchronousDataAccessor:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
         The state contains the number of complete epochs and the number of returned items of the
-        current epoch. It also contains the random state at the start of the current epoch, which
-        determines the order of the epoch. The state consists of plain values and tensors, so
+        current epoch. The state also contains the random state at the start of the current epoch,
+        which determines the order of the epoch. The state consists of plain values and tensors, so
         loading the state from a file executes no code. The state does not include the random
         generators of persistent worker processes.
         """
@@ -330,8 +331,8 @@ class AsynchronousDataAccessor:
             self._send(GiveBack(slot))
 
     def _send(self, message: object) -> None:
-        # Sending a message fails if the loader process has ended. In this case, the next call of
-        # ``_receive`` reports the error.
+        # Sending a message fails if the loader process has ended. After a failure to send, the next
+        # call of ``_receive`` reports the error.
         with contextlib.suppress(OSError):
             self._channel.send(message)
 
@@ -433,7 +434,7 @@ def _shut_down(process: Any, channel: Channel) -> None:
             process.join(_SECONDS_TO_TERMINATE)
     finally:
         # Ctrl-C may interrupt the call that waits for the end of the loader process. The loader
-        # process must be killed even after such an interrupt by Ctrl-C.
+        # process must be killed even if Ctrl-C interrupts this call.
         if process.is_alive():
             process.kill()
             process.join()

@@ -99,9 +99,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             iterable data set cannot be random. All instances use the same order, which is computed
             from the seed ``options.randomSeed``. The seed ``options.randomSeed`` must be equal on
             all instances. If the options do not contain a seed, instance 0 draws a random seed for
-            all instances. In this case, all instances must make the DataLoader. A torch sampler
-            without its own generator also uses the seed that all instances share. Samplers that the
-            program defines must yield the same order on every instance.
+            all instances. Without a seed in the options, all instances must make the DataLoader. A
+            torch sampler without its own generator also uses the seed that all instances share.
+            Samplers that the program defines must yield the same order on every instance.
         num_workers: The number of worker processes that load batches.
         drop_last: Whether to drop the last elements of the data set if they do not fill a batch.
         persistent_workers: Whether worker processes stay alive between epochs, which is the
@@ -109,14 +109,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             DataLoader always starts new worker processes.
         auto_distributed_partitioning: Whether each process reads only its own share of the data
             set. A torch DistributedSampler for several processes already selects the share of one
-            process. The DataLoader does not divide the order of such a sampler again.
+            process. The DataLoader does not divide the order of a DistributedSampler for several
+            processes again.
         mode: The mode Sync loads batches in the program's process. The mode Async loads batches
             ahead of time in another process. The mode AsyncRebatched loads ahead like Async, and
             its workers may load batches of another size.
         async_options: Keyword arguments for :class:`AsynchronousDataAccessor`.
         rebatched_worker_size: The batch size of the worker processes in the mode AsyncRebatched.
         batch_sampler: An iterable that yields the indices of one micro-batch at a time. The
-            DataLoader concatenates DI x (R / G) x GA of these micro-batches along dimension 0.
+            DataLoader concatenates DI x (R / G) x GA micro-batches of ``batch_sampler`` along
+            dimension 0.
         **kwargs: Keyword arguments for :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -324,8 +326,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
         The state contains the number of complete epochs and the number of returned batches of the
-        current epoch. It also contains the random state at the start of the current epoch, which
-        determines the order of the epoch. The state consists of plain values and tensors, so
+        current epoch. The state also contains the random state at the start of the current epoch,
+        which determines the order of the epoch. The state consists of plain values and tensors, so
         loading the state from a file executes no code.
 
         The state also includes the result of the sampler's method ``state_dict()``, or the
@@ -415,8 +417,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "rebatched_size, or use drop_last=True"
             )
         # In the modes Async and AsyncRebatched, the DataLoader refers to its accessor. With a weak
-        # reference from the accessor to the DataLoader, the two objects do not form a reference
-        # cycle. Python therefore deletes both of them promptly.
+        # reference from the accessor to the DataLoader, the DataLoader and the accessor do not form
+        # a reference cycle. Python therefore deletes the DataLoader and the accessor promptly.
         reference = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
         # If this DataLoader rebatches, its length is already the number of batches after
         # rebatching.

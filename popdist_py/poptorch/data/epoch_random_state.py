@@ -1,8 +1,8 @@
 """The state of all random generators that determine the order of a DataLoader's epoch.
 
 A saved state of random generators consists of numbers and tensors, in tuples, lists and
-dictionaries. Loading such a state from a file therefore executes no code. The classes DataLoader
-and AsynchronousDataAccessor count the batches of an epoch.
+dictionaries. Loading a saved state of random generators from a file therefore executes no code. The
+classes DataLoader and AsynchronousDataAccessor count the batches of an epoch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Draws:
         sampler: The sampler that yields the order, or None without a sampler.
         generator: The DataLoader's random generator; None if the DataLoader uses the process's
             random generator.
-        loader: The torch DataLoader whose worker processes may stay alive between epochs; None
-            without such a DataLoader.
+        loader: The torch DataLoader whose worker processes may stay alive between epochs; None for
+            other loaders.
     """
 
     sampler: Any = None
@@ -72,8 +72,8 @@ class Draws:
             random.setstate(python_state)
         if self._has_workers and not state["has_workers"]:
             # At the start of the saved epoch, torch drew a seed for new worker processes. Torch
-            # does not draw a seed for existing worker processes. The following line therefore draws
-            # one random number in place of this seed.
+            # does not draw a seed for existing worker processes. One random number is drawn here in
+            # place of the seed for new worker processes.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def end_workers(self) -> None:

@@ -189,8 +189,8 @@ class _InPlace:
     def __iter__(self) -> Iterator[_Token]:
         if self._workers is not None:
             return iter(self._workers)
-        # Torch's DataLoader draws a seed at the start of an epoch. The following line draws one
-        # number in place of this seed, so that later random numbers are equal to those with torch's
+        # Torch's DataLoader draws a seed at the start of an epoch. One random number is drawn here
+        # in place of torch's seed, so that later random numbers are equal to those with torch's
         # DataLoader.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         return (self._collate(self._dataset.__getitems__(request)) for request in self._batches)

@@ -1,8 +1,8 @@
 """The class Source, which describes how a loader process loads the items of a data set or loader.
 
 The functions in ``sample_source`` do not start processes or use shared memory. If a loader class
-defines a method ``_loader_source(size)``, the function ``source_of`` returns the result of this
-method.
+defines a method ``_loader_source(size)``, the function ``source_of`` returns the result of
+``_loader_source``.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["DrawnOrder", "check", "note"]
 
-# Only this number of first indices is compared, because two different orders almost certainly
-# differ there.
+# Only the first 10,000 indices of two orders are compared, because different orders almost
+# certainly differ there.
 _COMPARED_ELEMENTS: Final = 10_000
 
 
@@ -26,8 +26,8 @@ class DrawnOrder(NamedTuple):
     """A description of the first sequence of indices that a sampler drew.
 
     Attributes:
-        number: The index of the sampler in this process. The process counts only samplers whose
-            sequences are divided among the instances.
+        number: The index of the sampler among this process's samplers. The process counts only
+            samplers whose sequences are divided among the instances.
         sampler: The class name of the sampler.
         length: The number of indices in the sequence.
         digest: A hash of the first indices in the sequence.

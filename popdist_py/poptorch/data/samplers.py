@@ -87,7 +87,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of this sampler that ``state_dict()`` returned."""
+        """Restore a state of a ShardSampler that ``state_dict()`` returned."""
         self._epoch = state_dict["epoch"]
         if self._generator is not None and state_dict["generator"] is not None:
             self._generator.set_state(state_dict["generator"])
@@ -161,9 +161,9 @@ def sampler_state(sampler: Any) -> dict[str, Any]:
     """Return the state of a sampler, which determines the indices that it yields next.
 
     If the sampler has a method ``state_dict()``, the function ``sampler_state`` calls this method.
-    Otherwise the state contains three attributes of torch's samplers. They are the random generator
-    ``generator``, the number ``epoch`` of a DistributedSampler, and the state of an inner
-    ``sampler``.
+    For a sampler without ``state_dict()``, the state contains the attributes ``generator``,
+    ``epoch`` and ``sampler`` of torch's samplers. These attributes are the random generator, the
+    epoch number of a DistributedSampler, and an inner sampler.
     """
     if hasattr(sampler, "state_dict"):
         return {"state_dict": sampler.state_dict()}

@@ -1,9 +1,9 @@
 """Epochs that the program sets on its samplers and data sets with ``set_epoch()``.
 
-The loader process calls ``set_epoch()`` of its copies of these samplers and data sets with the same
-epochs. If the program has changed the epoch of a data set, new worker processes replace a
-DataLoader's persistent worker processes. The new worker processes get copies of the data set with
-the new epoch.
+The loader process has copies of the program's samplers and data sets, and calls ``set_epoch()`` of
+the copies with the same epochs. If the program has changed the epoch of a data set, new worker
+processes replace a DataLoader's persistent worker processes. The new worker processes get copies of
+the data set with the new epoch.
 """
 
 from __future__ import annotations

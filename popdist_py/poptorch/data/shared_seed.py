@@ -25,7 +25,7 @@ _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.WeightedRandomSampler,
 )
 # The drawn seeds; each key contains the indices of the instances that share the seed. Every
-# instance in a key stores the seed. All of these instances therefore agree whether to make the
+# instance in a key stores the seed. All instances in a key therefore agree whether to make the
 # collective call that exchanges a seed.
 _seeds: dict[tuple[int, ...], int] = {}
 
@@ -33,7 +33,7 @@ _seeds: dict[tuple[int, ...], int] = {}
 def shared_seed(options: Options) -> int:
     """Return the seed in the options, or a seed that instance 0 draws for all instances.
 
-    If the options do not contain a seed, all instances must call this function, because the first
+    If the options do not contain a seed, all instances must call ``shared_seed``, because the first
     call exchanges the seed between them.
 
     Raises:

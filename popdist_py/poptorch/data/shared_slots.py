@@ -152,8 +152,9 @@ class SlotWriter:
                 RuntimeError,
                 TypeError,
             ):
-                # These tensors have different dtypes or require gradients. For such tensors,
-                # ``torch.stack`` without ``out`` returns the stacked tensors, or raises torch's
+                # Tensors with different dtypes, or tensors that require gradients, cannot be
+                # stacked in the slot. For tensors that cannot be stacked in the slot,
+                # ``torch.stack`` without ``out`` returns the stacked tensors or raises torch's
                 # usual error.
                 return torch.stack(batch, 0)
 

@@ -28,9 +28,9 @@ class DeviceReports(ModelOnDevice):
     """Methods that report the schedule, memory and time of a model on an IPU.
 
     For a compiled model, the methods that return reports do not need arguments. For a model that is
-    not compiled, these methods take example arguments of a call. They run the forward method on
-    tensors that have shapes but no data. The options can name the type of IPU for the reports; the
-    default type is the Mk2.
+    not compiled, the methods that return reports take example arguments of a call. The methods then
+    run the forward method on tensors that have shapes but no data. The options can name the type of
+    IPU for the reports; the default type is the Mk2.
     """
 
     # -- Estimates of the schedule, the memory and the time on an IPU -------------------------

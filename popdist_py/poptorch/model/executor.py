@@ -53,7 +53,7 @@ class PoplarExecutor(DeviceReports):
         return self._options
 
     # Programs for Graphcore's PopTorch read the attributes ``_executable`` and ``_is_attached``, so
-    # these two names must stay.
+    # these attributes must keep their names.
 
     @property
     def _executable(self) -> Executable | None:
@@ -142,7 +142,8 @@ class PoplarExecutor(DeviceReports):
     def rng_state(self) -> list[int]:
         """The state of the device's random number generator.
 
-        This state consists of the seed and the number of micro-batches that have run so far.
+        The state of the generator consists of the seed and the number of micro-batches that have
+        run so far.
 
         Raises:
             Error: The model is not compiled.

@@ -310,8 +310,8 @@ class ModelOnDevice:
     def copyWeightsToDevice(self) -> None:
         """Copy the weights and buffers of the user's module to the device.
 
-        If another wrapper has trained some of these weights, the weights are first copied from the
-        device of the other wrapper to the host.
+        If another wrapper has trained some of the weights, these weights are first copied from the
+        other wrapper's device to the host.
         """
         compiled, weights = self._require_compiled(), self._require_weights()
         weights.pull_newer_of_others()

@@ -27,8 +27,8 @@ from popdist_py.poptorch.weights.replica_grouping import join_groups, split_grou
 
 __all__ = ["OptimizerLink"]
 
-# A checkpoint stores only those values of an optimiser's parameter group that have one of these
-# types.
+# A checkpoint stores only those values of an optimiser's parameter group that have one of the types
+# in ``_SETTING``.
 _SETTING: Final = (int, float, bool, tuple, list, torch.Tensor)
 
 

@@ -63,7 +63,7 @@ class SavedModel:
         Parent folders that do not exist are made. The user's module and optimiser are pickled
         directly. Objects of this package's classes are stored as bytes that contain a second
         pickle. Another version of this package can therefore read the version number in the file,
-        even if it does not have these classes.
+        even if the package has different classes.
 
         Raises:
             AssertionError: The parent of ``path`` is a file, and not a folder.

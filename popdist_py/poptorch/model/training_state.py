@@ -90,8 +90,9 @@ def load_device_state(
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])
-        # If the number of replicas has changed, the saved buffers are not used. In this case, the
-        # replicas keep the buffers that were copied from the host.
+        # The saved buffers are used only if the number of replicas is the same as before. If the
+        # number of replicas has changed, the replicas keep the buffers that were copied from the
+        # host.
         if len(rows_of_all) == communicator.num_instances * len(rows):
             first = communicator.instance_index * len(rows)
             rows.copy_(rows_of_all[first : first + len(rows)])

@@ -2,8 +2,9 @@
 
 The package contains the class Options and its groups, and functions that read options from text.
 Nothing here depends on models or data sets. The code of models and data loaders reads the option
-values that it needs. May call: placement, tracing, calls, enums, old_spellings, logger, errors, and
-the library's ipu, context, environment, popart and popdist_functions.
+values that it needs.
+May call: placement, tracing, calls, enums, old_spellings, logger, errors, and the library's ipu,
+context, environment, popart and popdist_functions.
 """
 
 from popdist_py.poptorch.errors import ConfigFileError

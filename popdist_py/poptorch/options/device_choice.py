@@ -1,7 +1,7 @@
 """The choice of the emulated IPU, and of the reaction to a model that is too large for its memory.
 
 The program, the launcher and environment variables can each name an IPU. The module
-``device_choice`` decides which of these names is used. Other modules compute the memory and the
+``device_choice`` decides which of the named IPUs is used. Other modules compute the memory and the
 time that a model needs on the IPU. Callers of ``DeviceEnvironment.of`` pass ``os.environ`` and
 ``sys.modules`` as arguments.
 """

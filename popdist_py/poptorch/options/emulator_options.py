@@ -19,7 +19,7 @@ from popdist_py.poptorch.options.store import OptionStore
 __all__ = ["EXECUTIONS", "_EmulatorOptions"]
 
 # The accepted arguments of the setter ``replicaExecution``. The function ``backends.register()``
-# adds names of other back ends to this list.
+# adds the names of other back ends to ``EXECUTIONS``.
 EXECUTIONS: Final = ["auto", "loop", "fused"]
 
 
@@ -30,7 +30,8 @@ class _EmulatorOptions(OptionStore):
         ValueError: An environment variable contains an unknown device or memory mode.
     """
 
-    # The default for option objects that were pickled by a version without this attribute.
+    # The value of ``_environment`` for option objects that an older version of this library
+    # pickled.
     _environment = DeviceEnvironment()
 
     def __init__(self) -> None:
@@ -68,8 +69,8 @@ class _EmulatorOptions(OptionStore):
         """Sum the replicas' gradients in one fixed order, for any number of instances.
 
         The results of a job with R replicas then have the same bits for any number of instances and
-        threads. With this option, the model computes on one thread. The environment variable
-        ``POPDIST_DETERMINISTIC=1`` switches the option on by default.
+        threads. With ``deterministicReduction``, the model computes on one thread. The environment
+        variable ``POPDIST_DETERMINISTIC=1`` switches the option on by default.
         """
         self.set(deterministic_reduction=enabled)
         return self
@@ -99,9 +100,9 @@ class _EmulatorOptions(OptionStore):
     def memory(self, mode: MemoryMode) -> _EmulatorOptions:
         """Choose the reaction to a compiled model that does not fit into the memory of the IPU.
 
-        The environment variable ``POPDIST_IPU_MEMORY`` sets the default. If ``POPDIST_IPU_MEMORY``
-        is not set, the default depends on the IPU. It is ``enforce`` if an IPU is chosen, and
-        ``warn`` if no IPU is chosen.
+        The environment variable ``POPDIST_IPU_MEMORY`` sets the default. The default without
+        ``POPDIST_IPU_MEMORY`` depends on the choice of the IPU. The default is ``enforce`` if the
+        user has chosen an IPU, and ``warn`` otherwise.
 
         Args:
             mode: ``enforce`` raises an error, as hardware does. ``warn`` logs a warning. ``off``

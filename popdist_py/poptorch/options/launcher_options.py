@@ -1,7 +1,7 @@
 """The class ``DistributedOptions``, which PopDist's users import as ``popdist.poptorch.Options``.
 
-The launcher sets the number of replicas, the index of the process and the device in these options.
-If a program runs without the launcher, the program itself sets the number of replicas.
+The launcher sets the values for the number of replicas, the index of the process and the device. If
+a program runs without the launcher, the program itself sets the number of replicas.
 """
 
 from __future__ import annotations

@@ -152,8 +152,9 @@ STORED: Final = {
 }
 
 # The effects of PopART's session options. If the value of a session option is a dictionary, each
-# key of the dictionary has its own row. The name of such a row is the name of the session option, a
-# space, and the key. Session options and keys that are not in this table affect only hardware.
+# key of the dictionary has its own row. The row of a dictionary's key has a name that consists of
+# the name of the session option, a space, and the key. Session options and keys that are not in
+# this table affect only hardware.
 SESSION: Final = {
     **_session(
         Effect.RESULTS,

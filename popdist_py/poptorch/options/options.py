@@ -53,7 +53,7 @@ class Options(OptionStore):
     # The subclass that ``Options(ipus_per_replica=n)`` makes, set by ``launcher_options.py``.
     _for_launcher: ClassVar[type[Options]]
     # The names, besides the setters, that a file for ``loadFromFile`` may use. The package
-    # ``poptorch`` adds its own name to this dictionary.
+    # ``poptorch`` adds its own name to the dictionary ``_names_in_files``.
     _names_in_files: ClassVar[dict[str, Any]] = {}
 
     def __new__(cls, *_: Any, **arguments: Any) -> Options:
@@ -152,7 +152,8 @@ class Options(OptionStore):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
         """Declare that buffers are equal on all replicas, or keep one copy for each replica.
 
-        In both cases, each replica has its own statistics of batch norms and instance norms.
+        For True and for False, each replica has its own statistics of batch norms and instance
+        norms.
 
         Args:
             broadcast_buffers: Whether buffers are equal on all replicas.

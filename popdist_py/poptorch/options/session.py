@@ -152,9 +152,9 @@ _CACHING: Final = ("enableEngineCaching", "cachePath")
 def session_option(name: str) -> Option:
     """Return the table row of a session option, or a new row that says "hardware only".
 
-    The table may lack a name that contains dots. In this case, the function searches for the part
-    of the name before the first dot. If that part's row says that the option does nothing, the
-    function returns that row.
+    The table may lack a name that contains dots. For a name that is missing, the function
+    ``session_option`` searches the table for the part of the name before the first dot. If the row
+    of this part says that the option does nothing, ``session_option`` returns the row.
 
     Args:
         name: The name of the session option, as in the table of options' effects. To name one key
@@ -172,9 +172,9 @@ def session_option(name: str) -> Option:
 class _PopartOptions(OptionStore):
     """The session options of PopART, which a program sets by name.
 
-    Other code of this library reads values with ``session_value``, ``session_member``,
-    ``engine_value`` and ``is_engine_option_on``. These four methods accept only options that have
-    an effect on emulated IPUs.
+    Other code of this library calls one of four methods to read option values. The methods
+    ``session_value``, ``session_member``, ``engine_value`` and ``is_engine_option_on`` accept only
+    options that have an effect on emulated IPUs.
     """
 
     def __init__(self) -> None:

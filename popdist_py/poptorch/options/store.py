@@ -108,7 +108,7 @@ class OptionStore:
         """Return the value of the option ``name``.
 
         Raises:
-            AssertionError: An option with this name does not exist.
+            AssertionError: The option does not exist.
         """
         assert name in self._values, (
             f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"

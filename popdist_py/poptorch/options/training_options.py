@@ -11,8 +11,8 @@ from popdist_py.poptorch.options.store import check_count
 __all__ = ["_TrainingOptions"]
 
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
-# The settings of ``gradientCompression("powersgd")``. The defaults of these settings are those of
-# torch's ``powerSGD_hook``.
+# The settings of ``gradientCompression("powersgd")``. The defaults of the settings of ``powersgd``
+# are those of torch's ``powerSGD_hook``.
 _POWER_SGD: Final = {"rank": 1, "start_step": 1000, "warm_start": True}
 
 
@@ -126,7 +126,7 @@ class _TrainingOptions(_SessionGroup):
         """Choose how gradients are compressed between hosts; PopTorch does not have this option.
 
         Within a host, gradients are summed without compression. If compression loses a part of the
-        gradients in one step, this part is added to the gradients of the next step.
+        gradients in one step, the lost part is added to the gradients of the next step.
 
         Args:
             method: The compression of the gradients. The method ``none`` is the default. The
@@ -186,8 +186,8 @@ class _TrainingOptions(_SessionGroup):
         uses the statistics of the replica's own samples.
 
         Args:
-            n: The number of replicas that share statistics. It must divide the number of replicas
-                of all instances.
+            n: The number of replicas that share statistics, which must divide the number of
+                replicas of all instances.
 
         Raises:
             ValueError: ``n`` is not a whole number, or is below 1.

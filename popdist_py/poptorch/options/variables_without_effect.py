@@ -31,8 +31,8 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# The launcher sets these environment variables to these values in every instance, unless the user
-# has set them.
+# The launcher sets the environment variables in ``_SET_BY_LAUNCHER`` to the given values in every
+# instance, unless the user has set them.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {

@@ -1,9 +1,9 @@
 """Execution strategies, which assign each block of a model's operations to a stage and an IPU.
 
 An execution strategy contains stages or phases, which are groups of blocks. The method ``_placer``
-of an execution strategy returns a function. This function takes a block id and returns the block's
-IPU, stage and phase. The module ``tracing.block_recorder`` calls the function of ``_placer`` for
-each block of a forward pass.
+of an execution strategy returns a function. The function from ``_placer`` takes a block id and
+returns the block's IPU, stage and phase. The module ``tracing.block_recorder`` calls the function
+of ``_placer`` for each block of a forward pass.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class _PhasedExecution(_IExecutionStrategy):
         """Return a phase of the execution strategy by its number, counted from 0.
 
         Raises:
-            AssertionError: The execution strategy does not have a phase with this number.
+            AssertionError: The execution strategy does not have a phase with the number ``phase``.
         """
         assert isinstance(phase, int), f"phases are numbered by integers, got {phase!r}"
         assert 0 <= phase < len(self._phases), (
