@@ -1,4 +1,4 @@
-"""Batch norms that compute their mean and variance over a group of replicas.
+"""Batch norms whose mean and variance are computed over the samples of a group of replicas.
 
 The modules contain the batch norm layer, the exchange of statistics within a group, and a scheduler
 that pauses each replica at a batch norm until all replicas have reached this batch norm.

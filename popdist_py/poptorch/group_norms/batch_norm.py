@@ -1,8 +1,9 @@
 """Batch norm over the micro-batches of a group of replicas, forward and backward.
 
 Every replica computes the count, the mean and the sum of squared deviations of its own samples. The
-group's mean and variance are computed from these values of its replicas, always in the order of the
-replicas. This module does not decide which replicas belong to a group.
+mean and the variance of a group are computed from the counts, means and sums of the group's
+replicas, always in the order of the replicas. The module ``batch_norm`` does not decide which
+replicas belong to a group.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _replicas: Final[ContextVar[int]] = ContextVar("replicas", default=1)
 
 @contextmanager
 def replicas_as_channels(replicas: int) -> Iterator[None]:
-    """Treat inputs of batch norms as several replicas' inputs, concatenated along the channels.
+    """Treat batch norm inputs as inputs of several replicas, concatenated along the channels.
 
     Args:
         replicas: The number of replicas whose channels are concatenated in one tensor.
@@ -107,9 +108,9 @@ class GroupNorms(TorchFunctionMode):
 class OneValueAllowed(TorchFunctionMode):
     """A torch function mode that lets training batch norms accept one value for each channel.
 
-    Outside this mode, torch rejects inputs with a single value per channel. Use the mode for the
-    first forward pass, which runs a single replica. In later forward passes, the replicas of a
-    group together have more than one value per channel.
+    Without the mode, torch rejects inputs of a training batch norm with a single value per channel.
+    Use this torch function mode for the first forward pass, which runs a single replica. In later
+    forward passes, the replicas of a group together have more than one value per channel.
     """
 
     def __torch_function__(
@@ -154,8 +155,8 @@ class _GroupNorm(torch.autograd.Function):
         mean, variance, total = _statistics_of_group(samples, replicas, handle)
         result = torch.native_batch_norm(samples, weight, bias, mean, variance, False, 0.0, eps)[0]
         ctx.save_for_backward(samples, weight, mean, variance, total)
-        # Without the clamp, the unbiased variance of one number would be 0 / 0. With the clamp, the
-        # variance is 0.
+        # Without the clamp of the divisor, the unbiased variance of one number would be 0 / 0. With
+        # the clamp of the divisor, the variance of one number is 0.
         unbiased = variance * (total / (total - 1).clamp(min=1))
         ctx.mark_non_differentiable(mean, unbiased)
         return result, mean, unbiased
@@ -200,8 +201,8 @@ def _statistics_of_group(
     """Return the mean, the biased variance and the number of samples of each replica's group.
 
     The formula comes from Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-    computing sample variances", 1979. The paper combines two sets of samples at a time, but this
-    function combines the samples of all replicas at once.
+    computing sample variances", 1979. The paper of Chan, Golub and LeVeque combines two sets of
+    samples at a time. This function combines the samples of all replicas of a group at once.
 
     Args:
         samples: A tensor of the shape [micro-batch, replicas x channels, ...].

@@ -2,8 +2,8 @@
 
 A function that calls ``meet()`` pauses until the other functions have also called ``meet()``. Each
 function has its own thread, because one thread cannot pause in an autograd backward pass and resume
-the pass later. At any time, either one function or the caller of the scheduler runs. The functions
-can compute anything.
+the pass later. At any time, either one function or the caller of the scheduler runs. The scheduled
+functions can compute anything.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def in_turns(
 ) -> list[Result]:
     """Run functions that synchronise with each other by ``meet()``, and return their results.
 
-    In each round, the functions run one after the other. Each function runs until its next call of
-    ``meet()``.
+    In each round of ``meet()`` calls, the functions run one after the other. Each function runs
+    until its next call of ``meet()``.
 
     Args:
         functions: The functions to run. Each function runs in a separate thread, with the torch
             modes and the context variables of the caller.
         answers: A function that gets the arguments of one round of ``meet()`` calls, and returns
-            the calls' results. ``answers`` runs in the caller's thread.
+            the calls' results. The function ``answers`` runs in the caller's thread.
         name: The first part of the names of the threads, before the index of the function.
         resumed: A callback that gets the index of a function before the function starts or
             continues.
@@ -84,8 +84,8 @@ def in_turns(
 
     Raises:
         OneEnded: The functions do not all call ``meet()`` the same number of times.
-        BaseException: The exception that one of the functions raised. In this case, the functions
-            that wait in ``meet()`` are stopped.
+        BaseException: The exception that one of the functions raised. If a function raises an
+            exception, the other functions, which wait in ``meet()``, are stopped.
     """
     threads = [_Thread(function, f"{name} {index}") for index, function in enumerate(functions)]
     replies: Sequence[Any] = [None] * len(threads)
@@ -110,7 +110,7 @@ def in_turns(
 
 
 def meet(value: Any) -> Any:
-    """Pause until all functions of ``in_turns`` have called ``meet()``, and return a result.
+    """Pause until all functions of ``in_turns`` have called ``meet()``.
 
     Args:
         value: The value to pass to the argument ``answers`` of ``in_turns``, which computes the
@@ -126,7 +126,10 @@ def meet(value: Any) -> Any:
 
 
 class _Thread:
-    """A thread that runs one function like a coroutine: it pauses until the caller resumes it."""
+    """A thread that runs one function like a coroutine.
+
+    The thread pauses in ``meet()`` until the caller of ``in_turns`` resumes the thread.
+    """
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
         self._function = function
@@ -135,7 +138,7 @@ class _Thread:
         self._replies: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    # -- the caller's side --------------------------------------------------------------------
+    # -- methods for the caller of in_turns ---------------------------------------------------
 
     def resume(self, reply: Any) -> Any:
         """Start or continue the function, and wait until its next ``meet()`` or its end.
@@ -170,7 +173,7 @@ class _Thread:
         if self._thread is None:
             return
         # The _Closed object stops a function that waits in ``meet()``. A function that has already
-        # ended does not read this object.
+        # ended does not read the _Closed object.
         self._replies.put(_Closed())
         # A thread whose start was interrupted may not be alive, and a thread that is not alive
         # cannot be joined. If such a thread begins to run later, its function ends at the first
@@ -178,7 +181,7 @@ class _Thread:
         if self._thread.is_alive():
             self._thread.join()
 
-    # -- the function's side ------------------------------------------------------------------
+    # -- methods for the thread of the function -----------------------------------------------
 
     def _run(self, surroundings: _Surroundings) -> None:
         _current.set(self)
@@ -203,7 +206,7 @@ _current: Final[ContextVar[_Thread | None]] = ContextVar("current", default=None
 
 
 class _Surroundings:
-    """Torch's per-thread settings, copied from the thread that creates this object."""
+    """Torch's per-thread settings, copied from the thread that creates the _Surroundings."""
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
@@ -222,7 +225,7 @@ class _Surroundings:
             if is_cast:
                 stack.enter_context(torch.autocast("cpu", dtype))
             # The torch modes are pushed without calling their method __enter__, because the caller
-            # has entered the modes already. A second __enter__ could have further effects.
+            # has entered the modes already. A second call of __enter__ could have further effects.
             for mode in self._function_modes:
                 _push_function_mode(mode)
                 stack.callback(_pop_function_mode)

@@ -1,9 +1,9 @@
 """The class GroupExchange, which gathers numbers from all replicas of a group.
 
 A group consists of n replicas with consecutive global indices, on one or several instances. Each
-replica receives the numbers of all replicas of its group, in the order of the replicas, and sums
-them itself. Therefore the bits of a sum do not depend on how the replicas are distributed over
-instances.
+replica receives the numbers of all replicas of its group, in the order of the replicas. Each
+replica sums the received numbers itself. Therefore the bits of a sum do not depend on how the
+replicas are distributed over instances.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class GroupExchange:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Make no calls to other instances inside the ``with`` block.
+        """Exchange no numbers with other instances inside the ``with`` block.
 
-        Use this context manager while two ways to run the replicas are compared, because the
-        comparison does not need the numbers of other instances. In place of another instance's
-        numbers, each replica gets the numbers of this instance times two. The factor of two makes
-        the contribution of other instances visible in a result.
+        Use the context manager while replica back ends are compared, because the comparison does
+        not need the numbers of other instances. In place of another instance's numbers, each
+        replica gets the numbers of this instance times two. The factor of two makes the
+        contribution of other instances to a result differ from the instance's own contribution.
         """
         self._is_alone = True
         try:
@@ -142,8 +142,8 @@ class GroupExchange:
 
 
 # A torch operator accepts only tensors, numbers and strings. Therefore a recorded graph of
-# operations stores an exchange's handle instead of the GroupExchange object. The model keeps the
-# GroupExchange object alive.
+# operations stores an exchange's handle instead of the GroupExchange object. The compiled model
+# keeps the GroupExchange object alive.
 _exchanges: Final[weakref.WeakValueDictionary[int, GroupExchange]] = weakref.WeakValueDictionary()
 _handles: Final = count()
 
@@ -153,13 +153,14 @@ def _rows_of_groups(rows: torch.Tensor, handle: int, name: str) -> torch.Tensor:
 
 
 _LIBRARY: Final = torch.library.Library("popdist", "FRAGMENT")
-# The tag keeps torch from removing or merging calls of the operator. Every call must take place,
-# because the result also depends on other replicas.
+# The tag ``nondeterministic_seeded`` keeps torch from removing or merging calls of the operator.
+# Every call of the operator must take place, because the result also depends on other replicas.
 _LIBRARY.define(
     "of_group(Tensor rows, int handle, str name) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _LIBRARY.impl("of_group", _rows_of_groups, "CPU")
 OF_GROUP: Final = torch.ops.popdist.of_group.default
-# For each operator, the function that a recorded graph calls directly, without torch's dispatcher.
+# For each torch operator of the module ``statistics_exchange``, the Python function that a recorded
+# graph calls directly, without torch's dispatcher.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {OF_GROUP: _rows_of_groups}

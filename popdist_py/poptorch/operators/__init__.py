@@ -1,4 +1,4 @@
-"""Larger operations of PopTorch, which programs call as functions of ``poptorch.ops``.
+"""PopTorch's larger operations, which programs call as functions of ``poptorch.ops``.
 
 The package contains custom operations, CTC decoding, MultiConv, operations on point clouds, and
 printing.

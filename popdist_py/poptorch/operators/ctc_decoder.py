@@ -1,4 +1,4 @@
-"""CTC beam search decoding, which finds the most likely label sequences of a batch.
+"""Decoding of CTC (connectionist temporal classification) outputs by beam search.
 
 The search is a prefix beam search without a language model, as in section 7.5 of Graves,
 "Supervised Sequence Labelling", 2012.
@@ -71,9 +71,9 @@ def ctc_beam_search_decoder(
 
 def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Prefix, float]]:
     """Return label prefixes and their log-probabilities, beginning with the most likely prefix."""
-    # For each label prefix, ``beam`` contains two log-probabilities. The first is the
-    # log-probability of all alignments that end in a blank. The second is the log-probability of
-    # all alignments that end in the last label of the prefix.
+    # For each label prefix, ``beam`` contains two log-probabilities. The first number is the
+    # log-probability of all alignments that end in a blank. The second number is the
+    # log-probability of all alignments that end in the last label of the prefix.
     beam: dict[_Prefix, tuple[float, float]] = {(): (0.0, -inf)}
     for step in steps:
         following: dict[_Prefix, tuple[float, float]] = {}
@@ -84,8 +84,9 @@ def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Pre
                 if label == blank:
                     continue
                 if prefix and prefix[-1] == label:
-                    # The same label at two consecutive time steps is one label of the sequence. The
-                    # label counts twice only if there is a blank between the two time steps.
+                    # The same label at two consecutive time steps is one label of the sequence. A
+                    # repeated label counts twice only if there is a blank between the two time
+                    # steps.
                     _extend(following, prefix, ends_in_label=in_label + value)
                     _extend(following, (*prefix, label), ends_in_label=in_blank + value)
                 else:
@@ -106,6 +107,6 @@ def _extend(
 
 
 def _add(a: float, b: float) -> float:
-    """Return log(exp(a) + exp(b))."""
+    """Return log(exp(a) + exp(b)), computed without overflow."""
     high, low = (a, b) if a > b else (b, a)
     return high if low == -inf else high + log1p(exp(low - high))

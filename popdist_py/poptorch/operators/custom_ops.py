@@ -21,16 +21,17 @@ _registry: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def registerCustomOp(name: str, domain: str, function: Callable[..., Any]) -> None:
-    """Register the Python function that the emulation runs for a custom operation.
+    """Register the Python function that emulated IPUs run for a custom operation.
 
     Graphcore's PopTorch does not have the function ``registerCustomOp``.
 
     Args:
         name: The name of the operation.
         domain: The domain (namespace) of the operation's name.
-        function: The Python function. Its positional arguments are the input tensors, and its
-            keyword arguments are the attributes of the operation. The function returns a tensor or
-            a sequence of tensors. For training, the function must be differentiable.
+        function: The Python function. The positional arguments of the function are the input
+            tensors, and the keyword arguments are the attributes of the operation. The function
+            returns a tensor or a sequence of tensors. For training, autograd must be able to
+            differentiate the function.
     """
     _registry[domain, name] = function
 

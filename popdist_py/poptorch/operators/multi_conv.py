@@ -1,7 +1,7 @@
 """The class MultiConv, a hint to the device that some convolutions may run in parallel.
 
-A MultiConv does not change the results of a model. The checks are those of Graphcore's PopTorch:
-the settings must be valid, and a MultiConv must contain at least one convolution.
+A MultiConv does not change the results of a model. The checks are the same as in Graphcore's
+PopTorch. The settings must be valid, and a MultiConv must contain at least one convolution.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _active = _Active()
 class MultiConv:
     """A context manager whose convolutions may run at the same time on the device.
 
-    These errors are raised only inside the forward method of a wrapped model.
+    The errors of a MultiConv are raised only inside the forward method of a wrapped model.
 
     Raises:
         Error: The MultiConv is inside another MultiConv, it contains no convolution, or a list of

@@ -35,7 +35,7 @@ def fps(
 
     Returns:
         The indices of the chosen points in ``src`` (int32). The indices of each cloud's points are
-        in the order of their choice.
+        in the order in which the points were chosen.
 
     Raises:
         Error: An argument has a wrong type.

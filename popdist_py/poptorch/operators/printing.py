@@ -18,7 +18,7 @@ from popdist_py.poptorch.tracing import current_forward
 __all__ = ["ipu_print_tensor"]
 
 _FORMATS: Final = ("auto", "fixed", "scientific", "none")
-# The decimal exponents of the numbers that the format "auto" writes in fixed-point notation.
+# The range of decimal exponents for which the format "auto" uses fixed-point notation.
 _FIXED_EXPONENTS: Final = range(-4, 7)
 
 
@@ -57,7 +57,8 @@ def ipu_print_tensor(
             with "_gradient".
         print_gradient: Whether to also print the gradient of the tensor in the backward pass.
         summarise_threshold: The maximum number of elements of a tensor that is printed in full. For
-            a larger tensor, only the first and last elements of each dimension are printed.
+            a tensor with more elements, only the first and last elements of each dimension are
+            printed.
         edge_items: The number of elements to print at each end of a dimension if the tensor is
             larger than ``summarise_threshold``.
         max_line_width: The maximum length of a printed line. A longer row of the tensor continues
@@ -135,7 +136,7 @@ def _lines(values: Any, dims: int, level: int, summarise: bool, style: _Style) -
 
 
 def _row(words: list[str], indent: str, style: _Style) -> list[str]:
-    """Return the lines for one row of a tensor. All but the first line are indented."""
+    """Return the lines for one row of a tensor; all lines except the first are indented."""
     lines = []
     line = indent + style.open_bracket
     for index, word in enumerate(words):

@@ -1,10 +1,10 @@
 """Operator schemas that let programs import a CUDA build of torchvision with a CPU build of torch.
 
-The Python code of torchvision registers implementations of two operators. The schemas of these
+The Python code of torchvision registers implementations of two operators. The schemas of the two
 operators are defined in torchvision's binary library, but the library of a CUDA build is not
-available with a CPU build of torch. For a CUDA build of torchvision with a CPU build of torch, this
-module defines the two schemas. For all other builds, this module does nothing. It does not change
-an operator that other code has already defined.
+available with a CPU build of torch. For a CUDA build of torchvision with a CPU build of torch, the
+module ``torchvision_shim`` defines the two schemas. For all other builds, the module does nothing.
+The module does not change an operator that other code has already defined.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-# The torch library object with the defined operators. The object is stored here, because torch
-# removes the operators when the library object is deleted.
+# The torch library object with the defined operators. The library object is stored in a variable of
+# the module, because torch removes the operators when the object is deleted.
 _library: torch.library.Library | None = None
 
 
@@ -32,8 +32,8 @@ def define_when_imported() -> None:
     """Define the missing operators as soon as torchvision is imported.
 
     If torchvision is already imported, the function defines the operators at once. Otherwise the
-    function waits for the import, because another program or tool may define the operators before.
-    A second definition of an operator fails.
+    function waits for the import, because other code may define the operators before the import. A
+    second definition of a torch operator fails with an error.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):

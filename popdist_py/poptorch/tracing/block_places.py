@@ -1,8 +1,8 @@
 """Data classes for the IPUs and stages of blocks, and the interface of execution strategies.
 
 An execution strategy chooses the IPU and the stage of each block of operations. A ``BlockRecorder``
-collects the choices for one forward pass in a ``ForwardPlaces``. This module does not import
-strategies or recorders.
+collects the chosen IPUs and stages of one forward pass in a ``ForwardPlaces``. The module
+``block_places`` does not import execution strategies or recorders.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ __all__ = ["BlockPlace", "ForwardPlaces", "PlaceBlock", "Strategy"]
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """The IPU, stage and phase of a block of operations.
+    """The IPU, the stage (part of a pipeline) and the phase of a block of operations.
 
     Attributes:
         user_id: The id of the block; None for operations before the model's first block.
         ipu: The index of the IPU within a replica.
-        stage: The number of the stage within the execution strategy, or within the phase if the
-            strategy has phases.
-        phase: The number of the phase; 0 for strategies without phases.
+        stage: The number of the stage within the execution strategy. If the strategy has phases,
+            this is the number of the stage within the phase.
+        phase: The number of the phase, which is a part of the model that runs before the next
+            phase; 0 for strategies without phases.
     """
 
     user_id: Any
@@ -32,8 +33,8 @@ class BlockPlace:
     phase: int = 0
 
 
-# A function that returns the IPU, stage and phase of a block. Its arguments are the id of the
-# block, and the IPU id that the program gave for the block, or None.
+# A function that returns the IPU, stage and phase of a block. The arguments of the function are the
+# id of the block, and the IPU id that the program gave for the block, or None.
 PlaceBlock = Callable[[Any, int | None], BlockPlace]
 
 
@@ -42,7 +43,7 @@ class Strategy(Protocol):
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether stages run at the same time, each on a different micro-batch."""
+        """Whether the stages of a model run at the same time, each on a different micro-batch."""
 
     def _placer(self) -> PlaceBlock:
         """Return a function that chooses the IPU and stage of each block of one forward pass."""
@@ -53,10 +54,10 @@ class ForwardPlaces:
     """The IPUs and stages of the blocks, operations and parameters of a model.
 
     Attributes:
-        blocks: The blocks in the order of execution. A block that runs again occurs again.
+        blocks: The blocks in the order of execution. A block that runs twice occurs twice.
         num_ipus: The number of IPUs that one replica needs.
         num_stages: The number of pipeline stages. In a training model, every stage except the last
-            counts twice: once for the forward pass and once for the backward pass.
+            stage counts twice: once for the forward pass and once for the backward pass.
         ipu_of_parameter: The index of the IPU that first uses each parameter.
         operations: The name of each operation's result, and the index of the operation's IPU.
         reads_buffers: Whether Python code of the forward method reads the value of a buffer.

@@ -1,9 +1,9 @@
 """The class BlockRecorder, which records the blocks and operations of one forward pass.
 
-A block is a group of operations on one IPU. Annotations in the program call the recorder where
-blocks begin and end. The execution strategy chooses the IPU and the stage of each block. The method
-``placement`` of the recorder returns these choices. The recorder does not change the results of the
-forward pass.
+A block is a group of operations on one IPU. Annotations in the program call the ``BlockRecorder``
+where blocks begin and end. The execution strategy chooses the IPU and the stage of each block. The
+method ``placement`` of the recorder returns the chosen IPUs and stages. The recorder does not
+change the results of the forward pass.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockRecorder:
 
     Attributes:
         names: The object that gives names to the operations.
-        function: The name of the torch function that is running.
+        function: The name of the torch function that is running now.
         calls: The number of calls of torch functions so far, including the running function.
         blocks: The recorded blocks, in the order of execution.
     """
@@ -74,15 +74,15 @@ class BlockRecorder:
         self.blocks: list[BlockPlace] = []
         self._operations: list[tuple[str, BlockPlace]] = []
         self._ipu_of_parameter: dict[str, int] = {}
-        # The keys of this dictionary are the tensors that are on the device. The value is True for
-        # a tensor that depends on an input or a parameter. The value is False for a tensor that
-        # depends on buffers only. If ``module`` is not a torch module, all tensors count as tensors
-        # on the device.
+        # The keys of the dictionary ``_on_device`` are the tensors that are on the device. The
+        # value is True for a tensor that depends on an input or a parameter. The value is False for
+        # a tensor that depends on buffers only. If ``module`` is not a torch module, all tensors
+        # count as tensors on the device.
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
         self._reads_buffers = False
-        # The names of operators' settings without an effect. The dictionary is used as an ordered
-        # set.
+        # The names of the operator settings that do not have an effect in the emulation. The
+        # dictionary ``_idle_settings`` is used as an ordered set.
         self._idle_settings: dict[str, None] = {}
         # The number of ``on_host`` contexts that are open now.
         self._on_host = 0
@@ -93,7 +93,7 @@ class BlockRecorder:
         """The block of the operations that run now; None after the end of a block."""
         return self._active
 
-    # Methods that annotations and operators call:
+    # The following methods are called by annotations and operators in the user's program.
 
     def begin_block(self, user_id: Any, ipu_id: int | None) -> None:
         """Begin a block, and let the execution strategy choose its IPU and stage."""
@@ -110,19 +110,20 @@ class BlockRecorder:
     def end_block(self) -> None:
         """End the current block.
 
-        After this call, no block is active, even if the ended block began inside another block.
+        After a call of ``end_block``, no block is active, even if the ended block began inside
+        another block.
         """
         self._active = None
 
     def restart_auto_ids(self) -> None:
-        """Restart the ids for blocks without an id at 0."""
+        """Make the automatic ids of blocks, for blocks without an id, start at 0 again."""
         self._next_auto_id = 0
 
     def use_idle_settings(self, names: Iterable[str]) -> None:
         """Record the names of operator settings that do not have an effect in the emulation."""
         self._idle_settings.update(dict.fromkeys(names))
 
-    # Methods that a ForwardWatch calls during the forward pass:
+    # The following methods are called by a ``ForwardWatch`` during the forward pass.
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
@@ -140,8 +141,8 @@ class BlockRecorder:
     def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
         """Record the module's parameters and buffers as tensors on the device.
 
-        At this time, ``torch.func.functional_call`` has already replaced parameters, so the
-        replacements are recorded.
+        When the method runs, ``torch.func.functional_call`` has already replaced parameters.
+        Therefore the replacements of the parameters are recorded.
         """
         for name, parameter in module.named_parameters():
             self._names_of_parameters[id(parameter)] = name
@@ -174,7 +175,7 @@ class BlockRecorder:
         self.function, self.calls = name, self.calls + 1
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record an operation and its results, if the operation runs on the device.
+        """Record an operation and its results, if the operation runs on the emulated IPU.
 
         Raises:
             Error: The operation is between the end of a block and the beginning of the next block.
@@ -187,7 +188,7 @@ class BlockRecorder:
             self._mark(results, depends=any(map(self._only_device_knows, inputs)))
 
     def _look_at_values(self, name: str, args: Any) -> None:
-        """Check the tensors that a call reads in Python, and record whether it reads buffers.
+        """Check the tensors whose values a call reads in Python, and record reads of buffers.
 
         Raises:
             Error: The call reads a value in Python that only the device can compute.
@@ -230,7 +231,7 @@ class BlockRecorder:
         """Return the IPUs of all blocks, operations and parameters.
 
         Args:
-            training: Whether a backward pass follows the forward pass.
+            training: Whether a backward pass follows the recorded forward pass.
         """
         ipus = [place.ipu for _, place in self._operations]
         ipus += [block.ipu for block in self.blocks]

@@ -1,7 +1,7 @@
 """A context variable with the state of the forward pass that the current thread runs.
 
-The model wrappers and ``ForwardWatch`` set the context variable. PopTorch's operators and
-annotations read the context variable.
+The model wrappers and ``ForwardWatch`` set the context variable of the forward pass. PopTorch's
+operators and annotations read the context variable of the forward pass.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
 class Watch(Protocol):
     """The interface of ``ForwardWatch``, the recorder of a forward pass.
 
-    This module cannot import the class ``ForwardWatch``, because the module of ``ForwardWatch``
-    imports this module.
+    The module ``current_forward`` cannot import the class ``ForwardWatch``, because the module
+    ``forward_watch`` imports ``current_forward``.
 
     Attributes:
         losses: The ``Losses`` of the forward pass; None if losses are not recorded.
@@ -66,8 +66,8 @@ class _CurrentForward:
 
 
 _NO_FORWARD: Final = _CurrentForward()
-# A forward pass may run in several threads. Each of these threads has a copy of the context of the
-# thread that started the forward pass.
+# A forward pass may run in several threads. Each thread of a forward pass has a copy of the context
+# of the thread that started the forward pass.
 _current: Final[ContextVar[_CurrentForward]] = ContextVar("forward", default=_NO_FORWARD)
 
 
@@ -83,7 +83,7 @@ def is_training() -> bool:
 
 
 def is_tracing() -> bool:
-    """Tell whether the caller runs inside the first forward pass, which compiles the model."""
+    """Tell whether the caller runs inside the first forward pass, which is traced to compile."""
     phase = _current.get().phase
     return phase is not None and phase.tracing
 

@@ -1,6 +1,7 @@
-"""The function first_forward, which runs a model once and collects data for the compilation.
+"""The function ``first_forward``, which runs a model once to collect data for the compilation.
 
-After the run, the function restores the buffers on the device and the random state of the host.
+After the run of the model, ``first_forward`` restores the buffers on the device and the random
+state of the host.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstForward:
-    """The properties of a model that were found in its forward pass of one micro-batch.
+    """The properties of a model that were found in the forward pass of one micro-batch.
 
     Attributes:
         placement: The IPUs and pipeline stages of the model's operations.
@@ -83,14 +84,14 @@ class WatchedForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedModel:
-    """A model, the arguments of a call, and the options that concern the forward pass.
+    """A model, the arguments of its call, and the options that affect its forward pass.
 
     Attributes:
         model: The module whose forward method runs.
         call: The arguments of a whole call, which contain all micro-batches.
         training: Whether a backward pass follows the forward pass.
         strategy: The execution strategy, which assigns operations to IPUs.
-        overlap: The options that concern overlapped I/O.
+        overlap: The options that decide whether overlapped input and output is allowed.
         module_scopes: Whether the names of operations begin with the names of their modules.
     """
 
@@ -119,7 +120,7 @@ class WatchedModel:
 
         Raises:
             Error: A training model does not have a loss or has several independent losses, or the
-                model breaks a rule of blocks, operators or overlapped I/O.
+                model breaks a rule of blocks, operators or overlapped input and output.
             AssertionError: The execution strategy does not contain one of the model's blocks, or
                 cannot choose an IPU for the block.
         """
@@ -211,8 +212,8 @@ def first_forward(
         weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
     ]
     # Some of torch's function transforms hide the memory of their results, so these results seem to
-    # be made outside of the forward pass. Only ``leaves`` refers to such results, so this line
-    # frees them.
+    # be made outside of the forward pass. The variable ``leaves`` has the only references to such
+    # results, so ``del`` frees these results.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
@@ -235,14 +236,14 @@ class _StateBefore:
 
     def modified_buffers(self) -> frozenset[str]:
         """Return the names of the buffers that the forward pass changed."""
-        # The values are compared too, because batch norms change their statistics without
-        # increasing the version counter of the buffer.
+        # The values of buffers are compared too, because batch norms change their statistics
+        # without increasing the version counter of the buffer.
         return self._modified(self._state.buffers, self._buffers)
 
     def modified_parameters(self) -> frozenset[str]:
         """Return the names of the parameters that the forward pass changed."""
-        # The values are compared too, because an assignment to ``.data`` does not increase the
-        # version counter of a parameter.
+        # The values of parameters are compared too, because an assignment to ``.data`` does not
+        # increase the version counter of a parameter.
         return self._modified(self._state.parameters, self._weights)
 
     def _modified(
@@ -307,7 +308,7 @@ def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[t
 
 
 def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
-    """Return the names of the parameters that the loss depends on."""
+    """Return the names of the parameters that the loss depends on, from autograd's graph."""
     trainable = {id(p): name for name, p in state.parameters.items() if p.requires_grad}
     used: set[str] = set()
     seen = set()
@@ -328,7 +329,7 @@ def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
 
 
 def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
-    """Run the backward pass, and return the names of the parameters that get a gradient."""
+    """Run the backward pass, and return the names of the parameters with a gradient."""
     trainable = {name: p for name, p in state.parameters.items() if p.requires_grad}
     gradients = torch.autograd.grad(loss.sum(), list(trainable.values()), allow_unused=True)
     return frozenset(
@@ -337,7 +338,7 @@ def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
 
 
 def _names(model: nn.Module, call: Call) -> list[str]:
-    """Return a name for each tensor of a call, made from the parameter names of ``forward``."""
+    """Return a name for each tensor of a call, derived from the parameter names of ``forward``."""
     parameters: list[inspect.Parameter] = []
     with suppress(ValueError, TypeError):
         parameters = list(inspect.signature(model.forward).parameters.values())

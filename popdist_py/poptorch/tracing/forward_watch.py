@@ -1,7 +1,7 @@
 """The class ForwardWatch, a TorchFunctionMode that passes each torch call to several recorders.
 
-There are recorders of losses, of blocks, of marks for overlapped I/O, and of the memory of results.
-This module does not depend on how a recorder handles a call.
+There are recorders of losses, of blocks, of the memory of results, and of marks for overlapped
+input and output. The module ``forward_watch`` does not depend on how a recorder handles a call.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ForwardWatch(TorchFunctionMode):
     """A torch function mode that records the forward pass inside ``with watch.following():``.
 
     Args:
-        losses: The recorder of losses.
+        losses: The recorder of the losses of a training model.
         blocks: The recorder of the operations and of the blocks that contain them.
-        overlap: The recorder of marks for overlapped I/O.
+        overlap: The recorder of the tensors that the program marks for overlapped input and output.
         results: A recorder of the results of torch's functions.
         observer: The torch dispatch mode that records the operations inside torch's functions.
 
@@ -71,7 +71,7 @@ class ForwardWatch(TorchFunctionMode):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Record the forward pass in the ``with`` block."""
+        """Record the forward pass that runs inside the ``with`` block."""
         outer = current_watch()
         if self.losses is None and outer is not None:
             # Operators such as identity_loss record a loss only in the innermost ``ForwardWatch``.
@@ -90,9 +90,10 @@ class ForwardWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function, and call all recorders before and after it."""
+        """Call a torch function, and call all recorders before and after the function."""
         kwargs = kwargs or {}
-        # A hook on a gradient is Python code that must run in each backward pass.
+        # A hook on a gradient is Python code that must run in each backward pass, so Python is
+        # needed.
         if func in _HOOKING:
             self.needs_python = True
         for part in self._parts:

@@ -42,7 +42,7 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
     """Reduce ``x``, and mark the result as a loss of the model.
 
     If the result is the final loss, the backward pass begins with a gradient of one for every
-    element of the loss. Loss scaling multiplies this initial gradient.
+    element of the loss. Loss scaling multiplies the initial gradient of one by the loss scale.
 
     Args:
         x: A tensor of any shape.
@@ -50,7 +50,7 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
             For "none", the result has the shape of ``x``.
 
     Raises:
-        AssertionError: The reduction is unknown.
+        AssertionError: ``reduction`` is not a known reduction of a loss.
     """
     name: Any = getattr(reduction, "name", reduction)
     name = {"Sum": "sum", "Mean": "mean", "NoReduction": "none"}.get(name, name)
@@ -78,7 +78,7 @@ class Losses:
         self._leads_to: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing, because the method ``after`` records the losses."""
+        """Do nothing before a torch function, because the method ``after`` records the losses."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record the result of a torch function if it is a loss or depends on a loss."""

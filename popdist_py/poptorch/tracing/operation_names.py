@@ -1,7 +1,7 @@
 """The class OperationNames, which gives names to the operations of a forward pass.
 
 The name of an operation consists of the name scopes around the operation and the name of the torch
-function.
+function, such as ``fc/0/linear``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class OperationNames:
     """Gives a unique name to every operation of one forward pass.
 
     For example, a linear operation of the module ``fc.0`` gets the name ``fc/0/linear``. A second
-    linear operation of this module gets the name ``fc/0/linear/1``.
+    linear operation of the module ``fc.0`` gets the name ``fc/0/linear/1``.
 
     Args:
         module: The module whose submodules are name scopes; None if modules are not name scopes.
@@ -41,7 +41,10 @@ class OperationNames:
         return self._open[-1] if self._open else ""
 
     def begin_scope(self, name: str) -> None:
-        """Begin a name scope. Names of the following operations begin with the scope's name."""
+        """Begin a name scope.
+
+        The names of all operations inside a name scope begin with the scope's name.
+        """
         self._scopes.append(name)
 
     def end_scope(self) -> None:
@@ -81,11 +84,12 @@ class OperationNames:
             self.end_scope()
 
     def _path_of(self, module: nn.Module) -> str | None:
-        """Return a submodule's path; None if another object names the current pass's operations.
+        """Return a submodule's path; None if this object does not name the pass's operations.
 
-        The path of the top module is empty. Torch's global module hooks run for every forward pass
-        in the process, and several replicas may be in their forward passes at the same time.
-        Therefore the hooks also call ``_path_of`` during the forward passes of other replicas.
+        Each forward pass has its own OperationNames. The path of the top module of the model is
+        empty. Torch's global module hooks run for every forward pass in the process, and several
+        replicas may be in their forward passes at the same time. Therefore the hooks also call
+        ``_path_of`` during the forward passes of other replicas.
         """
         watch = current_watch()
         is_followed = watch is not None and watch.blocks is not None and watch.blocks.names is self

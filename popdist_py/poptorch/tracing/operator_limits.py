@@ -1,7 +1,7 @@
 """Checks that a torch function and its arguments are supported by the operators of IPU hardware.
 
-A ``BlockRecorder`` calls the checks while it traces a forward pass. Without the checks, a program
-could run on emulated IPUs and then fail on hardware.
+A ``BlockRecorder`` calls the checks while the recorder traces a forward pass. Without the checks, a
+program could run on emulated IPUs and then fail on hardware.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
 
 
 def check_proportion(value: Any, where: str) -> None:
-    """Check a proportion of tile memory that a program makes available to operators.
+    """Check an available memory proportion: the part of a tile's memory that an operator may use.
 
     Raises:
         AssertionError: The proportion is not a number from 0 to 1.
@@ -53,7 +53,7 @@ def check_proportion(value: Any, where: str) -> None:
 
 
 def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
-    """Check the available memory proportions of IPUs, and return them by IPU number.
+    """Check available memory proportions of IPUs, and return the proportion of each IPU's number.
 
     Args:
         given: A dictionary with a proportion for each IPU's name, such as ``{"IPU0": 0.5}``.
@@ -89,7 +89,7 @@ def values_needed(name: str, args: _Arguments) -> list[torch.Tensor]:
 
 
 def refuse_reading(name: str) -> NoReturn:
-    """Raise an error about a call of ``name`` that reads a value that only the device can compute.
+    """Raise an error: the torch function ``name`` reads a value that only the device can compute.
 
     Raises:
         Error: This function always raises an Error.

@@ -1,7 +1,7 @@
-"""Functions that mark a model's inputs and outputs for overlapped I/O, and checks of the marks.
+"""Functions that mark inputs and outputs for overlapped I/O (input and output), and checks.
 
-Hardware transfers a marked input or output while it computes. On emulated IPUs, the marks are
-checked but have no effect.
+IPU hardware transfers a marked input or output while the hardware computes. On emulated IPUs, the
+marks are checked but have no effect.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
         mode: The loop whose computation may overlap with the transfer of the outputs.
 
     Returns:
-        The same values in the same structure. The model's forward method must return these values
-        instead of ``output_tensors``.
+        The same values in the same structure. The model's forward method must return the returned
+        values instead of ``output_tensors``.
 
     Raises:
         Error: A value is not a tensor. The compilation of the model raises an Error if the marks
@@ -96,8 +96,8 @@ class OverlapConditions:
     Attributes:
         is_pipelined: Whether the model runs as a pipeline, whose stages run at the same time.
         has_io_tiles: Whether the options reserve tiles for input and output.
-        output_mode: The choice of the micro-batches whose outputs a call returns. The value is
-            never ``OutputMode.Default``.
+        output_mode: The output mode, which selects the micro-batches whose outputs a call returns.
+            The output mode is never ``OutputMode.Default``.
     """
 
     is_pipelined: bool
@@ -115,11 +115,11 @@ class OverlapConditions:
 
 
 class OverlapMarks:
-    """The record of the overlap marks in one forward pass, and of the tensors that it uses.
+    """The record of the overlap marks in one forward pass, and of the tensors that the pass uses.
 
     Args:
         module: The user's module.
-        conditions: The options of the model that concern overlapped I/O.
+        conditions: The options of the model that decide whether overlapped I/O is allowed.
         inputs: The tensors in the arguments of the forward method.
     """
 
@@ -136,7 +136,7 @@ class OverlapMarks:
         self.marks: list[_Mark] = []
 
     def copy_of(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a view of ``value``, but do not record this call as a use of ``value``."""
+        """Return a view of ``value``, without recording a use of the tensor ``value``."""
         self._is_copying = True
         try:
             return value.view_as(value)
@@ -148,7 +148,7 @@ class OverlapMarks:
         self.marks.append(mark)
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing, because ``after`` records the uses of tensors."""
+        """Do nothing before a torch function, because ``after`` records the uses of tensors."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record the argument tensors of an operation, if the operation returns tensors."""
@@ -158,7 +158,7 @@ class OverlapMarks:
 
     @contextmanager
     def following_outputs(self) -> Iterator[None]:
-        """Record the outputs of the pass in the ``with`` block, and check all marks at its end.
+        """Record the outputs of the forward pass in the ``with`` block, and then check all marks.
 
         Raises:
             Error: The marks of the forward pass break a rule of overlapped I/O.

@@ -1,8 +1,8 @@
 """The class Observer, which records the torch operations of a forward pass and their memory use.
 
-A record contains the sizes of tensors and the numbers of their storages, but not the values of
-tensors. Recording does not change the results of operations. The package ``on_ipu`` decides how an
-IPU would run a recorded operation.
+The record of an operation contains the sizes of tensors and the numbers of their storages, but not
+the values of tensors. Recording does not change the results of operations. The package ``on_ipu``
+decides how an IPU would run a recorded operation.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Seen:
     """The shape, dtype and storage of a tensor at the time of a recorded operation.
 
     Attributes:
-        storage: The number of the tensor's storage. Each storage in a forward pass has a different
-            number.
+        storage: The number that identifies the tensor's storage. Each storage in a forward pass has
+            a different number.
         shape: The sizes of the tensor.
         strides: The strides of the tensor, in elements.
         offset: The position of the tensor's first element in the storage, in elements.
@@ -64,7 +64,7 @@ class Seen:
 
     @property
     def elements(self) -> int:
-        """The number of elements in memory. A dimension with stride 0 counts as one element."""
+        """The number of elements in memory. A dimension with stride 0 has one element in memory."""
         count = 1
         for size, stride in zip(self.shape, self.strides, strict=True):
             count *= size if stride or not size else 1
@@ -99,8 +99,8 @@ class Observation:
         function: The name of the torch function that called the operation, and the number of the
             function's call.
         place: The phase number and the IPU index of the block that contains the operation.
-        serial: The number of parts into which a matrix product is split to compute them one after
-            the other.
+        serial: The number of parts into which the operation is split if the operation is a matrix
+            product. An IPU computes the parts one after the other.
     """
 
     operator: str
@@ -189,9 +189,9 @@ class Observer(TorchDispatchMode):
         )
 
     def begin(self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> None:
-        """Record the weights of ``model``, and the inputs with their names.
+        """Record the weights of ``model``, and the input tensors with their names.
 
-        An error during the recording does not stop the forward pass.
+        An error while the weights are recorded does not stop the forward pass.
         """
         self._guarded(self._begin, model, names, inputs)
 
@@ -208,8 +208,8 @@ class Observer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Return False, so that torch does not wrap ``__torch_dispatch__``.
 
-        The wrapper would exclude ``__torch_dispatch__`` from torch.compile. A call of this wrapper
-        takes longer than the recording of an operation.
+        The wrapper of torch would exclude ``__torch_dispatch__`` from torch.compile. A call of the
+        wrapper takes longer than the recording of an operation.
         """
         return False
 
@@ -226,19 +226,20 @@ class Observer(TorchDispatchMode):
         return result
 
     def _guarded(self, note: Callable[..., None], *arguments: Any) -> None:
-        """Call ``note``. Store an exception of ``note`` in ``failure`` instead of raising it.
+        """Call ``note``, and store an exception of ``note`` in ``failure`` instead of raising it.
 
         An error during the recording must not stop the forward pass.
         """
         if self.failure is not None:
             return
         try:
-            # ``note`` reads the shapes of tensors. A ``ForwardWatch`` must not record these calls
-            # of torch.
+            # ``note`` reads the shapes of tensors. A ``ForwardWatch`` must not record the calls
+            # that read shapes.
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:
-            # The traceback is removed, because it would keep the tensors of the forward pass alive.
+            # The traceback of the error is removed, because the traceback would keep the tensors of
+            # the forward pass alive.
             self.failure = error.with_traceback(None)
 
     def _begin(
@@ -320,7 +321,7 @@ class Observer(TorchDispatchMode):
 
 @cache
 def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
-    """Return an operation's name, and the positions and names of arguments that it changes.
+    """Return an operation's name, and the positions and names of the arguments that change.
 
     The function returns None for operations that only query a tensor, for example for the tensor's
     device.
@@ -347,7 +348,7 @@ def _current_observer() -> Observer | None:
 
 
 def note_checkpoint(tensor: torch.Tensor) -> None:
-    """Record in the current Observer that ``tensor`` is kept for the backward pass."""
+    """Record that ``tensor`` is kept for the backward pass, in the current ``Observer``."""
     observer = _current_observer()
     if observer is not None:
         observer.mark(CHECKPOINT, tensor)
@@ -356,7 +357,7 @@ def note_checkpoint(tensor: torch.Tensor) -> None:
 def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
     """Record the proportion of tile memory that the operation with the result ``tensor`` may use.
 
-    The Observer of the current forward pass stores this number.
+    The Observer of the current forward pass stores the proportion.
     """
     observer = _current_observer()
     if observer is not None:
@@ -367,7 +368,7 @@ def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
 def serial_products(parts: int) -> Iterator[None]:
     """Record that each matrix product in the ``with`` block is computed in ``parts`` parts.
 
-    The Observer of the current forward pass stores this number.
+    The Observer of the current forward pass stores the number of parts.
     """
     observer = _current_observer()
     if observer is None:

@@ -33,14 +33,15 @@ __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An optimiser that the device supports.
+    """The description of an optimiser class that the device supports.
 
     Attributes:
         type: The class of the optimiser in torch, or in ``poptorch.optim`` if torch lacks the
             optimiser.
         settings: The names of the settings of parameter groups that affect the weight update.
-        state: A mapping from torch's name of each state tensor to the device's name.
-        is_elementwise: Whether the update of each element is independent of all other elements.
+        state: The device's name of each state tensor, keyed by torch's name of the state tensor.
+        is_elementwise: Whether the update of each weight element is independent of all other
+            elements.
     """
 
     type: type
@@ -108,7 +109,7 @@ class DeviceOptimizer:
         parameters: The device parameters that the optimiser updates, in the order of the parameter
             groups.
         max_grad_norm: The limit for the Euclidean norm of all gradients; infinity for no limit.
-        loss_scaling: The factor for loss scaling on the device.
+        loss_scaling: The loss scaling on the device, which is a factor on the loss.
 
     Raises:
         AssertionError: The device does not support the optimiser.
@@ -140,7 +141,8 @@ class DeviceOptimizer:
         # the user's optimiser.
         self._loaded_rates: dict[str, torch.Tensor] = {}
         self._rates: Rates | None = None
-        # Whether an instance was lost while some parameters were updated and others were not.
+        # Whether an instance was lost in the middle of a weight update, so that only some
+        # parameters were updated.
         self._is_half_done = False
         self.sync(source)
 
@@ -160,7 +162,7 @@ class DeviceOptimizer:
         return {name: group[name] for name in self._kind.settings if name in group}
 
     def sync(self, source: torch.optim.Optimizer) -> None:
-        """Copy the present settings of the user's optimiser.
+        """Copy the present settings of the user's optimiser to the device's optimiser.
 
         If a rate (such as the learning rate) of the user's optimiser has changed since the last
         call, the user's rates replace all loaded rates.
@@ -195,7 +197,7 @@ class DeviceOptimizer:
                 own = rates.of_parameter(self._names[id(parameter)], self._loaded_rates)
                 given = rates.given(settings, own, self.loss_scaling, is_sgd=self._is_sgd)
                 targets.setdefault(given, []).extend(self._targets[id(parameter)])
-            if not targets:  # Keep parameter groups without trained parameters.
+            if not targets:  # Parameter groups without trained parameters are kept too.
                 targets[settings["lr"], settings["weight_decay"]] = []
             for (lr, decay), tensors in targets.items():
                 rest = {"lr": lr, "weight_decay": decay, "params": tensors}
@@ -208,7 +210,7 @@ class DeviceOptimizer:
         """Update the parameters with the gradients in their attributes ``grad``.
 
         Args:
-            loss_scale: The loss scale. The update divides the gradients by this number.
+            loss_scale: The loss scale. The update divides the gradients by the loss scale.
         """
         if not self._halves:
             self._update(loss_scale)
@@ -220,24 +222,24 @@ class DeviceOptimizer:
 
     @property
     def updates_each_alone(self) -> bool:
-        """Whether each parameter can be updated before the gradients of others are reduced."""
+        """Whether each parameter can be updated before other parameters' gradients are reduced."""
         return not self._halves and self.max_grad_norm == float("inf")
 
     def step_in_parts(self, loss_scale: float, parts: Iterable[Sequence[torch.Tensor]]) -> None:
         """Update one group of parameters after the other; requires ``updates_each_alone``.
 
         Args:
-            loss_scale: The loss scale. The update divides the gradients by this number.
+            loss_scale: The loss scale. The update divides the gradients by the loss scale.
             parts: An iterable that yields groups of parameters as soon as their gradients are
                 reduced. While one group is updated, the gradients of later groups may still be
                 incomplete.
         """
         remaining = iter(parts)
-        # Until the iterator yields the first group of parameters, the iterator needs the gradients
-        # of all parameters.
+        # The gradients of all parameters are needed until the iterator yields the first group of
+        # parameters.
         first = next(remaining, ())
-        # Torch's optimiser updates each parameter that has a gradient. So only the present group of
-        # parameters has gradients during its update.
+        # Torch's optimiser updates each parameter that has a gradient. Therefore only the present
+        # group of parameters has gradients during its update.
         no_gradients = [None] * len(self.parameters)
         try:
             with gradients_replaced(self.parameters, no_gradients) as gradients:
@@ -337,7 +339,7 @@ class DeviceOptimizer:
                 }
                 state = self._optimizer.state[parameter]
                 if not state:
-                    # All optimisers except SGD and LARS count their steps.
+                    # All optimiser classes except SGD and LARS count their steps.
                     state["step"] = torch.zeros(())
                     for key in self._kind.state:
                         if is_kept(key, group):
@@ -345,7 +347,8 @@ class DeviceOptimizer:
                 for key, value in loaded.items():
                     shape = () if key == "step" else parameter.shape
                     dtype = torch.float32 if key == "step" else parameter.dtype
-                    # The state must be contiguous, because torch's fused updates ignore strides.
+                    # The state tensors must be contiguous, because torch's fused updates ignore
+                    # strides.
                     state[key] = value.to(dtype).reshape(shape).contiguous()
 
     def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
@@ -388,11 +391,11 @@ class DeviceOptimizer:
         return {**values, **loaded}
 
     def loaded_rates(self) -> dict[str, torch.Tensor]:
-        """Return the rates that a program has loaded and that are still in use."""
+        """Return the loaded rates (such as learning rates) that are still in use."""
         return dict(self._loaded_rates)
 
     def load_parameter_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the rates in ``tensors``; reset all other rates to those of the user's optimiser."""
+        """Load the rates in ``tensors``, and reset all other rates to the user's settings."""
         assert self._rates is not None
         self._loaded_rates = {}
         self.loss_scaling = self._rates.loss_scaling
@@ -409,8 +412,8 @@ class DeviceOptimizer:
     ) -> None:
         """Load one rate, unless the rate equals the present rate in float32.
 
-        A rate that is equal in float32 is not loaded, because the present value may be more precise
-        than float32.
+        A rate that equals the present rate in float32 is not loaded, because the present rate may
+        be more precise than float32.
         """
         loaded = tensors.get(name)
         if loaded is not None and float(loaded.to(torch.float32)) != float(present):
@@ -443,7 +446,7 @@ def parameter_groups(
 
 
 def is_kept(key: str, group: Mapping[str, Any]) -> bool:
-    """Tell whether an optimiser with the settings ``group`` has the state tensor ``key``."""
+    """Tell whether an optimiser with the group settings ``group`` has the state tensor ``key``."""
     if key == "momentum_buffer":
         return float(group.get("momentum", 0)) != 0
     return key != "grad_avg" or bool(group.get("centered"))

@@ -18,13 +18,13 @@ __all__ = ["FlatBuffers", "element_counts"]
 
 
 class FlatBuffers:
-    """A flat buffer for each dtype, and for every tensor a view of its dtype's buffer.
+    """A flat buffer for each dtype, and for every tensor a view of the buffer of its dtype.
 
     Args:
         tensors: The tensors to store. The views get the shapes and dtypes of these tensors, but not
             the values.
-        buffers: The memory to use, as one flat tensor for each dtype. By default, the constructor
-            allocates the memory.
+        buffers: The memory for the tensors, as one flat tensor for each dtype. By default, the
+            constructor allocates the memory.
 
     Attributes:
         buffers: The flat tensor of each dtype.
@@ -56,7 +56,7 @@ class FlatBuffers:
     def take(self, parameters: Sequence[torch.Tensor]) -> None:
         """Copy the gradients of ``parameters`` into the views, and make these views the gradients.
 
-        A gradient that already is its view is not copied.
+        A gradient that is already stored in its view is not copied.
         """
         gradients = gradients_of(parameters)
         arrived = [
@@ -71,7 +71,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Do the same as :meth:`take`, and replace missing gradients by views with zeros."""
+        """Do the same as :meth:`take`, and replace each missing gradient by a view with zeros."""
         self.take(parameters)
         missing = [
             (parameter, view.zero_())

@@ -1,10 +1,11 @@
 """The reduction of gradients in buckets, during the backward pass.
 
 A bucket is a group of gradients that are reduced together, as soon as all gradients in the bucket
-are complete. Therefore the network can transfer gradients between hosts while the CPU cores
-compute. Within one host, the reduction and the backward pass compete for memory bandwidth, so
-overlapping the two is rarely faster. The class Autotuner measures in the first training steps
-whether to overlap the reduction with the backward pass.
+are complete. Because buckets are reduced during the backward pass, the network can transfer
+gradients between hosts while the CPU cores compute. Within one host, the reduction and the backward
+pass compete for memory bandwidth, so a reduction during the backward pass is rarely faster. The
+class Autotuner measures in the first training steps whether a reduction during the backward pass is
+faster.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from popdist_py.poptorch.update.compressed.compression import ReductionOf
 __all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-# The autotuner measures training steps with and without an option, and decides after _STEPS steps
-# of each kind. If the first _FEW_STEPS steps of each kind took longer than _LONG_SECONDS in total,
-# the autotuner decides after these steps.
+# The autotuner measures training steps with and without an option. The autotuner decides after
+# _STEPS steps of each kind, or after _FEW_STEPS steps of each kind if these took longer than
+# _LONG_SECONDS in total.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
@@ -50,7 +51,7 @@ class Buckets:
     The first bucket contains the last parameters, because a backward pass usually completes the
     gradients of the last parameters first. All instances reduce the buckets in the same order. A
     gradient counts as complete when backward passes have added to the gradient as often as in the
-    accumulation window before.
+    previous accumulation window (the micro-batches between two weight updates).
 
     Args:
         views: The gradients of the model, as views of flat buffers.
@@ -84,7 +85,7 @@ class Buckets:
         self._has_learned = False
 
     def zero(self, *, overlap: bool) -> None:
-        """Start an accumulation window, before its first backward pass.
+        """Start an accumulation window (the micro-batches between two weight updates).
 
         Args:
             overlap: Whether buckets may be reduced before the call of ``reduced``. ``overlap`` is
@@ -98,7 +99,7 @@ class Buckets:
         self._has_learned = False
 
     def on_grad_ready(self, index: int) -> None:
-        """Count an addition to one gradient, and start to reduce buckets that are now complete."""
+        """Count an addition to one gradient, and start to reduce buckets that are complete."""
         self._arrivals[index] += 1
         if not self._is_open:
             return
@@ -137,7 +138,7 @@ class Buckets:
             self._finish = None
 
     def reduced(self) -> Iterator[Sequence[int]]:
-        """Reduce the remaining buckets. All gradients must be in the flat buffers.
+        """Reduce the remaining buckets. All gradients must be in the flat buffers before the call.
 
         Yields: For each bucket, the indices of its parameters, as soon as the bucket has been
         reduced.
@@ -190,7 +191,8 @@ class Autotuner:
 
     Args:
         agree: A function that returns the maximum of a number over all instances.
-        fixed: Whether to use the option, if this is known without measurements; None to measure.
+        fixed: Whether to use the option; None to measure the training steps with and without the
+            option.
     """
 
     def __init__(self, agree: Callable[[float], float], fixed: bool | None = None) -> None:
@@ -213,10 +215,12 @@ class Autotuner:
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        measured = self._times[2:]  # The first step of each kind is a warm-up.
+        # The first step of each kind (with and without the option) is a warm-up.
+        measured = self._times[2:]
         if len(measured) == 2 * _STEPS or (
             len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
         ):
-            # The shortest times are compared, because disturbances can only make a step longer.
+            # The shortest times of each kind are compared, because disturbances can only make a
+            # step longer.
             without, with_it = (min(measured[kind::2]) for kind in (0, 1))
             self._choice = self._agree(with_it) < self._agree(without)

@@ -1,9 +1,10 @@
 """The reduction of gradients over the replicas of this instance and over all instances.
 
 With several instances, the gradients of one dtype are stored in one flat buffer. The instances of a
-host share the memory of this buffer, so the reduction is one call without copies. If there is only
-one instance, gradients are not copied to flat buffers. The module ``training.py`` calls
-``all_reduce`` or ``in_parts`` at the end of each accumulation window.
+host share the memory of the flat buffer, so the reduction is one call without copies. If there is
+only one instance, gradients are not copied to flat buffers. The module ``training.py`` calls
+``all_reduce`` or ``in_parts`` at the end of each accumulation window (the micro-batches between two
+weight updates).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
 # A gradient of at least this size is copied to its flat buffer during the backward pass, while the
-# CPU cache still holds the gradient. For a smaller gradient, a separate copy call takes more time
-# than the cache saves.
+# CPU cache still holds the gradient. For a gradient below _LARGE_BYTES, a separate copy call takes
+# more time than the CPU cache saves.
 _LARGE_BYTES = 1 << 20
 
 
@@ -51,8 +52,8 @@ def _memory(
 ) -> dict[torch.dtype, torch.Tensor]:
     """Return memory for ``rows`` copies of the tensors, as [rows, elements] for each dtype.
 
-    The communicator reduces arrays in this memory fastest, because the instances of a host share
-    the memory.
+    The instances of a host share the returned memory, so the communicator reduces arrays in this
+    memory faster than other arrays.
     """
     return {
         dtype: torch.from_numpy(communicator.gradient_buffer(rows * size * dtype.itemsize))
@@ -63,7 +64,7 @@ def _memory(
 
 
 def _slice_reduction(memory: HostMemory) -> ReductionOf:
-    """Return a function that makes reductions whose sum is stored only in this instance's slice."""
+    """Return a function that makes reductions which store the sum in this instance's slice only."""
     return lambda array, _: Reduction(partial(memory.reduce_slice, array, name="gradients"))
 
 
@@ -72,16 +73,19 @@ class Gradients(Protocol):
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether the next accumulation window overwrites the memory of this window's gradients."""
+        """Whether the next accumulation window overwrites the gradients' memory.
+
+        An accumulation window consists of the micro-batches between two weight updates.
+        """
 
     def zero(self) -> None:
         """Start an accumulation window, and delete the gradients of the previous window."""
 
     def select_replica(self, replica: int) -> None:
-        """Make the next backward pass add to the gradients of one local replica."""
+        """Make the next backward pass add to the gradients of the local replica ``replica``."""
 
     def on_grad_ready(self, index: int) -> None:
-        """Handle a gradient that a running backward pass has just accumulated.
+        """Process a gradient that a running backward pass has just added to a parameter's ``grad``.
 
         Args:
             index: The index of the gradient's parameter.
@@ -91,10 +95,10 @@ class Gradients(Protocol):
         """Store the gradients that the selected replica's backward pass has accumulated."""
 
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
-        """Yield lists of this instance's gradients, to be read or changed in place.
+        """Yield lists of this instance's gradients, which the caller may change in place.
 
-        If all local replicas add to the same gradients, the method yields one list. If each replica
-        has separate gradients, the method yields one list for each replica.
+        If all local replicas share the gradients, the method yields one list. If each replica has
+        separate gradients, the method yields one list for each replica.
         """
 
     def all_reduce(self) -> None:
@@ -118,9 +122,9 @@ class SharedGradients:
         parameters: The parameters that have the gradients.
         communicator: The communicator for calls between the instances.
         overlap: Whether gradients are reduced during the backward pass. If ``overlap`` is None and
-            there are several hosts, the step times with and without overlap are measured, and the
-            faster way is used. If ``overlap`` is None and there is one host, gradients are reduced
-            after the backward pass.
+            there are several hosts, the step times with and without a reduction during the backward
+            pass are measured, and the faster way is used. If ``overlap`` is None and there is one
+            host, gradients are reduced after the backward pass.
         slices_only: Whether each instance needs the summed gradients only of the slice of weights
             that it updates.
         reduction_of: A function that returns the ``Reduction`` of an array of gradients; by default
@@ -172,16 +176,16 @@ class SharedGradients:
             )
             if self._buckets is not None or view.nbytes >= _LARGE_BYTES
         ]
-        # The parameters outlive this SharedGradients object, so the hooks are removed when this
-        # object is deleted.
+        # The hooks of the parameters are removed when the SharedGradients object is deleted,
+        # because the parameters exist longer than the object.
         weakref.finalize(self, _remove, handles)
 
     @torch.no_grad()
     def on_grad_ready(self, index: int) -> None:
         """Move a gradient to its flat buffer, and start to reduce complete buckets.
 
-        A large gradient is moved immediately, because the CPU cache still holds the gradient.
-        Without buckets, the method ``collect`` moves small gradients later.
+        A large gradient is moved immediately, because the CPU cache still holds the gradient. If
+        there are no buckets, the method ``collect`` moves small gradients later.
         """
         if self._flat is None:
             return
@@ -196,7 +200,10 @@ class SharedGradients:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """The view of a flat buffer for each parameter's gradient; empty with one instance."""
+        """The view of a flat buffer for each parameter's gradient.
+
+        The list is empty if there is only one instance.
+        """
         return self._flat.views if self._flat is not None else []
 
     @property
@@ -216,7 +223,7 @@ class SharedGradients:
             self._buckets.zero(overlap=self._autotuner.begin())
 
     def select_replica(self, replica: int) -> None:
-        """Do nothing, because all local replicas add to the same gradients."""
+        """Do nothing, because all local replicas share the same gradients."""
 
     def collect(self) -> None:
         """Move the gradients to the flat buffers, if there are several instances."""
@@ -257,9 +264,9 @@ class TreeGradients:
     """Separate gradients for each replica, which are summed in a fixed order.
 
     The order of additions is a binary tree over the global replica index. First the gradients of
-    neighbouring replicas are added (0 + 1, 2 + 3, ...), then neighbouring sums, and so on. This
-    tree does not depend on the number of instances. Therefore jobs with different numbers of
-    instances compute bit-identical gradients.
+    neighbouring replicas are added (0 + 1, 2 + 3, ...), then neighbouring sums are added, and so
+    on. The tree of additions does not depend on the number of instances. Therefore jobs with
+    different numbers of instances compute bit-identical gradients.
 
     Args:
         parameters: The parameters that have the gradients.
@@ -292,7 +299,7 @@ class TreeGradients:
         set_gradients(self._parameters, self._own[replica])
 
     def on_grad_ready(self, index: int) -> None:
-        """Do nothing, because ``collect`` moves all gradients after the backward pass."""
+        """Do nothing during the backward pass, because ``collect`` moves all gradients after it."""
 
     def collect(self) -> None:
         """Move the selected replica's gradients to the replica's row of the flat buffers."""
@@ -314,7 +321,7 @@ class TreeGradients:
             self._communicator.add_replicas(leaves.numpy())
 
     def in_parts(self) -> None:
-        """Return None, because one call sums all gradients at the same time."""
+        """Return None, because one call of ``all_reduce`` sums all gradients at the same time."""
 
 
 def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Rounding of float32 gradients and optimiser state to the precision of float16.
 
-An IPU would store these gradients and this state in float16, but torch computes and stores them in
-float32. Therefore each result of torch is rounded to the nearest float16 numbers.
+An IPU can store accumulated gradients and optimiser state in float16, but torch computes and stores
+both in float32. Therefore each result of torch is rounded to the nearest float16 numbers.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 New weights are rounded to the nearest float16 number, or up or down at random. With rounding to the
 nearest number, the weights are updated in blocks of elements, if torch has a fused update. The
-float32 copies of one block fit into the cache of a CPU core. An update in blocks gives the same
-bits as an update of all elements at once. The module ``half_weights`` does not depend on the user's
-optimiser.
+float32 copies of the weights and gradients of one block fit into the cache of a CPU core. An update
+in blocks gives the same bits as an update of all elements at once. The module ``half_weights`` does
+not depend on the user's optimiser.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["HalfWeights", "stochastic_half"]
 # The number of mantissa bits in float32 minus the number of mantissa bits in float16.
 _DROPPED = 13
 # The number of elements in a block. The size of a block is a multiple of the number of elements
-# that torch's kernels process at a time. Therefore the kernels divide a block in the same way as a
-# whole parameter.
+# that torch's kernels process at a time. Therefore torch's kernels divide a block in the same way
+# as a whole parameter.
 _BLOCK: Final = 1 << 17
 
 Kernel = Callable[..., None]
@@ -38,8 +38,8 @@ def stochastic_half(values: torch.Tensor) -> torch.Tensor:
     float16 (6.1e-5) are rounded to a multiple of 2^-24, the smallest float16 number.
     """
     noise = torch.rand_like(values)
-    # Random bits are added to the mantissa bits that float16 does not have. The sum of these bits
-    # carries into the bits that float16 keeps, with the probability of rounding up.
+    # Random bits are added to the mantissa bits that float16 does not have. The addition carries
+    # into the mantissa bits that float16 keeps, with the probability of rounding up.
     bits = values.view(torch.int32) + (noise * (1 << _DROPPED)).to(torch.int32)
     normal = (bits & ~((1 << _DROPPED) - 1)).view(torch.float32)
     small = torch.floor(values * 2.0**24 + noise) * 2.0**-24
@@ -87,12 +87,12 @@ class HalfWeights:
         # The pairs of float16 parameter and float32 tensor, keyed by the ``id`` of the float32
         # tensor.
         self._shadows: dict[int, _Shadow] = {}
-        # The pairs of parameter and float32 tensor that torch's optimiser updates in the present
-        # step, and not in blocks.
+        # The pairs of float16 parameter and float32 tensor that torch's optimiser updates in the
+        # present step, instead of an update in blocks.
         self._rest: list[_Shadow] = []
-        # Torch's optimiser state of each float32 tensor, keyed by the ``id`` of the tensor. The
-        # state is stored here because a look-up in torch's optimiser takes longer than a small
-        # update.
+        # Torch's optimiser state of each float32 tensor, keyed by the ``id`` of the tensor.
+        # References to the state are stored here, because a look-up in torch's optimiser takes
+        # longer than a small update.
         self._states: dict[int, dict[str, Any]] = {}
         # For each parameter group, the pairs of parameter and float32 tensor that the last step
         # updated in blocks, and the blocks.
@@ -112,11 +112,12 @@ class HalfWeights:
     ) -> None:
         """Update parameters in blocks, and prepare all other parameters for ``optimizer``.
 
-        To prepare a parameter, the method copies its weights and gradients to float32 tensors.
+        To prepare a parameter, the method copies the weights and gradients of the parameter to
+        float32 tensors.
 
         Args:
             optimizer: The optimiser of the float32 tensors.
-            loss_scale: The loss scale. The update divides the gradients by this number.
+            loss_scale: The loss scale. The update divides the gradients by the loss scale.
             each_alone: Whether the update of each element is independent of all other elements.
         """
         if len(self._states) != len(self._shadows):
@@ -149,7 +150,7 @@ class HalfWeights:
         keys: Sequence[str],
         loss_scale: float,
     ) -> set[int]:
-        """Update those parameters of a group in blocks that have gradients and optimiser state.
+        """Update in blocks the parameters of a group that have gradients and optimiser state.
 
         Returns:
             The ids of the float32 tensors of the updated parameters.
@@ -253,7 +254,7 @@ def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) ->
 
 
 def _blocks(shadows: Sequence[_Shadow]) -> Iterator[list[_Piece]]:
-    """Yield the parameter pieces of each block. All blocks use the same float32 memory."""
+    """Yield the parameter pieces of each block; all blocks use the same float32 memory."""
     weights, gradients = torch.empty(2, _BLOCK).unbind()
     block: list[_Piece] = []
     used = 0

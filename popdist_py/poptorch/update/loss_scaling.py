@@ -1,9 +1,10 @@
 """Automatic loss scaling, which keeps float16 gradients in the range of float16.
 
 After a weight update, the loss scale is halved if too many elements of the gradients are near the
-largest float16 value. If not too many elements are so large, the loss scale is doubled. The rule
-for halving and doubling comes from PopART, Graphcore's runtime library. Like torch.amp.GradScaler,
-the class AutomaticLossScaling inspects gradients and adapts a factor.
+largest float16 value. If not too many elements are near the largest float16 value, the loss scale
+is doubled. The rule for halving and doubling comes from PopART, Graphcore's runtime library. Like
+torch.amp.GradScaler, the class AutomaticLossScaling inspects gradients and adapts a factor on the
+loss.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["AutomaticLossScaling"]
 
-# The largest power of two in float16. A loss scale stays between this number and the number's
-# inverse.
+# The largest power of two in float16. A loss scale stays between _LARGEST and the inverse of
+# _LARGEST.
 _LARGEST: Final = 2.0**15
 
 
@@ -79,7 +80,7 @@ class AutomaticLossScaling:
             return False
         counts = np.zeros(2)
         for gradient in (gradient for local in gradients.local_sums() for gradient in local):
-            # The elements that are not large are counted, so that NaN counts as large.
+            # The gradient elements that are not large are counted, so that NaN counts as large.
             inside = torch.count_nonzero(gradient.abs() <= self._edge)
             counts += (gradient.numel() - int(inside), gradient.numel())
         self._communicator.all_reduce(counts, name="gradients near half's largest value")

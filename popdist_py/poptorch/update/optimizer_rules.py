@@ -1,4 +1,4 @@
-"""Checks of the user's optimiser and scheduler, and rules for their changes after compiling."""
+"""Checks of the user's optimiser and scheduler, and rules for changes after compiling."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
 __all__ = ["Layout", "OptimizerRules", "check_optimizer", "check_scheduler", "mean_strategy"]
 
-# The optimiser classes that the device can run. For a subclass of one of these classes, the device
-# runs the arithmetic of the parent class.
+# The optimiser classes that the device can run. For a subclass of a supported optimiser class, the
+# device runs the arithmetic of the parent class.
 _KNOWN: Final = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -102,10 +102,11 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:
-    """Return the strategy for averaging gradients that the optimiser's accumulators need.
+    """Return the strategy for averaging gradients that fits the optimiser's accumulators.
 
     Float16 gradient accumulators need a running mean, which keeps their values in the range of
-    float16. With ``use_combined_accum``, the mean is computed after the accumulation instead.
+    float16. If the optimiser has the setting ``use_combined_accum``, the mean is computed after the
+    accumulation instead.
     """
     half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
     if half and not getattr(optimizer, "use_combined_accum", False):
@@ -141,7 +142,7 @@ class Layout:
     def trains_as(self, other: Layout) -> bool:
         """Tell whether this Layout and ``other`` have the same parameters in the same order.
 
-        The parameters may be divided into different parameter groups.
+        The parameters may be divided into different parameter groups in the two Layouts.
         """
         own, others = ([i for ids, *_ in one.groups for i in ids] for one in (self, other))
         return own == others
@@ -151,7 +152,7 @@ class OptimizerRules:
     """A check that the program changes only settings that may change after compiling.
 
     Args:
-        relaxed: Whether warnings are logged only at the debug level.
+        relaxed: Whether warnings about settings are logged only at the debug level.
         automatic_loss_scaling: Whether the loss scaling is adapted automatically.
     """
 
@@ -258,7 +259,7 @@ class OptimizerRules:
 # The attributes that torch's learning-rate schedulers add to an optimiser.
 _HOOK_ATTRIBUTES: Final = {"step", "_step_count", "_opt_called", "_step_supports_amp_scaling"}
 # The entries that torch's schedulers store in parameter groups for their own use. Optimisers do not
-# read the entries of schedulers.
+# read the entries that schedulers store.
 _SCHEDULER_ENTRIES: Final = {
     *("initial_lr", "min_lr", "max_lr", "swa_lr"),
     *("base_momentum", "max_momentum"),

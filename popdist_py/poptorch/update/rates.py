@@ -25,7 +25,7 @@ def name_of(rate: str, parameter: str) -> str:
 
 
 def of_parameter(parameter: str, rates: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Select those rates from ``rates`` that belong to one parameter."""
+    """Select the rates (such as learning rates) of one parameter from ``rates``."""
     names = {rate: name_of(rate, parameter) for rate in (*_SGD, *_OTHERS)}
     return {rate: float(rates[name]) for rate, name in names.items() if name in rates}
 
@@ -61,8 +61,8 @@ def given(
     if not is_sgd:
         return loaded.get("learningRate", lr), loaded.get("weightDecay", decay)
     share = 1 - float(settings["dampening"])
-    # On the device, the learning rate and the factor on the weights are separate numbers. Loading
-    # only a learning rate does not change the factor on the weights.
+    # On the device, the learning rate and the factor on the weights are separate numbers. Therefore
+    # loading only a learning rate does not change the factor on the weights.
     factor = loaded.get("weightDecayScaleFactor0", 1 - float(lr) * share * float(decay))
     if share and "scaledLearningRate0" in loaded:
         lr = loaded["scaledLearningRate0"] * loss_scaling / share

@@ -1,8 +1,8 @@
 """The class SharedOptimizer, which updates weights in memory that the instances of a host share.
 
-Without shared weights, all instances would make the same update of the same weights. With shared
-weights, each instance sums the gradients of one slice of the weights, and updates this slice in the
-shared memory. Therefore the instances do not exchange reduced gradients, and the host stores
+Without a SharedOptimizer, all instances would compute the same update of the same weights. With
+shared weights, each instance sums the gradients of one slice of the weights, and updates this slice
+in the shared memory. Therefore the instances do not exchange reduced gradients, and the host stores
 weights and optimiser state only once.
 
 Instances write to the shared memory only during an optimiser step, which all instances make
@@ -74,14 +74,14 @@ class SharedOptimizer(DeviceOptimizer):
     """An optimiser that updates one slice of the weights that all instances of a host share.
 
     The constructor moves the parameters into shared memory. All instances must call the constructor
-    together.
+    at the same time.
 
     Args:
         source: The user's optimiser.
         device_of: A function that returns the device parameters of a host parameter.
-        names: The device parameters that an optimiser step updates, by name.
+        names: The device parameters that an optimiser step updates, keyed by their names.
         parameters: The device parameters in ``names``, in the order of ``gradients``. The order of
-            these parameters must be equal on all instances.
+            ``parameters`` must be equal on all instances.
         gradients: For each parameter, the tensor that contains this instance's gradient.
         communicator: The communicator that connects the instances. The communicator must have a
             ``host_memory``.
@@ -114,8 +114,8 @@ class SharedOptimizer(DeviceOptimizer):
             [shard.weights for shard in self._shards],
             [gradients[shard.parameter].view(-1)[shard.part] for shard in self._shards],
         )
-        # ``_done`` is the number of optimiser steps made. For each parameter, ``_ahead`` is the
-        # difference between a loaded step count and ``_done``.
+        # The variable ``_done`` is the number of optimiser steps made. For each parameter,
+        # ``_ahead`` contains the difference between a loaded step count and ``_done``.
         self._done = 0
         self._ahead: dict[str, float] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -147,7 +147,7 @@ class SharedOptimizer(DeviceOptimizer):
         """Update this instance's slice of the weights, and wait for the other instances.
 
         Args:
-            loss_scale: The loss scale. The update divides the gradients by this number.
+            loss_scale: The loss scale. The update divides the gradients by the loss scale.
         """
         self._take_weights()
         self._take_loaded()
@@ -157,7 +157,8 @@ class SharedOptimizer(DeviceOptimizer):
         try:
             self._communicator.agree(_UPDATED)
         except PopdistError:
-            # An instance was lost, and may not have updated its slice of the weights.
+            # An instance was lost, and the lost instance may not have updated its slice of the
+            # weights.
             self._is_half_done = True
             raise
         self._show_weights()
@@ -203,7 +204,7 @@ class SharedOptimizer(DeviceOptimizer):
         """Fill this instance's slice of the optimiser state with the initial values."""
         for key, rooms in self._state.items():
             first = self._first_value(key)
-            # Only values other than zero are written, because new shared memory contains zeros.
+            # Initial values of zero are not written, because new shared memory contains zeros.
             for shard in self._shards if first else ():
                 rooms.views[shard.parameter].view(-1)[shard.part].fill_(first)
 
@@ -249,7 +250,7 @@ class SharedOptimizer(DeviceOptimizer):
         ).clone()
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the given state tensors. All other state tensors keep their values."""
+        """Load the given state tensors. All state tensors that are not given keep their values."""
         for parameter in self.parameters:
             name = self._names[id(parameter)]
             for key, prefix in self._kind.state.items():

@@ -1,8 +1,9 @@
 """The class Training, which executes the steps of an accumulation window of a training model.
 
-In an accumulation window, the gradients are cleared, accumulated and reduced, and the optimiser
-updates the weights. No other module waits for the reduction of gradients or runs the optimiser. The
-module ``gradients.py`` sums gradients, and ``loss_scaling.py`` adapts the loss scale.
+An accumulation window consists of the micro-batches between two weight updates. In an accumulation
+window, the gradients are cleared, accumulated and reduced, and the optimiser updates the weights.
+No other module waits for the reduction of gradients or runs the optimiser. The module
+``gradients.py`` sums gradients, and ``loss_scaling.py`` adapts the loss scale.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ class Training:
         optimizer: The optimiser that updates the device's copy of the weights.
         gradients: The object that reduces gradients over replicas and instances.
         gradient_scale: The factor on every micro-batch's gradients, without the loss scale. The
-            factor is 1 / (gradient accumulation x all replicas) for a mean, and 1 for a sum.
+            gradient scale is 1 / (gradient accumulation x all replicas) for a mean of gradients,
+            and 1 for a sum.
         half_accumulators: Whether gradients are rounded to float16 after every micro-batch.
         scaler: The object that adapts the loss scale; None if the program sets the loss scale.
         rounding: A function that seeds the stochastic rounding of a weight update; None to round to
-            the nearest value. The argument of ``rounding`` is the number of the micro-batch before
-            the update.
+            the nearest value. The argument of ``rounding`` is the number of the micro-batch that
+            runs just before the weight update.
         compression: The compression of gradients between hosts; None if they are not compressed.
     """
 
@@ -49,7 +51,7 @@ class Training:
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss. The weight update divides the gradients by this factor."""
+        """The factor on the loss, by which the weight update divides the gradients again."""
         factor = 1.0 if self.scaler is None else self.scaler.factor
         return self.optimizer.loss_scaling * factor
 
@@ -65,7 +67,7 @@ class Training:
         self.gradients.zero()
 
     def accumulate(self) -> None:
-        """Finish a micro-batch, after all replicas of this instance have added their gradients."""
+        """Finish a micro-batch; all replicas of this instance have added their gradients."""
         if self.half_accumulators:
             round_gradients(self.gradients)
 
@@ -73,7 +75,7 @@ class Training:
         """Reduce the gradients of the accumulation window, and update the parameters.
 
         Args:
-            number: The number of the window's last micro-batch.
+            number: The number of the last micro-batch in the accumulation window.
         """
         if self.rounding is not None:
             self.rounding(number)
@@ -90,14 +92,15 @@ class Training:
             # waiting for reductions is not recorded as updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
-        # Torch's fused updates do not count their changes in the version counters of parameters.
+        # The version counters of parameters are increased, because torch's fused updates do not
+        # count their changes there.
         increment_version(self.optimizer.parameters)
         if self.scaler is not None:
             self.scaler.adapt(too_large, loss_scale)
 
 
 class NoUpdate:
-    """A replacement of ``Training`` for inference models, whose methods do nothing."""
+    """A replacement of ``Training`` for inference models. All methods do nothing."""
 
     scale = 1.0
 

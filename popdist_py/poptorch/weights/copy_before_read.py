@@ -1,8 +1,8 @@
 """Subclasses for wrapped modules and tensors that copy newer weights to the host before a read.
 
 While a module is wrapped for training, subclasses replace the classes of the module and its
-tensors. The subclasses copy newer weights from the device to the host before every read of a
-tensor's values. Copies and pickles of the module have the original classes. The module
+tensors. Objects of the subclasses copy newer weights from the device to the host before every read
+of a tensor's values. Copies and pickles of a wrapped module have the original classes. The module
 ``device_state.py`` contains the device's tensors.
 """
 
@@ -93,7 +93,7 @@ def _watched_tensor(plain: type, fetches: tuple[Fetch, ...]) -> type:
 
 
 class _WatchedTensor:
-    """Methods of a wrapped module's tensors that call the ``fetch`` functions before a read."""
+    """Methods that call the ``fetch`` functions before a read of a wrapped module's tensors."""
 
     _fetches: tuple[Fetch, ...] = ()
     is_watched_buffer = False
@@ -109,7 +109,7 @@ class _WatchedTensor:
             return func(*args, **(kwargs or {}))
 
     def _fresh(self) -> torch.Tensor:
-        """Return a tensor of a plain class with the newest values, in the memory of this tensor."""
+        """Return a tensor of the original class with the newest values, in the same memory."""
         for fetch in self._fetches:
             fetch()
         with torch._C.DisableTorchFunctionSubclass():
@@ -163,8 +163,8 @@ def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> An
         function, arguments, *rest = super(watched, self).__reduce_ex__(protocol)
         plain = tuple(kind if argument is watched else argument for argument in arguments)
         # The pickle module accepts ``copyreg.__newobj__`` only if its first argument is the class
-        # of the pickled object. Here the argument is ``kind``, but the object's class is
-        # ``watched``.
+        # of the pickled object. In this call the first argument is ``kind``, but the class of the
+        # pickled object is ``watched``.
         return (_new_object if function.__name__ == "__newobj__" else function, plain, *rest)
 
     watched: Any = type(

@@ -1,10 +1,10 @@
 """The class DeviceState, which stores the device's tensors for a module and its submodules.
 
-The device is an emulated IPU. The device's tensors are copies of the tensors of the user's module,
-which are called the host's tensors. While a forward pass runs, the ``__dict__`` of every module
-object is replaced by a second ``__dict__`` that holds device tensors. Therefore hooks, bound
-methods and closures of the module objects also use the device's tensors. The host's tensors keep
-their values until the device's tensors are copied to the host.
+The device is an emulated IPU. The device's tensors are copies of the tensors of the user's module.
+The tensors of the user's module are called the host's tensors. While a forward pass runs, the
+``__dict__`` of every module object is replaced by a second ``__dict__`` that holds device tensors.
+Therefore hooks, bound methods and closures of the module objects also use the device's tensors. The
+host's tensors keep their values until the device's tensors are copied to the host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeviceState:
         owner: The user's module. ``top`` is ``owner`` itself or a shallow copy of ``owner``.
         precision: A function that returns the dtype on the device for a dtype on the host.
         num_replicas: The number of replicas of all instances together.
-        copied: A function that returns a device tensor for a host tensor and a dtype. By default,
+        copied: A function that makes a device tensor from a host tensor and a dtype. By default,
             the device tensor gets the values of the host tensor.
 
     Attributes:
@@ -77,7 +77,7 @@ class DeviceState:
             self._views = self._make_views(top, owner)
         self.attributes = ModuleAttributes(self._views)
 
-    # -- construction of the device's tensors -------------------------------------------------
+    # -- methods that make the device's tensors ------------------------------------------------
 
     def _copy_parameters(self, top: nn.Module) -> None:
         """Make the device's copies of the module's parameters.
@@ -139,7 +139,8 @@ class DeviceState:
         """Return the value that a module's plain attribute has on the device.
 
         If the attribute refers to a parameter or a buffer of the model, the value is the device's
-        copy of this parameter or buffer. All other tensors in attributes are copied to the device.
+        copy of this parameter or buffer. A tensor in an attribute that is not a parameter or a
+        buffer of the model is copied to the device.
         """
         if isinstance(value, torch.Tensor):
             device = self._device_of.get(id(value))
@@ -150,7 +151,7 @@ class DeviceState:
             return type(value)(self._device_of.get(id(item), item) for item in value)
         return value
 
-    # -- separate tensors for each replica ----------------------------------------------------
+    # -- methods for tensors that differ between replicas -------------------------------------
 
     def give_replicas_buffers(self, names: frozenset[str], replicas: int) -> None:
         """Make separate copies of the named buffers for each replica of this instance.
@@ -203,9 +204,9 @@ class DeviceState:
         """Return the buffers with a separate copy for every replica of this instance.
 
         Returns:
-            One tuple for each module attribute that stores one of these buffers. Each tuple
-            contains the module's dictionary, the key, and a tensor with the values on all replicas
-            of this instance.
+            One tuple for each module attribute that stores a buffer with separate copies. Each
+            tuple contains the module's dictionary, the key, and a tensor with the values on all
+            replicas of this instance.
         """
         stacks = {stack.data_ptr(): stack for stack in self._stacks.values()}
         return [
@@ -229,7 +230,7 @@ class DeviceState:
             for name in sorted(names)
         }
 
-    # -- checks against the host's tensors ----------------------------------------------------
+    # -- methods that compare the device's tensors with the host's tensors --------------------
 
     def check_registered(self) -> None:
         """Check that the forward pass did not replace or delete parameters and buffers.
@@ -257,7 +258,7 @@ class DeviceState:
                 if isinstance(device, nn.Parameter) and _equal(host, device)
             }
 
-    # -- use of the device's tensors ----------------------------------------------------------
+    # -- methods that use the device's tensors ------------------------------------------------
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -334,7 +335,8 @@ class DeviceState:
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
                     )
-                    # Torch's version counter ignores changes of ``data``.
+                    # The version counter is increased, because torch does not count assignments to
+                    # ``data``.
                     increment_version(device)
                 else:
                     device.copy_(host)
@@ -379,7 +381,7 @@ def _substitute(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _equal(host: torch.Tensor, device: torch.Tensor) -> bool:
-    """Tell whether ``host`` has the same bits as ``device`` after conversion to the same dtype."""
+    """Tell whether ``host``, converted to the device's dtype, has the same bits as ``device``."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(device.itemsize)
     if bits is None or host.shape != device.shape:
         return False

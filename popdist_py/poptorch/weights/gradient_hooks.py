@@ -1,10 +1,10 @@
-"""Calls of the program's gradient hooks with the gradients that the device computes.
+"""The class GradientHooks, which calls the program's hooks with the gradients on the device.
 
 A program registers hooks with ``register_hook`` and ``register_post_accumulate_grad_hook`` on the
 parameters of its module, which are on the host. A hook gets the gradient of one replica's
-micro-batch, as in ``loss.backward()`` of plain torch. The gradient that a hook gets is not scaled
-by the loss scale and not yet added to other gradients. Therefore the results of hooks do not depend
-on the number of instances.
+micro-batch, as in ``loss.backward()`` of plain torch. The gradient that a hook gets is not
+multiplied by the loss scale and not yet added to other gradients. Therefore the results of hooks do
+not depend on the number of instances.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["GradientHooks", "has_hooks"]
 
 def has_hooks(host: Any) -> bool:
     """Tell whether the program registered a gradient hook on a host parameter."""
-    # With torch functions enabled, reading the hooks would fetch newer weights from the device.
+    # Torch functions are disabled, because reading the hooks would otherwise copy newer weights
+    # from the device.
     with torch._C.DisableTorchFunctionSubclass():
         return bool(host._backward_hooks or host._post_accumulate_grad_hooks)
 
@@ -56,7 +57,7 @@ class GradientHooks:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a parameter got its first gradient hook after this object was made."""
+        """Whether a parameter got its first gradient hook after the GradientHooks was made."""
         with torch._C.DisableTorchFunctionSubclass():
             for host in self._others:
                 if host._backward_hooks or host._post_accumulate_grad_hooks:
@@ -73,7 +74,8 @@ class GradientHooks:
     ) -> torch.Tensor | None:
         """Call the hooks of a host parameter, and return the gradient that the hooks produce.
 
-        The method reads the list of hooks at each call, so removed hooks are not called.
+        The method reads the parameter's list of hooks at each call, so removed hooks are not
+        called.
         """
         with torch._C.DisableTorchFunctionSubclass():
             before = list((host._backward_hooks or {}).values())

@@ -1,9 +1,9 @@
 """The class ModuleAttributes, which stores the plain attributes that modules have on the device.
 
 A plain attribute of a module is an attribute that is not a parameter, a buffer or a submodule. An
-example is a counter that the forward pass increments. An IPU program runs the Python code of a
-forward pass only once, during compilation. Later calls of the model must not see that the Python
-code changed a plain attribute.
+example of a plain attribute is a counter that the forward pass increments. An IPU program runs the
+Python code of a forward pass only once, during compilation. Later calls of the model must not see
+that the Python code changed a plain attribute.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModuleAttributes:
                     module.__dict__[key] = plain[key]
 
     def restore(self) -> None:
-        """Undo the attribute changes of the first forward pass that ``record_changes()`` found."""
+        """Undo the changes of the first forward pass that ``record_changes()`` recorded."""
         for view, key, value in self._changed:
             if value is _MISSING:
                 view.pop(key, None)
@@ -113,7 +113,7 @@ class ModuleAttributes:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a tensor with its copy and version as a tuple; return any other value unchanged."""
+    """Return (tensor, copy, version) for a tensor; return any other value unchanged."""
     if isinstance(value, torch.Tensor):
         return (value, value.detach().clone(), value._version)
     return value

@@ -1,8 +1,8 @@
 """The class WeightCopy, which records whether the host or a device has newer weights.
 
 Several wrapped models may share the tensors of one module on the host. Each wrapped model has a
-separate copy of these tensors on its device, so the devices can have different weights. The module
-``device_state.py`` copies tensors between host and device.
+separate copy of the shared tensors on its device, so the devices can have different weights. The
+module ``device_state.py`` copies tensors between host and device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WeightCopy:
         _newer_than_host.add(self)
 
     def mark_all_newer(self) -> None:
-        """Record that all tensors on the device are newer than the host's tensors."""
+        """Record that all tensors on the device are newer than the tensors on the host."""
         self._all_newer = True
         _newer_than_host.add(self)
 
@@ -94,7 +94,7 @@ class WeightCopy:
     def pull(self) -> None:
         """Copy all of the device's tensors to the host.
 
-        Afterwards ``needs_upload`` is True for all other models that share a tensor with this
+        After the call, ``needs_upload`` is True for all other models that share a tensor with this
         model.
         """
         self._pull(self._download_all)
@@ -102,8 +102,8 @@ class WeightCopy:
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
         # ``download`` may read the host's tensors, and reading them starts a download of newer
-        # weights. To prevent this second download, this WeightCopy is removed from the set before
-        # the first download.
+        # weights. To prevent a second download, the WeightCopy is removed from the set of newer
+        # copies before the first download.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()
@@ -112,7 +112,10 @@ class WeightCopy:
                 other.needs_upload = True
 
     def pull_newer_of_others(self) -> None:
-        """Copy newer weights to the host from the devices of other models with these tensors."""
+        """Copy newer weights to the host from other models' devices.
+
+        The other models share tensors with this model.
+        """
         _pull_newer(self._host_ids, besides=self)
 
     def shares(self, host_ids: frozenset[int]) -> bool:

@@ -1,7 +1,7 @@
 """The names of the buffers that hold running statistics of batch norm and instance norm layers.
 
-The function of this module does not read or change the values of buffers. The compiler decides
-whether each replica gets a separate copy of such a buffer.
+The function ``norm_statistics`` does not read or change the values of buffers. The compiler decides
+whether each replica gets a separate copy of a buffer with running statistics.
 """
 
 from __future__ import annotations

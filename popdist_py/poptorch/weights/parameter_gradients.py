@@ -1,8 +1,8 @@
 """Functions that read and change the ``grad`` attribute of the device's parameters.
 
 Torch stores the sum of a parameter's gradients in the attribute ``grad``. Autograd adds gradients
-to ``grad``, and torch's optimisers read ``grad``. No other module of ``popdist_py.poptorch``
-assigns ``grad``.
+to the attribute ``grad``, and torch's optimisers read the attribute. Only the module
+``parameter_gradients`` assigns ``grad`` in ``popdist_py.poptorch``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, copies: boo
     Args:
         parameter: The parameter whose gradient is changed.
         gradient: The tensor to add to the parameter's gradient.
-        copies: Whether a parameter's first gradient is copied. Without a copy, the tensor
+        copies: Whether the first gradient of the parameter is copied. Without a copy, the tensor
             ``gradient`` itself becomes ``grad``, and later gradients are added to this tensor in
             place.
     """
@@ -64,7 +64,7 @@ def gradients_replaced(
 ) -> Iterator[list[torch.Tensor | None]]:
     """Replace the gradients of parameters in the ``with`` block, and restore them afterwards.
 
-    The ``with`` statement returns the gradients that the parameters had before the block.
+    The context manager yields the gradients that the parameters had before the ``with`` block.
     """
     before = gradients_of(parameters)
     set_gradients(parameters, gradients)

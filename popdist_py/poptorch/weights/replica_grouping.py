@@ -1,7 +1,7 @@
 """Replica-grouped weights, which are parameters whose values differ between groups of replicas.
 
-The host's tensor has one row for each group, along an additional first dimension. In a forward
-pass, a replica uses the row of its group as the value of the parameter.
+The host's tensor of a replica-grouped weight has one row for each group, along an additional first
+dimension. In a forward pass, a replica uses the row of its own group as the value of the weight.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Grouping:
         host: The user's parameter of shape [number of groups, ...].
         kind: The rule that assigns replicas to groups, for example Consecutive.
         size: The number of replicas in one group.
-        retrieval: Whether a copy to the host writes one row for each group or one row for each
-            replica.
+        retrieval: Whether a copy from the device to the host writes one row for each group or one
+            row for each replica.
     """
 
     host: torch.Tensor

@@ -1,5 +1,7 @@
-"""Compression of gradients that hosts send each other, to 16 bits or to PowerSGD's factors.
+"""Compression of the gradients that hosts send to each other.
 
-The compression errors of a step are added to the gradients of the next step (``error_feedback``).
-Nothing here reduces gradients within a host. May call: logger, and the library's collectives.
+Gradients are rounded to 16 bits, or a gradient matrix is replaced by the two factors of PowerSGD.
+The compression errors of a step are added to the gradients of the next step (module
+``error_feedback``). Nothing here reduces gradients within a host. May call: logger, and the
+library's collectives.
 """

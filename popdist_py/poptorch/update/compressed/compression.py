@@ -1,6 +1,7 @@
 """The class CompressedGradients, which compresses one model's gradients between hosts.
 
-The options of the model name the compression method. Gradients are not compressed within a host.
+The options of the model contain the name of the compression method. Gradients are not compressed
+within a host.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ class Reduction:
     finish: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Reduce the array of gradients."""
+        """Reduce the array of gradients with all steps of the reduction."""
         self.start()
         if self.finish is not None:
             self.finish()
 
 
-# A function that returns the Reduction of an array of gradients. The function gets the array, and
-# the shapes of the parameters in the order of their gradients in the array.
+# A function that returns the Reduction of an array of gradients. The arguments of the function are
+# the array, and the shapes of the parameters in the order of their gradients in the array.
 ReductionOf: TypeAlias = Callable[[Array, Sequence[Sequence[int]]], Reduction]
 
 
 def exact(communicator: Communicator) -> ReductionOf:
-    """Return a function that returns Reductions without compression."""
+    """Return a function that makes Reductions without compression."""
     return lambda array, _: Reduction(partial(communicator.all_reduce, array, name="gradients"))
 
 
@@ -110,15 +111,15 @@ class CompressedGradients:
         return Reduction(start, links.finish_compressed)
 
     def begin(self, loss_scale: float) -> None:
-        """Start a training step whose gradients will be multiplied by ``loss_scale``."""
+        """Start a training step in which all gradients are multiplied by ``loss_scale``."""
         for _, feedback, _ in self._made:
             feedback.rescale(loss_scale)
 
     @property
     def _layout(self) -> list[Any]:
-        """The values that must be equal in two models to copy error feedback between them."""
-        # The rank of PowerSGD determines which matrices are compressed, and the shapes of their
-        # factors.
+        """The values that must be equal in two models to copy the compression errors of one."""
+        # The rank of PowerSGD affects which gradient matrices are compressed, and the shapes of
+        # their factors.
         rank = self._settings.get("rank")
         method = self._method if rank is None else f"{self._method} rank {rank}"
         hosts = [list(instances) for instances in self._links.hosts]
@@ -127,7 +128,8 @@ class CompressedGradients:
     def state(self) -> dict[str, Any]:
         """Return the state of the compression for a checkpoint.
 
-        The state consists of nested dicts and lists of tensors, numbers and strings.
+        The state of the compression consists of nested dicts and lists of tensors, numbers and
+        strings.
         """
         return {
             "layout": self._layout,
@@ -141,9 +143,9 @@ class CompressedGradients:
         """Load the states that :meth:`state` returned on all instances.
 
         The stored compression errors are not loaded if the compression, the hosts, the instances or
-        the parameters have changed since the states were saved, because the errors would belong to
-        other elements. Losing the stored compression errors costs no more precision than the
-        compression of one step.
+        the parameters have changed since the states were saved, because the errors would then
+        belong to other gradient elements. Without the stored compression errors, the loss of
+        precision is not larger than the loss by the compression of one step.
 
         Args:
             states: The states of all instances, in the order of the instances.
@@ -165,7 +167,7 @@ class CompressedGradients:
     def take_over(self, before: CompressedGradients) -> None:
         """Copy the state of another object that compressed the gradients of the same parameters.
 
-        If the gradients are divided into other arrays than in ``before``, the state is not copied.
+        The state is not copied if ``before`` divides the gradients into arrays in another way.
         """
         if self._layout == before._layout:
             for own, earlier in zip(self._made, before._made, strict=True):

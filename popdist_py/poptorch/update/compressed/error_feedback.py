@@ -1,7 +1,8 @@
 """The class ErrorFeedback, which stores compression errors of gradients for the next step.
 
 The module ``error_feedback`` only stores the compression errors. The modules ``power_sgd`` and
-``rounded_sums`` compute the errors of a step and add the errors to the gradients of the next step.
+``rounded_sums`` compute the compression errors of a step and add the errors to the gradients of the
+next step.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ class ErrorFeedback:
     """
 
     def __init__(self, size: int) -> None:
-        # The arrays take little memory: np.zeros allocates a memory page only when the page is
-        # written, and an instance writes only the parts that it reduces.
+        # The arrays take little memory, because np.zeros allocates a memory page only when the page
+        # is written. An instance writes only the parts of the arrays that the instance reduces.
         self._rooms = {kind: np.zeros(size, np.float32) for kind in ("values", "sums")}
         self._parts: dict[str, set[tuple[int, int]]] = {kind: set() for kind in self._rooms}
         self._scale = 1.0
 
     def values(self, part: slice) -> Array:
-        """Return the errors of compressing this host's sum, for the caller to change in place."""
+        """Return the compression errors of this host's sum; the caller may change them in place."""
         return self._room("values", part)
 
     def sums(self, part: slice) -> Array:
-        """Return the errors of compressing all hosts' sum, for the caller to change in place.
+        """Return the compression errors of all hosts' sum; the caller may change them in place.
 
-        Each host has these compression errors only for the segment of the part that the host sums.
+        A host has the compression errors of all hosts' sum only for the segment that the host adds
+        up.
         """
         return self._room("sums", part)
 
@@ -47,7 +49,7 @@ class ErrorFeedback:
         return self._rooms[kind][part]
 
     def rescale(self, scale: float) -> None:
-        """Adapt the stored errors to a new loss scale, which multiplies the gradients."""
+        """Adapt the stored errors to a new loss scale, which is a factor on the gradients."""
         if scale == self._scale:
             return
         factor = np.float32(scale / self._scale)

@@ -1,12 +1,14 @@
 """PowerSGD, which sends the gradient of a matrix as two thin factors (Vogels et al. 2019).
 
-For a gradient M [n, m], the hosts sum P = M Q [n, r], make the columns of P orthonormal, and sum Q
-= M^T P [m, r]. Every host then computes P Q^T, which is an approximation of the sum of M over the
-hosts. The error of the approximation is added to M in the next step. The next step starts from the
-factor Q of this step. As in torch's ``powerSGD_hook``, the gradients of the first steps, and
-gradients whose factors would be too large, are sent without compression.
+For a gradient matrix M of the shape [n, m], the hosts sum P = M Q [n, r], make the columns of P
+orthonormal, and sum Q = M^T P [m, r]. Every host then computes the product P Q^T, which is an
+approximation of the sum of M over the hosts. The error of the approximation P Q^T is added to M in
+the next step. Each training step starts from the factor Q of the previous step. As in torch's
+``powerSGD_hook``, some gradients are sent without compression: the gradients of the first steps,
+and gradients whose factors would be too large.
 
-This module does not send data itself, but yields ``Round`` objects, which a communicator executes.
+The module ``power_sgd`` does not send data itself, but yields ``Round`` objects, which a
+communicator executes.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from popdist_py.poptorch.update.compressed.rounded_sums import own_slice, pieces
 
 __all__ = ["PowerSgd", "PowerSgdSettings"]
 
-# A matrix is compressed if it is at least this many times larger than its two factors. The name of
-# this number in torch's powerSGD_hook is min_compression_rate.
+# A matrix is compressed if the matrix has at least _SMALLEST_RATE times as many elements as its two
+# factors. In torch's powerSGD_hook, the name of _SMALLEST_RATE is min_compression_rate.
 _SMALLEST_RATE: Final = 2
 _NOTHING: Final = np.empty(0, np.float32)
 
@@ -86,15 +88,15 @@ class PowerSgd:
         self._settings = settings
         self._feedback = feedback
         self._matrices, self._others, self._size = _cut(shapes, settings.rank)
-        self._factors: dict[int, Array] = {}  # The last factor Q of each matrix, by its index.
+        self._factors: dict[int, Array] = {}  # The last factor Q of each matrix, by matrix index.
         self._steps = 0
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
         """Return the parts of the array that one instance of a host reduces (see ``Compression``).
 
         In the first ``start_step`` steps, the parts are pieces of one slice of the array. In later
-        steps, the parts are whole matrices, and pieces of the array between the matrices. This
-        method counts the steps, so it must be called once in each step.
+        steps, the parts are whole matrices, and pieces of the array between the matrices. The
+        method ``parts`` counts the steps, so the method must be called once in each step.
         """
         self._steps += 1
         if self._steps <= self._settings.start_step:
@@ -115,8 +117,8 @@ class PowerSgd:
     def _forget_factors_of_others(self, own: Sequence[slice]) -> None:
         """Delete loaded factors of matrices that other instances of the host reduce.
 
-        These factors would become outdated, because the other instances continue with newer
-        factors.
+        Loaded factors of such matrices would become outdated, because the other instances continue
+        with newer factors.
         """
         bounds = {(part.start, part.stop) for part in own}
         owned = {matrix.index for key, matrix in self._matrices.items() if key in bounds}
@@ -126,7 +128,7 @@ class PowerSgd:
         """Yield the exchanges between hosts that reduce one part (see ``Compression``).
 
         A compressed matrix needs one exchange (round) for P and another exchange for Q. A part
-        without compression needs one exchange.
+        without compression needs one exchange between hosts.
         """
         found = self._matrices.get((part.start, part.stop))
         if found is None or self._steps <= self._settings.start_step:
@@ -152,7 +154,7 @@ class PowerSgd:
             left[:] = 0
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Return the factor Q [m, r] at the start of this step. Q is equal on all hosts."""
+        """Return the factor Q [m, r] at the start of a step. The factor is equal on all hosts."""
         known = self._factors.get(matrix.index) if self._settings.warm_start else None
         # A gradient of zeros makes columns of Q zero, and zero columns would remain zero in all
         # later steps. Therefore random numbers replace a Q that has a zero column.
@@ -165,7 +167,7 @@ class PowerSgd:
     def state(self) -> dict[str, Any]:
         """Return the number of steps, and the last factor Q of each matrix of this instance.
 
-        After a state was loaded and before the next step, the result contains all loaded factors.
+        Between the loading of a state and the next step, the result contains all loaded factors.
         """
         factors = {index: torch.from_numpy(q.copy()) for index, q in self._factors.items()}
         return {"steps": self._steps, "factors": factors}
@@ -176,9 +178,9 @@ class PowerSgd:
         self._factors = {
             index: factor.numpy().copy()
             for state in states
-            # An instance that does not reduce any part does not count steps. The factors of an
-            # instance without parts are skipped, because they are as old as the last checkpoint
-            # that the instance loaded.
+            # An instance that does not reduce any part of the array does not count steps. The
+            # factors of an instance without parts are skipped, because these factors are as old as
+            # the last checkpoint that the instance loaded.
             if state["steps"] == self._steps
             for index, factor in state["factors"].items()
         }
@@ -251,7 +253,8 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
         product = scratch[: len(part)]
         np.subtract(part, np.matmul(thin, own_columns, out=product), out=left[block])
         # P Q^T is computed column by column, because element-wise products and sums have the same
-        # bits on all processors. The bits of a matrix product may differ between processors.
+        # bits on all processors. The bits of a matrix product may differ between types of
+        # processors.
         np.multiply(thin[:, :1], columns[0], out=part)
         for k in range(1, thin.shape[1]):
             np.multiply(thin[:, k : k + 1], columns[k], out=product)
@@ -292,8 +295,8 @@ def _sum_at(holder: int, factor: Array, rank: int, num_hosts: int, *, orthonorma
 def _orthonormal(factor: Array) -> Array:
     """Return orthonormal columns whose span contains the columns of ``factor``.
 
-    The columns of ``factor`` may be linearly dependent. If a number in ``factor`` is not finite,
-    all numbers of the result are NaN.
+    The function also works if the columns of ``factor`` are linearly dependent. If a number in
+    ``factor`` is not finite, all numbers of the result are NaN.
     """
     if not np.isfinite(factor).all():
         return np.full_like(factor, np.nan)

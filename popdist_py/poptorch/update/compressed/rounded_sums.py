@@ -1,11 +1,13 @@
 """Gradient sums that hosts send to each other in fp16 or bf16, with error feedback.
 
 The rounding error of a sum is added to the sum of the next step (Seide et al. 2014). With more than
-two hosts, each host adds up one segment of the array and rounds the segment's sum a second time
-(Tang et al. 2019). The module adds with NumPy and converts between formats with torch, because
-NumPy's conversion of float16 takes fifty times as long.
+two hosts, each host adds up one segment of the array of gradients. The host then rounds the sum of
+the segment a second time (Tang et al. 2019). The module adds gradients with NumPy. The module
+converts between number formats with torch, because NumPy's conversion of float16 takes fifty times
+as long.
 
-This module does not send data itself, but yields ``Round`` objects, which a communicator executes.
+The module ``rounded_sums`` does not send data itself, but yields ``Round`` objects, which a
+communicator executes.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
 __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 
 FORMATS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# The number of elements in one piece of an array, as in reductions without compression.
+# The number of elements in one piece of a gradient array, as in reductions without compression.
 _PIECE: Final = 2 * CHUNK_BYTES // 4
 # An encoded segment of an array begins with the exponent of its scale, a 32-bit integer.
 _HEADER_BYTES: Final = 4
 # Before rounding to float16, values are scaled by a power of two, so that the largest magnitude is
-# just below 2 ** 15. The largest float16 value is 65504. The limit of the exponent keeps both the
-# scale and its inverse in the range of normal float32 numbers.
+# just below 2 ** 15. The largest float16 value is 65504. The limit of the scale's exponent keeps
+# both the scale and the inverse of the scale in the range of normal float32 numbers.
 _TOP, _LARGEST_EXPONENT = 15, 126
 # If the exponent of a scale is at least this large, a value that was rounded up may overflow
 # float32 when the scale is undone.
@@ -67,8 +69,8 @@ class RoundedSums:
         self._format = FORMATS[name]
         self._size = size
         self._feedback = feedback
-        # Buffers are kept for later steps, because new memory causes one page fault for every 4
-        # KiB. A page fault takes as long as the conversion of 4 KiB of values.
+        # Buffers for encoded values are kept for later steps, because new memory causes one page
+        # fault for every 4 KiB. A page fault takes as long as the conversion of 4 KiB of values.
         self._decoded = np.empty(min(size, _PIECE), np.float32)
         self._free: dict[int, list[Array]] = {}
 
@@ -79,8 +81,8 @@ class RoundedSums:
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
         """Yield the only exchange (round) that sums ``total`` over the hosts (see ``Compression``).
 
-        Each host sends its values, rounded to 16 bits. With more than two hosts, each host sums one
-        segment of the array, and also sends the rounded sum to the other hosts.
+        Each host sends its values to the other hosts, rounded to 16 bits. With more than two hosts,
+        each host sums one segment of the array, and also sends the rounded sum to the other hosts.
         """
         cut = segments(total, num_hosts)
         own = cut[min(rank, len(cut) - 1)]
@@ -99,8 +101,8 @@ class RoundedSums:
         else:
             sums += [self._room(one.nbytes) for one in encoded]
             yield Round(encoded, combine, sums)
-            # The segment that this host has summed is skipped, because it already contains the
-            # rounded values.
+            # The segment that this host has summed is skipped, because the segment already contains
+            # the rounded values.
             for segment, one in zip(cut, sums, strict=True):
                 if segment is not own:
                     self._decode(one, segment)
@@ -137,7 +139,7 @@ class RoundedSums:
         if not is_finite and not math.isfinite(left.sum()):
             # The rounding error of a value is infinite if a finite value was rounded to infinity.
             # The rounding error is NaN if the value was already infinite or NaN. Subtracting 1 from
-            # the bits replaces a wrong infinity by the next value towards zero, which is finite.
+            # the bits of a wrong infinity gives the next value towards zero, which is finite.
             rounded_up = np.isinf(left)
             if rounded_up.any():
                 encoded[_HEADER_BYTES:].view(np.int16)[rounded_up] -= 1
@@ -159,23 +161,26 @@ class RoundedSums:
     def _add_others(self, values: Sequence[Array], rank: int, own: Array) -> None:
         """Add the other hosts' values to the segment ``own`` of this host.
 
-        If there are two hosts, both compute bit-identical sums.
+        If there are two hosts, both hosts compute bit-identical sums.
         """
         other = self._decoded[: own.size]
         for sender, value in enumerate(values):
             if sender != rank:
                 self._decode(value, other)
-                # The values are added in the order of the hosts. The order affects the result,
-                # because the sum of two NaN values has the bits of the first operand.
+                # The values are added in the order of the hosts. The order of the hosts affects the
+                # result, because the sum of two NaN values has the bits of the first operand.
                 first, second = (other, own) if sender < rank else (own, other)
                 np.add(first, second, out=own)
 
     def state(self) -> dict[str, Any]:
-        """Return an empty state, because only the rounding errors persist between steps."""
+        """Return an empty state, because only the rounding errors persist.
+
+        The ``ErrorFeedback`` object stores the rounding errors, with a state of its own.
+        """
         return {}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing, because this compression stores only the error feedback."""
+        """Do nothing, because rounding to 16 bits stores nothing except the error feedback."""
 
 
 def _exponent(values: Array) -> tuple[int, bool]:
