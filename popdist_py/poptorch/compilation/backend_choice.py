@@ -101,7 +101,7 @@ class BackendChoice:
             chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
         logger.debug("Replicas run as %s", chosen.name)
         # The comparison of back ends leaves fragmented free memory that training steps could not
-        # reuse. Therefore this memory is given back to the operating system.
+        # reuse. Therefore the free memory is given back to the operating system.
         give_back_kept_memory()
         return chosen
 
@@ -141,7 +141,7 @@ class BackendChoice:
         return Chosen(row.name, replicas)
 
     def _smallest(self, number: int) -> int:
-        """Return the smallest of the numbers that the instances pass to this method."""
+        """Return the smallest of the numbers that the instances pass to ``_smallest``."""
         together = np.array([number], np.float64)
         if self._communicator.num_instances > 1:
             self._communicator.all_reduce(together, "min", "replica back ends")
@@ -159,11 +159,11 @@ class BackendChoice:
                     self._agreement.prepare()
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
-                # run cannot use such tensors. Therefore ``contents_kept`` undoes the changes that a
-                # tried back end makes to the lists of the model. The changes that the loop back end
-                # makes to lists are undone only after a back end has been chosen. If the changes
-                # were undone earlier, the comparison of back ends would not detect that a forward
-                # pass counts its calls in a list.
+                # run cannot use the stored tensors. Therefore ``contents_kept`` undoes the changes
+                # that a tried back end makes to the lists of the model. The changes that the loop
+                # back end makes to lists are undone only after a back end has been chosen. If the
+                # changes were undone earlier, the comparison of back ends would not detect that a
+                # forward pass counts its calls in a list.
                 with self._model.state.attributes.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)

@@ -82,7 +82,7 @@ class _Point:
             of every other test point, and from the values that were used for recording a graph.
         expected: The results that the loop back end computes from the values of the test point.
         noise: For each kind of tensor, the size of the change that rounding causes in each result
-            of the loop back end; None if this change has not been measured.
+            of the loop back end; None if the noise has not been measured.
     """
 
     number: int
@@ -102,7 +102,7 @@ class Agreement:
 
     Args:
         model: The compiled model on the device.
-        call: The arguments of a call of the model.
+        call: The arguments of a call of the compared model.
         inputs: One tensor for each input, with a micro-batch for each group of replicas.
     """
 
@@ -314,7 +314,7 @@ class _LoopOverTwo:
         """Copy the second replica's values to all later replicas.
 
         Args:
-            stacks: Tensors of the shape [replicas, ...].
+            stacks: Tensors of the shape [replicas, ...], which contain one value for each replica.
         """
         for stack in stacks:
             stack[2:] = stack[1].clone()

@@ -76,7 +76,7 @@ class Backend:
         name: The name of the back end, which is stored in executables.
         option: The value of the option ``replicaExecution`` that selects the back end; None if only
             "auto" can select it. If several back ends have the same option value, the library uses
-            the first of these back ends whose results agree with the results of the loop back end.
+            the first one whose results agree with the results of the loop back end.
         can_run: A function that returns None if the back end can run a model, and otherwise the
             reason why not.
         make: A function that returns an object that runs a model's replicas. The arguments of

@@ -1,7 +1,7 @@
 """The function compile_model, which makes a program from a module and example arguments.
 
-The module ``model_checks`` checks a model against its options. The module
-``execution/device_loop`` runs the program.
+The module ``model_checks`` checks a model against its options. The module ``execution/device_loop``
+runs the compiled program.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def compile_model(
             unnecessary; None without an earlier compilation.
         advance: A function that is called with the completed percentage of the compilation and the
             name of its next step.
-        placed: A function that is called with the number of IPUs of all replicas, as soon as this
-            number is known.
+        placed: A function that is called with the number of IPUs of all replicas, as soon as the
+            compilation has determined the number.
 
     Raises:
         Error, AssertionError: The model, its options and its arguments do not match.
@@ -127,7 +127,10 @@ def _make_state(source: SourceModel) -> DeviceState:
 
 
 def _trace(source: SourceModel, call: Call, sizes: Sequence[int], state: DeviceState) -> Executable:
-    """Trace the forward pass; if torch raises an error, trace it again with 64-bit integers."""
+    """Trace the forward pass.
+
+    If torch raises an error, the function traces the forward pass again with integers of 64 bits.
+    """
     try:
         return _trace_with(source, call, sizes, state, widen_integers=False)
     except (RuntimeError, IndexError) as error:

@@ -81,7 +81,7 @@ def check_placement(
 def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) -> None:
     """Check that a call has at least as many micro-batches as the pipeline has stages.
 
-    Graphcore's PopTorch also requires this number of micro-batches.
+    Graphcore's PopTorch also requires at least one micro-batch for each pipeline stage.
 
     Raises:
         Error: The call has fewer micro-batches than the pipeline has stages.

@@ -17,8 +17,8 @@ from popdist_py.poptorch.weights.copy_before_read import plain_class
 
 __all__ = ["model_key"]
 
-# The version of the file format of executables (stored compiled models). Increase this version if a
-# new release cannot read the executables that earlier releases stored.
+# The version of the file format of executables (stored compiled models). Increase the version of
+# the file format if a new release cannot read the executables that earlier releases stored.
 _FORMAT = 5
 
 
@@ -28,10 +28,10 @@ def model_key(
     """Return a hash of the values that determine the result of compiling a model.
 
     The hash depends on the model's code and settings, the options, the structure, shapes and dtypes
-    of the arguments, the optimiser's class, and the versions of Python, torch and this package. The
-    hash does not depend on the optimiser's settings, because these settings affect only the weight
-    update, which is not compiled. The hash of a model also does not depend on the content of files
-    that the forward pass reads.
+    of the arguments, the optimiser's class, and the versions of Python, torch and ``popdist_py``.
+    The hash does not depend on the optimiser's settings, because these settings affect only the
+    weight update, which is not compiled. The hash of a model also does not depend on the content of
+    files that the forward pass reads.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
@@ -60,5 +60,5 @@ def model_key(
 
 
 def _blocks(module: nn.Module) -> list[str]:
-    """Return descriptions of the BeginBlock annotations, which begin blocks, of a module."""
+    """Return descriptions of a module's BeginBlock annotations, which assign it to an IPU."""
     return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]

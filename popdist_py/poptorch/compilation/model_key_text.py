@@ -88,12 +88,12 @@ class _Reached:
     """The functions, classes and objects that were found in a model so far."""
 
     def __init__(self, buffers: set[int]) -> None:
-        # The ``id`` of each buffer of the model. The description must not contain the values of
+        # The ``id`` numbers of the model's buffers. The description must not contain the values of
         # buffers, because these values are state of the model.
         self._buffers = buffers
         self._met: list[Any] = []
-        # The number of each found object, by the ``id`` of the object. The keys are ``id`` numbers,
-        # because some objects do not have a hash.
+        # The number of each found function, class or object, keyed by its ``id``. The keys are
+        # ``id`` numbers, because some objects do not have a hash.
         self._numbers: dict[int, int] = {}
         self._parents: list[int] = []
         self._is_in_library = False

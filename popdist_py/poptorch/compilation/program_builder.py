@@ -1,6 +1,6 @@
 """The function build_program, which makes the program that runs a compiled model.
 
-The module ``execution/device_loop`` runs the program.
+The module ``execution/device_loop`` runs the compiled program.
 """
 
 from __future__ import annotations

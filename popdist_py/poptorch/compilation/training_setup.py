@@ -200,7 +200,8 @@ class TrainingSetup:
             return False
         if self.options.Training.norm_group_size > 1:
             # During the backward pass, batch norms of a replica group exchange statistics between
-            # instances. These exchanges of statistics must not wait for the reduction of gradients.
+            # instances. The exchanges of batch norm statistics must not wait for the reduction of
+            # gradients.
             return False
         return self._settings.gradient_overlap
 

@@ -182,10 +182,10 @@ class Anchors:
                 self._collectors[short].add(step, tensors)
 
     def get(self, short: str) -> torch.Tensor:
-        """Return the value of an anchored tensor in the last call.
+        """Return the value of an anchored tensor in the last call of the model.
 
         Raises:
-            AssertionError: No anchored tensor has this short name.
+            AssertionError: No anchored tensor has the short name ``short``.
         """
         assert short in self._collectors, (
             f"No tensor is anchored as {short!r}: use Options.anchorTensor() before compiling, "
@@ -195,7 +195,7 @@ class Anchors:
 
 
 def _taken(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a copy of the list, and remove all elements from the list."""
+    """Return a copy of a list, and remove all elements from the list itself."""
     taken = list(values)
     values.clear()
     return taken

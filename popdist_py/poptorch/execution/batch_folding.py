@@ -138,7 +138,7 @@ def _drops_out(*args: Any, dropout_p: float = 0.0, **_: Any) -> bool:
 
 
 def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of a classification loss that reduces each replica's samples apart."""
+    """Return a version of a classification loss with a separate reduction for each replica."""
 
     def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         settings = dict(kwargs)
@@ -266,7 +266,8 @@ def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
 def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of ``Tensor.view`` that accepts tensors with replicas side by side.
 
-    In the memory of such a tensor, the replicas of each sample are next to each other.
+    A tensor has the replicas side by side if it stores the first sample of every replica, then the
+    second sample of every replica, and so on.
 
     If torch cannot view the tensor because of its memory order, the result is a view of a copy of
     the tensor. An in-place change of the copy's view does not change the original tensor. The
@@ -332,7 +333,8 @@ def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) 
     """Return a plain tensor, with the replica dimension folded into dimension ``dim``.
 
     Args:
-        value: A tensor that is batched over the replicas, or one tensor for all replicas.
+        value: A tensor that ``vmap`` batches over the replicas, or a plain tensor that all replicas
+            share.
         dim: The dimension of each replica's tensor, usually the batch dimension.
         size: The number of replicas.
         side_by_side: Whether the folded dimension has the order [``dim``, replicas] instead of

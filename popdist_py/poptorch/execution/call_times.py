@@ -39,7 +39,7 @@ class CallTimes:
 
 
 class Counters:
-    """The times of the last call, in seconds.
+    """The times of the micro-batches in the last call of a model, in seconds.
 
     Args:
         batching: The batching factors of the model.
@@ -82,7 +82,7 @@ class Counters:
 
     @property
     def _shown(self) -> Mapping[str, Sequence[float]]:
-        """The times from the model of the device, or the measured times without such a model.
+        """The times from the model of the device, or the measured times if no model is used.
 
         Before the first call of the model, all lists are empty.
         """
@@ -93,7 +93,7 @@ class Counters:
     def as_dict(self) -> dict[str, list[list[float]]]:
         """Return the times for each event, as one list for each tensor.
 
-        A list contains one time for each micro-batch and replica, in the order
+        The list of a tensor contains one time for each micro-batch and replica, in the order
         [micro-batch][replica].
         """
         result = {}

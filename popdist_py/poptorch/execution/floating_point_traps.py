@@ -3,8 +3,8 @@
 An IPU checks each instruction for floating-point exceptions. The dispatch mode checks each torch
 operation after the operation has run. The dispatch mode checks the results of an operation and the
 tensors that the operation wrote, such as weights and running statistics. An operation may return
-NaN or infinity if its arguments already contain such numbers. For example, attention masks contain
-infinities.
+NaN or infinity if its arguments already contain NaN or infinity. For example, attention masks
+contain infinities.
 """
 
 from __future__ import annotations

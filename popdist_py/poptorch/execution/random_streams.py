@@ -54,8 +54,8 @@ class RandomStreams:
         """Make random functions inside ``vmap`` use a separate random stream for each replica.
 
         Args:
-            replicas: The global indices of the replicas.
-            step: The number of the micro-batch.
+            replicas: The indices of the replicas among all replicas of all instances.
+            step: The number of the micro-batch that the replicas run.
         """
         with _PerReplica([self.stream(replica, step) for replica in replicas]):
             yield

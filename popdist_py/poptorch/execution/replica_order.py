@@ -4,7 +4,7 @@ A contiguous tensor of the shape [replicas, micro-batch, ...] stores all samples
 replica, then all samples of the second replica, and so on. A tensor with replicas side by side
 stores its numbers in the order [micro-batch, replicas, ...]. The memory of a tensor with replicas
 side by side contains the first sample of every replica, then the second sample of every replica,
-and so on. This module does not use ``vmap``.
+and so on. The functions of the module ``replica_order`` do not use ``vmap``.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def replicas_first(fresh: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
     Args:
         fresh: A new tensor that no other code uses, so that the result may use its memory.
-        shape: The shape [micro-batch, replicas, ...] of the numbers in memory, with as many
-            elements as ``fresh``.
+        shape: The shape [micro-batch, replicas, ...] in which the numbers are stored in memory. The
+            shape has as many elements as ``fresh``.
     """
     apply: Callable[..., torch.Tensor] = _ReplicasFirst.apply
     return apply(fresh, shape)

@@ -102,7 +102,7 @@ class DeviceModel:
     def backward(self, loss: torch.Tensor, scale: float) -> None:
         """Run the backward pass, and add the gradients times ``scale`` to the parameters' ``grad``.
 
-        If the loss does not require a gradient, this method does nothing.
+        If the loss does not require a gradient, the method ``backward`` does nothing.
         """
         if not loss.requires_grad:
             return
@@ -138,7 +138,7 @@ class DeviceModel:
 
         The method is called after a recorded graph of the model's operations has failed. The
         traceback of an error in the forward pass shows the lines of the user's program. The
-        traceback of an error in the recorded graph does not show these lines.
+        traceback of an error in the recorded graph does not show the lines of the user's program.
         """
         state, random = self.state, torch.get_rng_state()
         kept = [rows.clone() for rows in self._changing_buffers()]
@@ -174,8 +174,9 @@ class Replicas(Protocol):
 
         Args:
             call: The arguments of the call of the model.
-            inputs: One tensor [replica groups x micro-batch, ...] for each input, with a
-                micro-batch for each group of replicas.
+            inputs: One tensor of the shape [replica groups x micro-batch, ...] for each input of
+                the model. The tensor contains a micro-batch for each group of replicas that get the
+                same inputs.
             number: The number of micro-batches that have run before. The random streams of the
                 replicas depend on ``number``.
             scale: The factor that multiplies gradients.

@@ -46,8 +46,9 @@ def replicas_as_channels(replicas: int) -> Iterator[None]:
 class GroupNorms(TorchFunctionMode):
     """A torch function mode that makes training batch norms use the statistics of a replica group.
 
-    Enter GroupNorms before all other torch function modes. Otherwise other modes would receive the
-    calls of the replacement function instead of the model's calls of ``batch_norm``.
+    Enter GroupNorms before all other torch function modes. If GroupNorms were entered last, other
+    modes would receive the calls of the replacement function instead of the model's calls of
+    ``batch_norm``.
 
     Args:
         exchange: The exchange of statistics between the replicas of a group.
@@ -64,7 +65,7 @@ class GroupNorms(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call ``func``, or this object's own batch norm if ``func`` is torch's ``batch_norm``."""
+        """Call ``func``, but call GroupNorms's own batch norm if ``func`` is ``batch_norm``."""
         if func is _BATCH_NORM:
             return self._batch_norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -170,8 +171,8 @@ class _GroupNorm(torch.autograd.Function):
         """
         samples, weight, mean, variance, total = ctx.saved_tensors
         scale = (variance + ctx.eps).rsqrt()
-        # The gradients of weight and bias are sums over this replica's samples, normalised with the
-        # group's mean and scale.
+        # The gradients of weight and bias are sums over the samples of one replica. The samples are
+        # normalised with the group's mean and scale.
         _, of_weight, of_bias = _ATEN.native_batch_norm_backward(
             gradient, samples, None, None, None, mean, scale, True, ctx.eps, [False, True, True]
         )

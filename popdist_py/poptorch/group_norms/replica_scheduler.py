@@ -30,7 +30,7 @@ class OneEnded(Exception):
     """Some of the scheduled functions ended while others wait in ``meet()``.
 
     Attributes:
-        ended: The index of the first function that ended.
+        ended: The index of the first scheduled function that ended.
         waiting: The index of the first function that waits in ``meet()``.
         value: The argument that the waiting function passed to ``meet()``.
     """
@@ -176,8 +176,8 @@ class _Thread:
         # ended does not read the _Closed object.
         self._replies.put(_Closed())
         # A thread whose start was interrupted may not be alive, and a thread that is not alive
-        # cannot be joined. If such a thread begins to run later, its function ends at the first
-        # call of meet().
+        # cannot be joined. If a thread whose start was interrupted begins to run later, its
+        # function ends at the first call of meet().
         if self._thread.is_alive():
             self._thread.join()
 

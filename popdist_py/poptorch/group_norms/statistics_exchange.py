@@ -48,7 +48,7 @@ class GroupExchange:
 
     Attributes:
         size: The number of replicas in a group.
-        handle: The number that identifies this exchange in calls of the operator
+        handle: The number that identifies the GroupExchange in calls of the operator
             ``popdist::of_group``.
     """
 
@@ -79,8 +79,8 @@ class GroupExchange:
         """Return the numbers of all replicas in each replica's group.
 
         Args:
-            rows: The numbers of all replicas of this instance, or of the one replica that is
-                running, in the shape [replicas, numbers].
+            rows: A tensor of the shape [replicas, numbers], with the numbers of all replicas of
+                this instance, or of the one replica that is running.
             name: The name of the computation for error messages.
 
         Returns:

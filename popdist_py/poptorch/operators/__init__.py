@@ -2,5 +2,6 @@
 
 The package contains custom operations, CTC decoding, MultiConv, operations on point clouds, and
 printing.
-No module of this package depends on wrapped models. May call: tracing, enums, errors.
+No module of this package depends on wrapped models.
+May call: tracing, enums, errors.
 """

@@ -77,8 +77,8 @@ def nearest(
     Args:
         x: Points with shape [N, dimensions].
         y: Points with shape [M, dimensions].
-        batch_x: The number of the cloud that each point in ``x`` belongs to. Only points of the
-            same cloud are compared.
+        batch_x: The number of the cloud that each point in ``x`` belongs to. A point in ``x`` is
+            compared only with the points of the same cloud in ``y``.
         batch_y: The number of the cloud that each point in ``y`` belongs to.
 
     Returns:

@@ -49,7 +49,7 @@ def ipu_print_tensor(
 ) -> torch.Tensor:
     """Print a tensor to stderr each time the wrapped model runs.
 
-    Outside the forward method of a wrapped model, this function does not print anything.
+    Outside the forward method of a wrapped model, ``ipu_print_tensor`` does not print anything.
 
     Args:
         tensor: The tensor to print.

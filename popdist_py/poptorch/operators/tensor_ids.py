@@ -11,7 +11,7 @@ __all__ = ["getIpuTensorId"]
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """Return a number that identifies the tensor ``x`` as long as this tensor exists.
+    """Return a number that identifies the tensor ``x`` as long as ``x`` exists.
 
     Raises:
         Error: ``x`` is not a tensor, or the caller is outside the forward method of a

@@ -31,9 +31,9 @@ _library: torch.library.Library | None = None
 def define_when_imported() -> None:
     """Define the missing operators as soon as torchvision is imported.
 
-    If torchvision is already imported, the function defines the operators at once. Otherwise the
-    function waits for the import, because other code may define the operators before the import. A
-    second definition of a torch operator fails with an error.
+    If torchvision is already imported, the function defines the operators at once. If torchvision
+    is not imported yet, the function waits for the import, because other code may define the
+    operators before the import. A second definition of a torch operator fails with an error.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):
@@ -44,10 +44,10 @@ def define_when_imported() -> None:
 
 
 def define_missing_operators() -> bool:
-    """Define the missing operators if torchvision was built for CUDA and torch was not.
+    """Define the missing operators if torchvision is a CUDA build and torch is a CPU build.
 
     Returns:
-        Whether this function call has defined any operator.
+        Whether the call of the function has defined any operator.
     """
     global _library
     if _library is not None or torch.version.cuda is not None or not _is_for_cuda():

@@ -22,7 +22,7 @@ class BlockPlace:
         user_id: The id of the block; None for operations before the model's first block.
         ipu: The index of the IPU within a replica.
         stage: The number of the stage within the execution strategy. If the strategy has phases,
-            this is the number of the stage within the phase.
+            ``stage`` is the number of the stage within the phase.
         phase: The number of the phase, which is a part of the model that runs before the next
             phase; 0 for strategies without phases.
     """

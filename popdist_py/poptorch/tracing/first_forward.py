@@ -211,9 +211,9 @@ def first_forward(
     foreign = [
         weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
     ]
-    # Some of torch's function transforms hide the memory of their results, so these results seem to
-    # be made outside of the forward pass. The variable ``leaves`` has the only references to such
-    # results, so ``del`` frees these results.
+    # Some of torch's function transforms hide the memory of their results. Such a result seems to
+    # be made outside of the forward pass, and the variable ``leaves`` has the only reference to it.
+    # Therefore ``del`` frees the result.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)

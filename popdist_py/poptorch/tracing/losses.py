@@ -118,7 +118,8 @@ class Losses:
     def last(self) -> torch.Tensor | None:
         """The loss that was recorded last; None if no loss was recorded.
 
-        If the forward pass has a final loss, this loss is the last one at the end of the pass.
+        If the forward pass has a final loss, the final loss is the last recorded loss at the end of
+        the pass.
         """
         return self._losses[-1] if self._losses else None
 

@@ -30,7 +30,7 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
     """Check that the device supports one call of the torch function ``name``.
 
     Raises:
-        Error: The device does not support the function with these arguments.
+        Error: The device does not support the function with the given arguments.
     """
     check = _CHECKS.get(name)
     if check is not None:
@@ -92,7 +92,7 @@ def refuse_reading(name: str) -> NoReturn:
     """Raise an error: the torch function ``name`` reads a value that only the device can compute.
 
     Raises:
-        Error: This function always raises an Error.
+        Error: The function ``refuse_reading`` always raises an Error.
     """
     raise Error(
         f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "

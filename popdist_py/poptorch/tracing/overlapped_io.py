@@ -28,7 +28,8 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
     Args:
         input_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
-        mode: The loop whose computation may overlap with the transfer of the inputs.
+        mode: The loop (over device iterations or over gradient accumulation) whose computation may
+            overlap with the transfer of the inputs.
 
     Returns:
         The same values in the same structure. The model's forward method must use the returned
@@ -46,7 +47,8 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
     Args:
         output_tensors: A tensor, or nested tuples, lists and dictionaries of tensors.
-        mode: The loop whose computation may overlap with the transfer of the outputs.
+        mode: The loop (over device iterations or over gradient accumulation) whose computation may
+            overlap with the transfer of the outputs.
 
     Returns:
         The same values in the same structure. The model's forward method must return the returned
@@ -106,7 +108,7 @@ class OverlapConditions:
 
     @property
     def allowed(self) -> bool:
-        """Whether these options allow transfers that overlap with computation."""
+        """Whether the options allow input and output transfers that overlap with computation."""
         return (
             self.has_io_tiles
             and not self.is_pipelined

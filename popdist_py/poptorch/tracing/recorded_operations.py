@@ -37,8 +37,8 @@ __all__ = [
     "serial_products",
 ]
 
-# The names of two poptorch functions. An Observer records a call of such a function as an operation
-# with this name.
+# The names of two functions of poptorch. An Observer records a call of one of the two functions as
+# an operation with the name of the function.
 CHECKPOINT = "recomputationCheckpoint"
 PROPORTION = "set_available_memory"
 
@@ -132,7 +132,7 @@ class Observed:
 
     Attributes:
         operations: The operations, in the order of their execution.
-        inputs: The names and the records of the input tensors from the host.
+        inputs: The name and the record of each input tensor that comes from the host.
         weights: The records of the parameters and buffers. A tied parameter occurs only once.
         outputs: The records of the tensors that the forward method returned, and of the loss of a
             training model. If the forward method returned the loss, the loss occurs only once.
@@ -155,9 +155,9 @@ class Observer(TorchDispatchMode):
         losses: The recorder of a training model's losses; None for inference.
     """
 
-    # Without this attribute, torch raises an error for a higher-order operator in the forward pass.
-    # With the attribute, a higher-order operator ends the recording, and the forward pass
-    # continues.
+    # Without ``supports_higher_order_operators``, torch raises an error for a higher-order operator
+    # in the forward pass. With the attribute, a higher-order operator ends the recording, and the
+    # forward pass continues.
     supports_higher_order_operators = True
 
     def __init__(self, blocks: BlockRecorder, losses: Losses | None) -> None:

@@ -1,7 +1,8 @@
 """The class DeviceOptimizer, which runs torch's optimisers on the device's copy of the weights.
 
-DeviceOptimizer copies its settings from the user's optimiser. This module chooses torch's
-implementation of the update, and the names of the state tensors that programs read and write.
+DeviceOptimizer copies its settings from the user's optimiser. The module ``device_optimizer``
+chooses torch's implementation of the update, and the names of the state tensors that programs read
+and write.
 """
 
 from __future__ import annotations
@@ -281,7 +282,7 @@ class DeviceOptimizer:
     def _all(self) -> list[torch.Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
-    # -- state tensors that programs can read and write ---------------------------------------
+    # -- methods for the state tensors that programs can read and write -----------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return copies of the optimiser's state tensors, with the device's names as keys.
@@ -303,7 +304,7 @@ class DeviceOptimizer:
         }
 
     def check_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Check that loaded state tensors fit the parameters of this optimiser.
+        """Check that loaded state tensors fit the parameters of the optimiser.
 
         Raises:
             Error: None of the state tensors belongs to this optimiser, or a state tensor has a
@@ -371,7 +372,8 @@ class DeviceOptimizer:
     ) -> dict[str, torch.Tensor]:
         """Return the loss scaling, the learning rates and the weight decays of all parameters.
 
-        The keys of the result are the device's names of these values, made by ``rates.name_of``.
+        The keys of the result are the device's names of the loss scaling and the rates, made by
+        ``rates.name_of``.
 
         Args:
             source: The user's optimiser. If the optimiser's rates have changed since the last
@@ -455,7 +457,7 @@ def is_kept(key: str, group: Mapping[str, Any]) -> bool:
 def _make(
     kind: type, groups: list[dict[str, Any]], source: torch.optim.Optimizer
 ) -> torch.optim.Optimizer:
-    """Return an optimiser for groups of device parameters, in torch's fastest implementation."""
+    """Return an optimiser for groups of device parameters, with torch's fastest implementation."""
     if kind in (optim.LAMB, optim.LARS):
         return kind(groups, lr=1.0)
     if kind is torch.optim.RMSprop:

@@ -1,6 +1,6 @@
 """The class FlatBuffers, which stores tensors of one dtype next to each other in one buffer.
 
-Each tensor is a view of its dtype's buffer. Other modules sum or update the contents of the
+Each tensor is a view of its dtype's buffer. Other modules sum or update the contents of the flat
 buffers.
 """
 
@@ -21,7 +21,7 @@ class FlatBuffers:
     """A flat buffer for each dtype, and for every tensor a view of the buffer of its dtype.
 
     Args:
-        tensors: The tensors to store. The views get the shapes and dtypes of these tensors, but not
+        tensors: The tensors to store. The views get the shapes and dtypes of ``tensors``, but not
             the values.
         buffers: The memory for the tensors, as one flat tensor for each dtype. By default, the
             constructor allocates the memory.

@@ -1,4 +1,4 @@
-"""The reduction of gradients over the replicas of this instance and over all instances.
+"""The reduction (sum) of gradients over the replicas of this instance and over all instances.
 
 With several instances, the gradients of one dtype are stored in one flat buffer. The instances of a
 host share the memory of the flat buffer, so the reduction is one call without copies. If there is
@@ -30,9 +30,9 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
-# A gradient of at least this size is copied to its flat buffer during the backward pass, while the
-# CPU cache still holds the gradient. For a gradient below _LARGE_BYTES, a separate copy call takes
-# more time than the CPU cache saves.
+# A gradient of at least _LARGE_BYTES is copied to its flat buffer during the backward pass, while
+# the CPU cache still holds the gradient. For a gradient below _LARGE_BYTES, a separate copy call
+# takes more time than the CPU cache saves.
 _LARGE_BYTES = 1 << 20
 
 

@@ -71,7 +71,7 @@ class _Piece:
     gradients: torch.Tensor
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this part's elements of a tensor with the shape of the parameter."""
+        """Return the elements of the part from a tensor with the shape of the parameter."""
         return tensor if self.part is None else tensor.view(-1)[self.part]
 
 
@@ -94,8 +94,8 @@ class HalfWeights:
         # References to the state are stored here, because a look-up in torch's optimiser takes
         # longer than a small update.
         self._states: dict[int, dict[str, Any]] = {}
-        # For each parameter group, the pairs of parameter and float32 tensor that the last step
-        # updated in blocks, and the blocks.
+        # For each parameter group, the pairs of float16 parameter and float32 tensor that the last
+        # step updated in blocks, and the memory and slice of each block.
         self._blocks: dict[int, tuple[list[_Shadow], list[list[_Piece]]]] = {}
 
     def __len__(self) -> int:

@@ -72,9 +72,9 @@ class AutomaticLossScaling:
     def overflows(self, gradients: Gradients) -> bool:
         """Tell whether too many gradient elements are near the largest float16 value.
 
-        All instances must call this method. The method counts elements of every instance's
-        gradients before the gradients are reduced. The method returns False without counting if the
-        loss scaling factor will not be adapted after this step.
+        All instances must call the method ``overflows`` together. The method counts elements of
+        every instance's gradients before the gradients are reduced. The method returns False
+        without counting if the loss scaling factor will not be adapted after the present step.
         """
         if not self._ends_period:
             return False

@@ -122,7 +122,8 @@ class Layout:
         type: The optimiser class whose arithmetic the device runs.
         groups: For each parameter group, the ``id`` of its parameters and the keys of its state
             tensors.
-        built_in: The values of other attributes that determine how the update is computed.
+        built_in: The values of further attributes of the optimiser that affect how the weight
+            update is computed.
     """
 
     type: type
@@ -140,7 +141,7 @@ class Layout:
         return cls(kind.type, groups, tuple(getattr(optimizer, n, None) for n in _BUILT_IN))
 
     def trains_as(self, other: Layout) -> bool:
-        """Tell whether this Layout and ``other`` have the same parameters in the same order.
+        """Tell whether the two Layouts have the same parameters in the same order.
 
         The parameters may be divided into different parameter groups in the two Layouts.
         """
@@ -149,7 +150,7 @@ class Layout:
 
 
 class OptimizerRules:
-    """A check that the program changes only settings that may change after compiling.
+    """A check that the program changes only optimiser settings that may change after compiling.
 
     Args:
         relaxed: Whether warnings about settings are logged only at the debug level.
@@ -226,7 +227,7 @@ class OptimizerRules:
                 self._say(f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}")
 
     def _look_for_ignored(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn if ``velocity_scaling`` has changed and this variant of SGD ignores it.
+        """Warn if ``velocity_scaling`` has changed, but the variant of SGD does not use it.
 
         The optimiser's constructor has already warned about the first value of
         ``velocity_scaling``.

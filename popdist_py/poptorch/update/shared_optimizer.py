@@ -1,7 +1,7 @@
 """The class SharedOptimizer, which updates weights in memory that the instances of a host share.
 
 Without a SharedOptimizer, all instances would compute the same update of the same weights. With
-shared weights, each instance sums the gradients of one slice of the weights, and updates this slice
+shared weights, each instance sums the gradients of one slice of the weights, and updates the slice
 in the shared memory. Therefore the instances do not exchange reduced gradients, and the host stores
 weights and optimiser state only once.
 
@@ -60,8 +60,9 @@ class _Shard:
     Attributes:
         parameter: The index of the parameter.
         name: The name of the parameter.
-        part: The position of these elements in the flattened parameter, as a slice.
-        weights: The tensor of these elements in the shared memory, which torch's optimiser updates.
+        part: The position of the updated elements in the flattened parameter, as a slice.
+        weights: The tensor of the updated elements in the shared memory. Torch's optimiser updates
+            this tensor.
     """
 
     parameter: int
@@ -182,7 +183,7 @@ class SharedOptimizer(DeviceOptimizer):
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    # -- weights in the shared memory ---------------------------------------------------------
+    # -- methods for the weights in the shared memory -----------------------------------------
 
     def _take_weights(self) -> None:
         """Copy this instance's slice of loaded weights into the shared memory."""
@@ -198,7 +199,7 @@ class SharedOptimizer(DeviceOptimizer):
             if parameter.data_ptr() != address:
                 parameter.data = view
 
-    # -- optimiser state in the shared memory -------------------------------------------------
+    # -- methods for the optimiser state in the shared memory ---------------------------------
 
     def _begin_state(self) -> None:
         """Fill this instance's slice of the optimiser state with the initial values."""
@@ -292,7 +293,7 @@ class SharedOptimizer(DeviceOptimizer):
 def _common(tensors: Sequence[torch.Tensor], memory: HostMemory) -> FlatBuffers:
     """Return flat buffers for the tensors, in memory that all instances of the host share.
 
-    All instances must call this function.
+    All instances must call the function ``_common`` together.
     """
     buffers = {
         dtype: torch.from_numpy(memory.common_buffer(count * dtype.itemsize)).view(dtype)

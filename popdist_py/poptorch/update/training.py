@@ -29,7 +29,7 @@ class Training:
 
     Attributes:
         optimizer: The optimiser that updates the device's copy of the weights.
-        gradients: The object that reduces gradients over replicas and instances.
+        gradients: The object that sums gradients over all replicas of all instances.
         gradient_scale: The factor on every micro-batch's gradients, without the loss scale. The
             gradient scale is 1 / (gradient accumulation x all replicas) for a mean of gradients,
             and 1 for a sum.

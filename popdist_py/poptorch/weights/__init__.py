@@ -2,5 +2,6 @@
 
 The package contains the device's tensors, replica-grouped weights and gradient hooks. The package
 also contains the subclasses that replace the classes of wrapped modules and of their tensors.
-Nothing here updates a weight. May call: enums, logger, errors.
+Nothing here updates a weight.
+May call: enums, logger, errors.
 """

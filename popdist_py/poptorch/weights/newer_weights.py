@@ -101,9 +101,9 @@ class WeightCopy:
 
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
-        # ``download`` may read the host's tensors, and reading them starts a download of newer
-        # weights. To prevent a second download, the WeightCopy is removed from the set of newer
-        # copies before the first download.
+        # The function ``download`` may read the host's tensors, and such a read starts a download
+        # of newer weights. To prevent a second download, the WeightCopy is removed from the set of
+        # newer copies before the first download.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()
@@ -119,7 +119,7 @@ class WeightCopy:
         _pull_newer(self._host_ids, besides=self)
 
     def shares(self, host_ids: frozenset[int]) -> bool:
-        """Tell whether this model uses a host tensor whose ``id`` is in ``host_ids``."""
+        """Tell whether the model uses a host tensor whose ``id`` is in ``host_ids``."""
         return not self._host_ids.isdisjoint(host_ids)
 
 

@@ -47,8 +47,8 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, copies: boo
         parameter: The parameter whose gradient is changed.
         gradient: The tensor to add to the parameter's gradient.
         copies: Whether the first gradient of the parameter is copied. Without a copy, the tensor
-            ``gradient`` itself becomes ``grad``, and later gradients are added to this tensor in
-            place.
+            ``gradient`` itself becomes ``grad``, and later gradients are added to the tensor
+            ``gradient`` in place.
     """
     if parameter.grad is not None:
         parameter.grad.add_(gradient)

@@ -131,9 +131,9 @@ class GroupableParameter(nn.Parameter):
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give each group of replicas its own value of this parameter.
+        """Give each group of replicas its own value of the parameter.
 
-        The program must call this method before the model is compiled.
+        The program must call ``replicaGrouping`` before the model is compiled.
 
         Args:
             comm_group_type: All, Consecutive, Orthogonal or NoGrouping.
@@ -178,7 +178,8 @@ def split_groups(
 ) -> dict[str, torch.Tensor]:
     """Return ``tensors`` and one additional tensor for each replica group of a parameter.
 
-    This function reverses :func:`join_groups`, but the stacked tensors stay in the result.
+    The function ``split_groups`` reverses :func:`join_groups`, but the stacked tensors stay in the
+    result.
 
     Args:
         tensors: The stacked tensors, with names of the form ``prefix___parameter``.

@@ -32,8 +32,8 @@ def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list
 
     The returned function takes the arguments of the graph, and returns the list of the outputs. The
     last argument of the returned function must be a function ``arrived(index, gradient)``. The
-    returned function calls ``arrived`` for each gradient as soon as the gradient is computed. A
-    gradient of None is skipped.
+    returned function calls ``arrived`` for each gradient as soon as the gradient is computed. The
+    function ``arrived`` is not called for a gradient of None.
 
     Args:
         recorded: The recorded graph.
@@ -145,7 +145,7 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
     """Return the gradients that later operations of the graph do not change.
 
     Returns:
-        For each node that computes such gradients, the indices of the gradients.
+        For each node that computes unchanged gradients, the indices of the gradients.
     """
     early: dict[fx.Node, list[int]] = {}
     for index, gradient in enumerate(gradients):

@@ -34,8 +34,8 @@ class GraphReplicas:
     Args:
         model: The compiled model whose replicas run.
         call: The arguments of a model's call, for recording the graph.
-        inputs: One tensor for each input of the model, for recording the graph. Each tensor
-            contains a micro-batch for each group of replicas.
+        inputs: One tensor for each input of the model, for recording the graph. Each input tensor
+            contains a micro-batch for each group of replicas that get the same inputs.
         vectorised: Whether one run of the graph computes all local replicas. If not, the graph runs
             once for each local replica.
 
@@ -86,9 +86,10 @@ class GraphReplicas:
 
         Args:
             call: The arguments of a call.
-            inputs: One tensor for each input, with a micro-batch for each group of replicas.
+            inputs: One tensor for each input of the model. The tensor contains a micro-batch for
+                each group of replicas that get the same inputs.
             is_real: Whether the results of large matrix products and convolutions are computed
-                while recording. If not, zeros replace these results.
+                while recording. If not, zeros replace the results of large products.
         """
         batching = self._model.batching
         if self._vectorised:
@@ -158,8 +159,8 @@ class GraphReplicas:
         """Run all local replicas with the recorded graph.
 
         Raises:
-            Exception: The error that the model's forward pass raises for these inputs. If the
-                forward pass does not fail, the error of the recorded graph is raised.
+            Exception: The error that the model's forward pass raises for ``inputs``. If the forward
+                pass does not fail, the error of the recorded graph is raised.
         """
         try:
             # Torch function modes are disabled, because the recorded operations already include

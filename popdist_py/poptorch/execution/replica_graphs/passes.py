@@ -299,7 +299,7 @@ def merge_repetitions(graph: fx.Graph) -> None:
 
     Two equal operations are not merged if an operation between them changes one of their arguments
     in place. A result that is changed in place later needs separate memory, so the operation that
-    computes this result is not merged.
+    computes the result is not merged with another operation.
     """
     memory = _memory_of(graph)
     changed = {memory[node] for n in graph.nodes for node in _changed_arguments(n)}

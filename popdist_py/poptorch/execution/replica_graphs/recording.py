@@ -36,8 +36,8 @@ _MATRIX_PRODUCTS: Final = frozenset(
 # For each convolution operation, the index of the argument that contains the images. The argument
 # after the images contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
-# A matrix product or convolution counts as large if its largest argument has at least this number
-# of elements. For smaller products, computing the values is faster than computing only the shape of
+# A matrix product or convolution counts as large if its largest argument has at least _LARGE
+# elements. For smaller products, computing the values is faster than computing only the shape of
 # the result.
 _LARGE: Final = 1 << 16
 
@@ -115,7 +115,9 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
         return None
     images, kernels = args[_CONVOLUTIONS[product] :][:2]
     if images.dim() == 4 and 1 in (*images.shape[1:], kernels.shape[0]):
-        return None  # With one channel, row or column, torch has other rules for memory formats.
+        # For images or kernels with one channel, row or column, torch has other rules for memory
+        # formats.
+        return None
     others = [tensor for tensor in (images, kernels) if not tensor.is_contiguous()]
     if not others:
         return torch.contiguous_format
@@ -187,7 +189,7 @@ class _Recorder(TorchDispatchMode):
     tensor as long as the tensor is in use, for example by autograd's graph.
 
     Attributes:
-        graph: The graph of the recorded operations.
+        graph: The graph to which the recorder adds the recorded operations.
         constants: The tensors that are neither arguments of the recorded function nor results of
             operations, keyed by the target of their node.
         refused: The first error of an operation after zeros had replaced the result of a large
@@ -196,7 +198,7 @@ class _Recorder(TorchDispatchMode):
     Args:
         arguments: The argument tensors of the recorded function.
         is_real: Whether the results of large matrix products and convolutions are computed. If not,
-            zeros replace these results.
+            zeros replace the results of large products.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -207,8 +209,8 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # The nodes that depend only on constants. The values of nodes of constants are the same in
-        # every run, so the recorded function may read these values.
+        # The nodes that depend only on constants. The value of a node that depends only on
+        # constants is the same in every run, so the recorded function may read the value.
         self._fixed: set[fx.Node] = set()
         # Whether an operation may have overwritten a constant of the graph with values that differ
         # between runs.

@@ -117,8 +117,8 @@ class PowerSgd:
     def _forget_factors_of_others(self, own: Sequence[slice]) -> None:
         """Delete loaded factors of matrices that other instances of the host reduce.
 
-        Loaded factors of such matrices would become outdated, because the other instances continue
-        with newer factors.
+        Loaded factors of matrices that other instances reduce would become outdated, because the
+        other instances continue with newer factors.
         """
         bounds = {(part.start, part.stop) for part in own}
         owned = {matrix.index for key, matrix in self._matrices.items() if key in bounds}
@@ -237,9 +237,10 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
     Args:
         matrix: The gradient of this host plus the error of the last step. The function overwrites
             ``matrix`` with the result.
-        left: The memory for the error of this step, which the function overwrites.
+        left: The memory for the compression error of the present step, which the function
+            overwrites.
         first: The factor P.
-        own: The factor Q of this host.
+        own: The factor Q that this host has computed.
         second: The sum of the factors Q over all hosts.
 
     Returns:
@@ -275,7 +276,7 @@ def _sum_at(holder: int, factor: Array, rank: int, num_hosts: int, *, orthonorma
         holder: The rank of the host that computes the sum and sends it to all hosts.
         factor: The factor of this host, which the exchange overwrites with the sum.
         rank: The rank of this host.
-        num_hosts: The number of hosts.
+        num_hosts: The number of hosts that sum their factors.
         orthonormal: Whether the columns of the sum are made orthonormal.
     """
     flat = factor.reshape(-1)

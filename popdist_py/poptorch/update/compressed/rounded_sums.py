@@ -34,7 +34,7 @@ _HEADER_BYTES: Final = 4
 # just below 2 ** 15. The largest float16 value is 65504. The limit of the scale's exponent keeps
 # both the scale and the inverse of the scale in the range of normal float32 numbers.
 _TOP, _LARGEST_EXPONENT = 15, 126
-# If the exponent of a scale is at least this large, a value that was rounded up may overflow
+# If the exponent of a scale is at least _MAY_OVERFLOW, a value that was rounded up may overflow
 # float32 when the scale is undone.
 _MAY_OVERFLOW = 128 - _TOP
 
@@ -123,7 +123,7 @@ class RoundedSums:
             values: The values to encode, which the method overwrites with the rounded values.
             left: The rounding errors of the last step, which the method overwrites with the errors
                 of this step.
-            out: The buffer for the encoded bytes; None to use a buffer of this object.
+            out: The buffer for the encoded bytes; None to use a buffer of the RoundedSums object.
         """
         encoded = self._room(_HEADER_BYTES + 2 * values.size) if out is None else out
         np.add(values, left, out=left)
