@@ -1,7 +1,8 @@
 """The command ``python -m popdist_py.ipu``, which predicts the memory and time of a model.
 
-The command does not train the model. This module defines its options and exit codes. The module
-``model_factories`` makes the user's model, and ``popdist_py.ipu`` computes the answers.
+The command does not train the model. This module defines the options and exit codes of the command.
+The module ``model_factories`` makes the user's model, and the package ``popdist_py.ipu`` estimates
+memory and time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from popdist_py.poptorch.options.options import Options
 __all__ = ["COMMAND", "main"]
 
 _NAME: Final = "python -m popdist_py.ipu"
-# The exit codes of the command. click also uses exit code 2 for a wrong option.
+# The exit codes of the command. The library click also uses exit code 2 for a wrong option.
 _FITS, _TOO_LARGE, _CANNOT_TELL = 0, 1, 2
 
 _HELP: Final = """\
@@ -72,7 +73,7 @@ class _CannotTell(click.ClickException):
     exit_code = _CANNOT_TELL
 
 
-# ParamType has a type parameter only in click 8.4 and later.
+# ``ParamType`` has a type parameter only in click 8.4 and later.
 class _InputType(click.ParamType):  # type: ignore[type-arg]
     name = "SHAPE[:TYPE]"
 
@@ -98,7 +99,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]
 
 
 class _ListType(click.ParamType):  # type: ignore[type-arg]
-    """A list of values separated by commas, which all have the same type."""
+    """A type of command-line option: values of the same type, separated by commas."""
 
     def __init__(self, of: click.ParamType[Any], name: str) -> None:
         self.of = of
@@ -223,7 +224,7 @@ def _command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print the answer to a command line, and exit."""
+    """Print the reports or the result of the search that a command line requests, and exit."""
     if (ipus is not None) != (find == "splits"):
         raise click.UsageError("--find splits and --ipus N are given together")
     if options["inference"] and loss is not None:
@@ -250,7 +251,8 @@ def _model_graph(example: Example, loss: str | None, *, training: bool) -> Model
             )
         except Error as error:
             raise FactoryError(error.message) from error
-        # PopTorch raises AssertionError for wrong arguments and for blocks that cannot be placed.
+        # PopTorch raises ``AssertionError`` for wrong arguments and for blocks (parts of the model)
+        # that cannot be placed on IPUs.
         except AssertionError as error:
             raise FactoryError(str(error)) from error
 
@@ -280,7 +282,7 @@ def _tell_pages(run: Run, *, as_json: bool) -> int:
 
 
 def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:
-    """Print reports, with colours if the output is a terminal."""
+    """Print reports to standard output, with colours if the output is a terminal."""
     console = Console()
     for number, report in enumerate(reports):
         if number:
@@ -301,9 +303,9 @@ COMMAND: Final = click.Command(
 
 
 def main() -> None:
-    """Run the command and exit.
+    """Run the command ``python -m popdist_py.ipu`` and exit.
 
-    If the command line has an error, click prints the error.
+    If the command line has an error, the library click prints the error.
     """
     COMMAND.main(prog_name=_NAME)
 

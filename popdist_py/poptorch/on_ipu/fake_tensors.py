@@ -1,9 +1,9 @@
 """A dispatch mode of torch that runs a forward pass on tensors without values.
 
-Most tensors have only a shape and a type. Small constants also have values, because a forward pass
-may read them. For example, torchvision's ``Normalize`` checks whether a deviation is 0, and random
-transforms read the numbers that they draw. Inputs and weights do not have values, so an operation
-that reads the value of an input or a weight raises an error.
+In this mode, most tensors have only a shape and a type. Small constants also have values, because a
+forward pass may read values of constants. For example, torchvision's ``Normalize`` checks whether a
+standard deviation is 0, and random transforms read the numbers that they draw. Inputs and weights
+do not have values. An operation that reads the value of an input or a weight raises an error.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 __all__ = ["UnknownValues"]
 
 # The largest number of elements of a tensor with values. The means, kernels and random numbers that
-# a forward pass reads have fewer elements. An operation on two tensors of this size has a result of
-# about a million elements at most.
+# a forward pass reads have fewer elements. An operation on two tensors of ``_MOST_ELEMENTS``
+# elements has a result of about a million elements at most.
 _MOST_ELEMENTS: Final = 1024
 
 
 class UnknownValues(FakeTensorMode):
-    """A dispatch mode that computes only the shapes and types of an operation's results.
+    """A dispatch mode of torch that computes the shapes and types of results, but not the values.
 
-    If all tensors of an operation are small and have values, the operation also computes values.
+    There is one exception. If all tensors of an operation are small and have values, the values of
+    the operation's result are also computed.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        # The memory that operations allocated inside the mode. Operations may write values only to
-        # this memory.
+        # The storages (memory) of tensors that operations allocated in this mode. Operations may
+        # write values only to these storages, so that the user's own tensors do not change.
         self._own: set[StorageWeakRef] = set()
-        # The memory whose values became unknown, because an operation without values wrote to it.
+        # The storages (memory) of tensors whose values are unknown, because an operation without
+        # values changed the tensor.
         self._lost: set[StorageWeakRef] = set()
-        # This flag is False while an operation without values runs. The operations that are called
-        # inside the operation then also run without values.
+        # ``_keeps_data`` is False while an operation runs without values. Other operations that the
+        # operation calls then also run without values.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor without values."""
+        """Return a tensor that has a shape and a type, but no values."""
         before, self._keeps_data = self._keeps_data, False
         try:
             return torch.empty(shape, dtype=dtype)
@@ -51,9 +53,10 @@ class UnknownValues(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that torch does not wrap each operation for torch.compile.
+        """Return False, so that torch does not wrap each operation for ``torch.compile``.
 
-        The wrapper takes longer than an operation without values.
+        Calling the wrapper would take longer than the operation, because the operation does not
+        compute values.
         """
         return False
 
@@ -64,7 +67,7 @@ class UnknownValues(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, and compute its values if all its tensors are small and have values."""
+        """Run an operation on the shapes of its tensors, or on their values if those are known."""
         named = dict(kwargs or {})
         if not self._keeps_data:
             return super().__torch_dispatch__(func, types, args, named)
@@ -76,7 +79,7 @@ class UnknownValues(FakeTensorMode):
         if is_known and all(_memory(each) in self._own for each in written):
             return self._with_data(func, args, named)
         if written:
-            # The operation changes copies without values, so that the program's tensors keep their
+            # The operation runs on copies without values, so that the user's own tensors keep their
             # values.
             self._lost.update(_memory(each) for each in written if not _is_fake(each))
             args, named = tree_map_only(torch.Tensor, self._as_fake, (args, named))
@@ -107,7 +110,7 @@ class UnknownValues(FakeTensorMode):
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operation changes in place."""
+    """Return the arguments of an operation that the operation changes in place."""
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
         return []
     given = dict(enumerate(args)) | dict(kwargs)

@@ -1,7 +1,8 @@
 """Functions that return a model's forward pass as a graph of operations.
 
-These functions observe either the forward pass that compiles the model or a forward pass on tensors
-without values, which need no memory. The module ``operations_to_steps`` interprets the observed
+To get the operations, the functions observe a forward pass. ``graph_or_none`` uses the forward pass
+that PopTorch runs to compile the model. ``graph_of_model`` runs a forward pass on tensors without
+values, which do not need memory. The module ``operations_to_steps`` interprets the observed
 operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs`` makes the graph.
 """
 
@@ -37,14 +38,14 @@ __all__ = ["graph_of_forward", "graph_of_model", "graph_or_none", "watched_model
 
 
 def graph_of_forward(observed: Observed) -> ModelGraph:
-    """Return the graph of an observed forward pass, and the placement of its operations."""
+    """Return the graph of an observed forward pass, with the stage and IPU of each operation."""
     return graph_of_steps(forward_of(observed))
 
 
 def watched_model(
     model: nn.Module, call: Call, options: Options, *, training: bool
 ) -> WatchedModel:
-    """Return a ``WatchedModel`` for tracing a forward pass by the rules of the options."""
+    """Return a ``WatchedModel``, which traces a forward pass with the given PopTorch options."""
     return WatchedModel(
         model=model,
         call=call,
@@ -56,7 +57,7 @@ def watched_model(
 
 
 def graph_or_none(observer: Observer) -> ModelGraph | None:
-    """Return the graph of the forward pass that compiles a model, or None after an error."""
+    """Return the graph of the forward pass that was run to compile a model; None after an error."""
     try:
         model_graph = graph_of_forward(observer.observed())
     except Exception:
@@ -78,20 +79,21 @@ def graph_of_model(
     *,
     training: bool,
 ) -> ModelGraph:
-    """Return the graph of a model without compiling it and without memory for its tensors.
+    """Return the graph of a model, without compiling the model or allocating its tensors.
 
     Args:
-        model: The user's module, which is not changed.
+        model: The user's ``torch.nn.Module``, which is not changed.
         options: The options of the PopTorch model.
-        args: The positional arguments of a call, with tensors for all its micro-batches. Only the
-            shapes and types of the tensors are used.
-        kwargs: The keyword arguments of the call.
-        training: Whether the model is a training model. The forward pass of a training model must
-            compute a loss.
+        args: The positional arguments of a call of the model, with tensors for all micro-batches of
+            the call. Only the shapes and types of the tensors are used.
+        kwargs: The keyword arguments of the call of the model.
+        training: Whether the model is used for training. The forward pass must then compute a loss.
 
     Raises:
-        Error: The forward pass fails on tensors without values, or PopTorch does not support it.
-        AssertionError: The arguments do not match the options, or a block cannot be placed.
+        Error: The forward pass fails on tensors without values, or PopTorch does not support the
+            forward pass.
+        AssertionError: The arguments do not match the PopTorch options, or a block (part of the
+            model) cannot be placed on an IPU.
     """
     batching = options.batching(training=training)
     batching.check()
@@ -100,8 +102,8 @@ def graph_of_model(
     transfer = Transfer(double_precision=options.Emulator.double_precision)
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
     random = torch.get_rng_state()
-    # The mode UnknownValues must be active as long as the modules contain tensors without values.
-    # All operations of the program then run without values.
+    # The mode ``UnknownValues`` makes operations run without values. The mode must stay active
+    # while the modules contain tensors without values.
     with (
         torch.inference_mode(False),
         UnknownValues() as mode,
@@ -123,7 +125,11 @@ def graph_of_model(
 
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
-    """Disable a logger of torch, because this module raises the logged errors as its own errors."""
+    """Disable a logger of torch inside a with statement.
+
+    The caller raises the logged errors as its own errors, so the log lines of torch would only
+    repeat them.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -135,9 +141,10 @@ def _without_tracebacks() -> Iterator[None]:
 def _micro_batch(
     call: Call, sizes: Sequence[int], transfer: Transfer, mode: UnknownValues
 ) -> Callable[[bool], list[torch.Tensor]]:
-    """Return a function that makes the input tensors of a micro-batch, without values.
+    """Return a function that makes the input tensors (without values) of a micro-batch.
 
-    The returned function has one argument, which tells whether to convert integers to 64 bits.
+    The returned function has one argument. If the argument is True, integer tensors get 64-bit
+    types.
     """
 
     def make(widen_integers: bool) -> list[torch.Tensor]:
@@ -155,7 +162,7 @@ def _micro_batch(
 
 
 class _FakeRun:
-    """The first forward pass of a model, on tensors without values."""
+    """Runs the first forward pass of a model on tensors without values."""
 
     def __init__(
         self, model: nn.Module, options: Options, call: Call, state: DeviceState, *, training: bool
@@ -167,11 +174,11 @@ class _FakeRun:
         self._training = training
 
     def model_graph(self, inputs: Callable[[bool], list[torch.Tensor]]) -> ModelGraph:
-        """Return the graph of the forward pass.
+        """Return the graph of the model's forward pass.
 
-        The forward pass first runs with the integer types of the inputs. After an error, the
-        forward pass runs again with 64-bit integers, because some operations of torch require
-        64-bit indices.
+        In the first run of the forward pass, the inputs have the integer types that the IPU uses.
+        If this run fails, the forward pass runs again with 64-bit integers, because some operations
+        of torch require 64-bit indices.
 
         Raises:
             Error: The forward pass fails on tensors without values.

@@ -1,7 +1,7 @@
-"""A check whether a model fits into the memory of its IPUs, which raises an error or warns.
+"""A check that raises an error or warns if a model does not fit into the memory of its IPUs.
 
-The package ``popdist_py.ipu`` computes the memory of a model, and advice if the model does not fit.
-This module writes the messages.
+The package ``popdist_py.ipu`` estimates the memory of a model, and finds advice if the model does
+not fit. This module writes the messages for the user.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["check_memory"]
 
-# PopTorch's name for the error that Poplar raises if a model needs too much memory.
+# The name that PopTorch gives to the error that Poplar raises if a model needs too much memory.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
 _UNKNOWN: Final = (
     "Whether an %s has room for this model cannot be told: no graph can be made of its forward "
     "(POPTORCH_LOG_LEVEL=DEBUG says why). The emulation runs all the same"
 )
-# The first sentences of the warnings of this process. A model that is compiled again does not
-# repeat its warning.
+# The first sentences of the warnings that this process has logged. If a model is compiled again,
+# its warning is not repeated.
 _warned: Final[set[str]] = set()
 
 
 def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus: int) -> None:
-    """Check whether a run fits into memory, and raise an error or log a warning if not.
+    """Raise an error or log a warning if a model does not fit into the memory of its IPUs.
 
-    The option ``Emulator.memory`` selects the error, the warning or no check. All instances check
-    the same run and get the same result. Only instance 0 warns. If the device model cannot compute
-    the memory of a run, only the weights and buffers are counted.
+    The option ``Emulator.memory`` selects an error, a warning or no check. In a distributed job,
+    all instances check the same model and get the same result. Only instance 0 logs the warning. If
+    the memory cannot be estimated from the model's graph, only the weights and buffers are counted.
 
     Args:
-        run: The input of the device model, or None if the model's graph is not known.
+        run: The model's graph with the options of the run, or None if the graph is not known.
         options: The options of the PopTorch model.
-        state: The weights and buffers of the replicas.
-        num_ipus: The number of IPUs of a replica.
+        state: The weights and buffers of all replicas of the model.
+        num_ipus: The number of IPUs of each replica.
 
     Raises:
-        Error: The model does not fit, and ``Emulator.memory`` is "enforce".
+        Error: The model does not fit into memory, and the option ``Emulator.memory`` is "enforce".
     """
     mode = options.Emulator.memory_mode
     speaks = options.Distributed.processId == 0
@@ -71,7 +71,7 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
 
 
 def _fullest(run: Run | None) -> IpuMemory | None:
-    """Return the IPU with the least free memory, or None if the device model fails."""
+    """Return the memory of the IPU with the fullest tile, or None if the estimate fails."""
     try:
         return None if run is None else run.fullest
     except Exception:
@@ -80,9 +80,9 @@ def _fullest(run: Run | None) -> IpuMemory | None:
 
 
 def _explained(run: Run | None) -> OutOfMemory | None:
-    """Return the reason why a run does not fit, with advice.
+    """Return the reason why a model does not fit into memory, with advice.
 
-    The function returns None if the device model fails, or if the run fits.
+    The function returns None if the estimate of the memory fails, or if the model fits.
     """
     try:
         lack = None if run is None else explain(run)
@@ -95,12 +95,12 @@ def _explained(run: Run | None) -> OutOfMemory | None:
 def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) -> str:
     """Return an error message if the weights and buffers alone exceed the memory of the IPUs.
 
-    Otherwise return an empty string.
+    If the weights and buffers fit into memory, the function returns an empty string.
     """
     is_on_chip = not options.TensorLocations.exists("location_weight")
     if not is_on_chip or not isinstance(options._execution_strategy, ShardedExecution):
         return ""
-    # If a parameter differs between groups of replicas, the state contains one copy of the
+    # If a parameter differs between groups of replicas, ``state`` contains one copy of the
     # parameter for each group. The copies are called name[0], name[1], and so on. An IPU stores
     # only one of the copies.
     own = [p for name, p in state.parameters.items() if name.endswith("[0]") or name[-1] != "]"]
@@ -116,7 +116,7 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
 
 
 def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
-    """Return a warning with the missing memory, the best advice, and the options for this check."""
+    """Return a warning with the missing memory, the best advice, and the check's options."""
     advice = () if lack is None else lack.advice
     helping = [each for each in advice if each.fits] or advice
     better = "".join(
@@ -134,7 +134,7 @@ def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
 
 
 def _how_to_enforce(options: Options) -> str:
-    """Return the setting that turns the warning into an error."""
+    """Return the setting with which the memory check raises an error, as a part of the warning."""
     if options.Emulator.exists("memory"):
         return 'Options.Emulator.memory("enforce")'
     if options.Emulator.device_named is not None:
@@ -143,7 +143,7 @@ def _how_to_enforce(options: Options) -> str:
 
 
 def _how_to_run(options: Options) -> str:
-    """Return a sentence with the setting that turns the error into a warning."""
+    """Return a sentence with the setting with which the memory check only warns."""
     program = 'Options.Emulator.memory("warn")'
     if options.Emulator.exists("memory"):
         return f"The emulation runs such a model all the same with {program}."

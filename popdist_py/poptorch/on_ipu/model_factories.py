@@ -1,8 +1,8 @@
-"""Functions that make a model and a micro-batch from the argument ``module:function`` of a command.
+"""Functions that make the user's model and a micro-batch from a command line's arguments.
 
-The function that the argument names is the factory of the model. An exception of the user's code
-becomes a ``FactoryError`` with the traceback lines of the user's code. This module does not compute
-with real data.
+The command line names a function of the user as ``module:function``. This function makes the model,
+and is called the factory here. An exception of the user's code becomes a ``FactoryError`` with the
+traceback lines of the user's code. This module does not compute with real data.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         )
     }
 )
-# The beginnings of the file names of traceback frames that are not useful to the user. These frames
-# belong to this library, to torch and to Python's import system.
+# The beginnings of the file names of traceback frames that are not shown to the user. The frames in
+# these files belong to this library, to torch and to Python's import system.
 _NOT_THE_USER_S: Final = (
     f"{Path(__file__).parents[2]}{os.sep}",
     f"{Path(torch.__file__).parent}{os.sep}",
@@ -64,24 +64,25 @@ _FAKE_TENSOR_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class FactoryError(Exception):
-    """The error for a model or an input that cannot be made, with a message for the user."""
+    """The error for a user's model or input that cannot be made, with a message for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """The shape of one sample of an input of the model, and the input's type."""
+    """The shape of one sample of a model's input, and the data type of the input."""
 
     shape: tuple[int, ...]
     type: str = "float32"
 
     @classmethod
     def parse(cls, word: str) -> InputSpec:
-        """Return the input that a text such as ``3x224x224:float16`` describes.
+        """Return the ``InputSpec`` for a text such as ``3x224x224:float16`` (a shape and a type).
 
-        A text with only a type, such as ``:int64``, describes one number for each sample.
+        A text with only a type, such as ``:int64``, describes an input with one number for each
+        sample.
 
         Raises:
-            ValueError: The text does not contain a valid shape, or the type is unknown.
+            ValueError: The text does not contain a valid shape, or the data type is unknown.
         """
         shape, _, type_ = word.partition(":")
         try:
@@ -95,22 +96,23 @@ class InputSpec:
         return cls(sizes, type_ or "float32")
 
     def tensor(self, batch: int) -> torch.Tensor:
-        """Return a micro-batch of this input.
+        """Return a tensor with this input for all samples of a micro-batch.
 
-        All elements are zero, because the device model does not depend on values.
+        All elements are zero, because the estimates of memory and time do not depend on values.
         """
         return torch.zeros((batch, *self.shape), dtype=_TYPES[self.type])
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model and the arguments of its forward pass for one micro-batch.
+    """The user's model, and the arguments of its forward pass for one micro-batch.
 
     Attributes:
         module: The model.
         args: The positional arguments of the forward pass.
         kwargs: The keyword arguments of the forward pass.
-        has_inputs: Whether the factory gave the arguments. If not, the command line gave them.
+        has_inputs: Whether the user's factory function returned the arguments of the forward pass.
+            If ``has_inputs`` is False, the arguments come from the command line.
     """
 
     module: nn.Module
@@ -122,18 +124,21 @@ class Example:
 def made_example(
     factory: str, words: Mapping[str, str], inputs: Sequence[InputSpec], batch: int
 ) -> Example:
-    """Return the model that a factory makes, with inputs from the factory or the command line.
+    """Return the model that the user's factory function makes, with inputs for one micro-batch.
 
     Args:
-        factory: A text such as ``package.module:function`` or ``path/to/file.py:function``.
-        words: The keyword arguments of the factory. A value that is not a Python literal becomes a
-            ``str``.
-        inputs: The inputs that the command line describes.
-        batch: The number of samples of a micro-batch, for the inputs of the command line.
+        factory: A text that names the user's factory function, such as ``package.module:function``
+            or ``path/to/file.py:function``.
+        words: The keyword arguments of the factory function, as texts. A text that is not a Python
+            literal becomes a ``str``.
+        inputs: The shapes and types of the model's inputs, if the command line gives them.
+        batch: The number of samples of a micro-batch. ``batch`` is used only if the command line
+            gives the inputs.
 
     Raises:
-        FactoryError: The factory does not exist, it fails, it returns a value of a wrong type, or
-            the inputs are missing or given twice.
+        FactoryError: The factory function does not exist, fails, or returns a value of a wrong
+            type. The inputs are missing, or both the factory function and the command line give
+            inputs.
     """
     function = _function(factory)
     arguments = {name: _value(word) for name, word in words.items()}
@@ -163,11 +168,12 @@ def made_example(
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Convert an exception of the user's code to a FactoryError.
+    """Convert an exception of the user's code to a ``FactoryError``.
 
-    The message contains the traceback lines of the user's code.
+    The message of the error contains the traceback lines of the user's code.
     """
-    # This logger of torch would print torch's lines of the same traceback.
+    # Without this line, a logger of torch would print the lines of the same traceback that belong
+    # to torch.
     _FAKE_TENSOR_LOG.disabled = True
     try:
         yield
@@ -205,7 +211,7 @@ def _function(factory: str) -> Callable[..., Any]:
 
 
 def _loaded_module(name: str) -> ModuleType:
-    # The current folder becomes part of the search path for modules, as with ``python -m``.
+    # The current folder becomes part of Python's search path for modules, as with ``python -m``.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -221,7 +227,7 @@ def _loaded_module(name: str) -> ModuleType:
 def _loaded_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FactoryError(f"there is no file {path}")
-    # The folder of the file becomes part of the search path for modules, as with ``python FILE``.
+    # The folder of the file becomes part of Python's search path, as with ``python FILE``.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -246,7 +252,8 @@ def _check_arguments(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Callables written in C may lack a signature, and check their own arguments.
+        # Functions written in C may lack a Python signature. Such functions check their own
+        # arguments.
         return
     try:
         signature.bind(**arguments)
@@ -256,7 +263,7 @@ def _check_arguments(
         ) from error
 
 
-# A loss function, which takes the first output of the model and the labels.
+# A function that computes the loss from the model's first output and the labels.
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -286,14 +293,15 @@ def _labels(loss: str, output: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def with_loss(example: Example, loss: str) -> Iterator[Example]:
-    """Yield an example whose forward pass also computes a loss.
+    """Yield an example (a model with inputs) whose forward pass also computes a loss.
 
-    The forward pass takes labels as its first argument, and returns a tuple of its output and the
-    loss. On exit, the module gets its original forward method back. The names of the submodules do
-    not change.
+    The new forward pass takes labels as its first argument, and returns a tuple of the model's
+    output and the loss. At the end of the with statement, the module gets its original ``forward``
+    method back. The names of the submodules do not change.
 
     Raises:
-        FactoryError: The forward pass fails, or its first output does not fit the loss.
+        FactoryError: The forward pass fails, or the loss function cannot be applied to its first
+            output.
     """
     if loss == OWN_LOSS:
         yield example
@@ -324,7 +332,7 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
 def _first_output(example: Example) -> torch.Tensor:
     """Return a tensor with the shape and type of the model's first output.
 
-    The forward pass runs on tensors without values.
+    To get the shape and type, the forward pass runs on tensors without values.
     """
     with user_code("the forward"), UnknownValues() as mode, torch.no_grad():
         args, kwargs = tree_map_only(

@@ -1,10 +1,11 @@
-"""Tables and functions that describe torch's operations for the model of the device.
+"""Tables and functions that describe torch's operations for estimates of memory and time.
 
-The tables give the kind of each operation and the values that its backward pass reads. The
-functions compute the sizes of matrix products. An operation that is not in the tables counts as
-elementwise, and its backward pass reads its inputs. The name of an operation in the tables does not
-include its overload. An in-place operation has the entry of the same operation without the final
-``_``.
+The tables give the kind of each operation of torch, and the tensors that the backward pass of the
+operation reads. The functions compute the sizes of matrix products. An operation that is not in the
+tables counts as elementwise. The backward pass of an operation that is not in the tables reads the
+inputs of the operation. The names of operations in the tables do not include the overload (as in
+``add`` for ``add.Tensor``). An in-place operation (such as ``add_``) uses the table entry without
+the final ``_`` (such as ``add``).
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ __all__ = [
     "rule_of",
 ]
 
-# The values that the backward pass of an operation reads. With "others", the gradient of each
-# operand depends on all other operands. With "index", the backward pass reads all inputs except the
-# first input. With "both", the backward pass reads the inputs and the output.
+# The tensors that the backward pass of an operation reads. The word "others" means that the
+# gradient of each operand depends on all other operands. The word "index" means that the backward
+# pass reads all inputs except the first input. The word "both" means that the backward pass reads
+# the inputs and the output.
 Saves: TypeAlias = Literal["nothing", "inputs", "output", "both", "others", "index"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The properties of an operation on the device.
+    """The properties of an operation that determine its memory and time on an IPU.
 
     Attributes:
-        kind: The kind of the operation, which selects the rules for its memory and time.
-        saves: The values that the backward pass of the operation reads.
+        kind: The kind of the operation, such as "norm". The kind selects the formulas for the
+            operation's memory and time.
+        saves: A word for the tensors that the backward pass of the operation reads.
     """
 
     kind: Kind
@@ -95,9 +98,9 @@ _RULES: Final = MappingProxyType(
 )
 _UNKNOWN: Final = Rule("elementwise", "inputs")
 
-# Operations that copy a tensor to new memory.
+# The operations of torch that copy a tensor to new memory.
 COPIES: Final = frozenset({"clone", "_to_copy", "lift_fresh", "contiguous", "copy", "_copy_from"})
-# In-place operations that overwrite a tensor without reading its old values.
+# The in-place operations of torch that overwrite a tensor without reading its old values.
 FILLS: Final = frozenset({"copy_", "fill_", "zero_"})
 RANDOM: Final = frozenset(
     {
@@ -106,8 +109,8 @@ RANDOM: Final = frozenset(
         *("exponential_", "log_normal_", "cauchy_", "geometric_", "poisson", "native_dropout"),
     }
 )
-# Functions of torch that run a recurrent layer. The module ``operations_to_steps`` reads all
-# operations of one call of these functions together.
+# The functions of torch that run a recurrent layer. The module ``operations_to_steps`` treats all
+# operations of one call of a recurrent function together.
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 ATTENTIONS: Final = frozenset(
     {
@@ -120,7 +123,7 @@ ATTENTIONS: Final = frozenset(
         "scaled_dot_product_attention",
     }
 )
-# The type that the device uses for the elements of each torch type.
+# The element type that the IPU uses for each element type of torch.
 TYPES: Final[Mapping[torch.dtype, Type]] = MappingProxyType(
     {
         torch.float64: "float32",
@@ -138,23 +141,23 @@ TYPES: Final[Mapping[torch.dtype, Type]] = MappingProxyType(
 
 
 def rule_of(operator: str) -> Rule:
-    """Return the properties of an operation on the device."""
+    """Return the properties of a torch operation that determine its memory and time on an IPU."""
     return _RULES.get(operator) or _RULES.get(operator.removesuffix("_"), _UNKNOWN)
 
 
 def per_sample(total: int, batch: int) -> int:
-    """Return ``total`` divided by the number of samples ``batch``, rounded up."""
+    """Return ``total`` divided by the number of samples ``batch``, rounded up, and at least 1."""
     return max(1, -(-total // batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """The operands and the sizes of a matrix product or convolution.
+    """The two operands and the sizes of a matrix product or convolution.
 
     Attributes:
-        first: The operand whose rows belong to samples.
-        second: The other operand, which contains weights or activations.
-        product: The sizes of the product for one sample.
+        first: The operand of the product whose rows belong to the samples of the micro-batch.
+        second: The other operand of the product, which contains weights or activations.
+        product: The sizes of the matrix product for one sample.
     """
 
     first: Seen
@@ -165,14 +168,17 @@ class Multiplied:
 def multiplied(
     operator: str, arguments: tuple[Any, ...], output: Seen, *, batch: int, weight_first: bool
 ) -> Multiplied | None:
-    """Return the operands and sizes of a product, or None if the arguments are not supported.
+    """Return the operands and sizes of a matrix product or convolution.
+
+    The result is None if the arguments of the operation are not supported.
 
     Args:
-        operator: The name of the operation.
-        arguments: The arguments of the operation.
-        output: The result of the operation.
+        operator: The name of the operation in torch, without its overload.
+        arguments: The positional arguments of the operation.
+        output: The tensor that the operation returns.
         batch: The number of samples of the micro-batch.
-        weight_first: Whether only the first operand is a weight, which all samples share.
+        weight_first: Whether the first operand is a weight and the second operand is not. All
+            samples share a weight.
     """
     if "convolution" in operator:
         return _convolved(arguments, output, batch)
@@ -210,14 +216,15 @@ def _convolved(arguments: tuple[Any, ...], output: Seen, batch: int) -> Multipli
 
 
 def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, Product]:
-    """Return the sizes of the two products of scaled dot product attention.
+    """Return the sizes of the two matrix products in scaled dot product attention.
 
-    The first product computes the scores. The second product multiplies the scores by the values.
+    The first matrix product computes the attention scores from queries and keys. The second matrix
+    product multiplies the scores (after the softmax) by the values.
 
     Args:
-        query: The queries, with the shape [..., length, depth]. The first dimensions include the
-            heads.
-        value: The values, with the shape [..., other length, value depth].
+        query: The queries of the attention, with the shape [..., length, depth]. The first
+            dimensions include the attention heads.
+        value: The values of the attention, with the shape [..., other length, value depth].
         batch: The number of samples of the micro-batch.
     """
     length, depth = query.shape[-2:]

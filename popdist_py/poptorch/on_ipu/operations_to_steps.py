@@ -1,8 +1,8 @@
-"""The conversion of torch's observed operations to steps that each compute one new value.
+"""The conversion of torch's observed operations to steps; each step computes one new value.
 
-An operation that changes memory in place becomes a step that computes a new value. Copies,
-constants and views of whole tensors do not become steps. The module ``graph_of_steps`` removes
-unused steps, names the steps, and decides which values share memory.
+An in-place operation of torch becomes a step that computes a new value. Copies, constants and views
+of whole tensors do not become steps. Later, the module ``graph_of_steps`` removes unused steps,
+names the steps, and decides which values share memory.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from popdist_py.poptorch.tracing.recorded_operations import (
 
 __all__ = ["forward_of"]
 
-# The content of a tensor, which is the number of a value or the name of a weight.
+# The content of a tensor: the number of a computed value, or the name of a weight.
 _Source = int | str
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 _SCALINGS: Final = frozenset({"div_", "mul_"})
 
 
 def forward_of(observed: Observed) -> Forward:
-    """Return the steps of a forward pass."""
+    """Return an observed forward pass as a list of steps."""
     reading = _Reading(observed)
-    # All operations of a recurrent layer are read together, because the device model treats the
-    # layer as a whole.
+    # All operations of a recurrent layer (such as an LSTM) are converted together, because memory
+    # and time are estimated for the whole layer.
     for (function, _), group in groupby(observed.operations, lambda seen: seen.function):
         if function in RECURRENT:
             reading.recurrent(list(group))
@@ -63,14 +63,14 @@ def forward_of(observed: Observed) -> Forward:
 def _batch_of(observed: Observed) -> int:
     """Return the number of samples of a micro-batch.
 
-    This number is the most frequent size of the inputs' first dimension.
+    The number of samples is the most frequent size of the inputs' first dimension.
     """
     sizes = [seen.shape[0] for _, seen in observed.inputs if seen.shape]
     return max(sizes, key=sizes.count, default=1) or 1
 
 
 class _Reading:
-    """A reader of observed operations, with the steps and values that it has made so far."""
+    """Converts observed operations to steps, and stores the steps and values made so far."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
@@ -82,11 +82,12 @@ class _Reading:
         self._checkpoints: set[int] = set()
         self._proportions: dict[int, float] = {}
         self._steps: list[Step] = []
-        # The current content of each storage, and the current contents of the views of its parts.
+        # For each storage (memory of torch tensors), its current content, and the current contents
+        # of the views of its parts.
         self._whole: dict[int, _Source] = {}
         self._parts: dict[int, dict[Seen, _Source]] = {}
-        # Whether the emulation runs the current call of a torch function in float32, although its
-        # tensors are float16. The device keeps the tensors of the call in float16.
+        # Whether the emulation runs the current call of a torch function in float32, although the
+        # tensors are float16. An IPU would keep the tensors of the call in float16.
         self._is_half = False
         for weight in observed.weights:
             elements, type_ = prod(weight.value.shape), _type(weight.value.dtype)
@@ -100,7 +101,7 @@ class _Reading:
             self._inputs.append((name, number))
 
     def forward(self) -> Forward:
-        """Return the forward pass with all steps, after all operations have been read."""
+        """Return the forward pass with all steps, after all operations have been converted."""
         outputs = [self._read(seen, None) for seen in self._observed.outputs]
         steps = [
             replace(
@@ -119,7 +120,7 @@ class _Reading:
             batch=self._batch,
         )
 
-    # -- values -------------------------------------------------------------------------------
+    # -- values of the forward pass ------------------------------------------------------------
 
     def _value(self, elements: int, type_: Type, is_batched: bool) -> int:
         number = len(self._values)
@@ -127,7 +128,7 @@ class _Reading:
         return number
 
     def _made(self, seen: Seen, sources: Sequence[_Source], *, kind: Kind) -> int:
-        """Return the number of a new value for a tensor that is computed from other tensors."""
+        """Add a new value for a tensor that is computed from ``sources``, and return its number."""
         elements, batch = seen.elements, self._batch
         values = [self._values[one].is_batched for one in sources if isinstance(one, int)]
         grows = any(values) or not sources
@@ -148,10 +149,10 @@ class _Reading:
         return name
 
     def _read(self, seen: Seen, by: Observation | None) -> _Source:
-        """Return the value or weight that a tensor contains now.
+        """Return the number of the value or the name of the weight that a tensor contains now.
 
-        If the tensor is a part of a larger value and the part does not have a view step yet, add a
-        view step.
+        A tensor may be a view of a part of a larger value. If there is not yet a step for this
+        view, the function adds the step.
         """
         if seen.storage not in self._whole:
             self._whole[seen.storage] = self._constant(seen)
@@ -166,7 +167,8 @@ class _Reading:
     def _part(self, seen: Seen, of: _Source, by: Observation | None) -> _Source:
         """Record that a tensor is a view of the value or weight ``of``, and return its content.
 
-        A view of only a part of a value becomes a step.
+        A view of only a part of a value becomes a step. A view of a whole value has the same
+        content as the value.
         """
         result = of
         if isinstance(of, int) and seen.elements < self._values[of].elements:
@@ -179,14 +181,14 @@ class _Reading:
         return result
 
     def _hold(self, storage: int, source: _Source) -> None:
-        """Record the new content of a storage, and forget the views of the old content."""
+        """Record the new content of a tensor's storage, and discard views of the old content."""
         self._whole[storage] = source
         self._parts.pop(storage, None)
 
-    # -- operations ---------------------------------------------------------------------------
+    # -- operations of torch -------------------------------------------------------------------
 
     def call(self, operations: Sequence[Observation]) -> None:
-        """Read the operations of one call of a torch function."""
+        """Convert the operations of one call of a torch function to steps."""
         self._is_half = len(operations) > 2 and any(map(_is_cast, operations))
         for seen in operations:
             self._operation(seen)
@@ -216,7 +218,7 @@ class _Reading:
             self._part(output, self._read(base, seen), seen)
 
     def _computed(self, seen: Observation) -> None:
-        """Read an operation that returns new tensors."""
+        """Convert an operation that returns new tensors to steps."""
         sources = [self._read(tensor, seen) for tensor in seen.inputs]
         if seen.operator not in RANDOM and all(one in self._constants for one in sources):
             for output in seen.outputs:
@@ -234,10 +236,10 @@ class _Reading:
                 self._step(seen, output, sources, main=kind is not None)
 
     def _is_copy(self, output: Seen, sources: Sequence[_Source]) -> bool:
-        """Tell whether the device can use the source of a copy instead of the copy.
+        """Tell whether the IPU can use the source of a copy, so that the copy is not needed.
 
-        A copy of a value must have the number of elements and the type of the value. A copy of a
-        weight must not have more elements than the weight.
+        A copy of a computed value must have the same number of elements and the same type as the
+        value. A copy of a weight must not have more elements than the weight.
         """
         source = sources[0]
         if isinstance(source, str):
@@ -257,11 +259,12 @@ class _Reading:
         """Add the step that computes an output of an operation, and return the output's number.
 
         Args:
-            seen: The operation.
+            seen: The observed operation of torch.
             output: The tensor that the step computes.
             sources: The values and weights that the step reads.
-            main: Whether the tensor is the main output. Steps for other outputs are elementwise.
-            hold: Whether to record the output as the new content of the tensor's storage.
+            main: Whether ``output`` is the main output of the operation. Steps for other outputs
+                are elementwise.
+            hold: Whether to record the output as the new content of the storage of ``output``.
         """
         rule = rule_of(seen.operator)
         kind = rule.kind if main else "elementwise"
@@ -271,7 +274,8 @@ class _Reading:
             kind = "product" if product else "elementwise"
         result = self._made(output, sources, kind=kind)
         inputs, weights = _parted(sources)
-        # When a tensor is multiplied by a number, the gradient does not depend on the tensor.
+        # If a tensor is multiplied by a number, its gradient does not depend on the tensor's
+        # values.
         is_scaling = rule.saves == "others" and len(seen.inputs) == 1
         self._steps.append(
             Step(
@@ -293,9 +297,9 @@ class _Reading:
     def _product(
         self, seen: Observation, output: Seen, sources: Sequence[_Source]
     ) -> tuple[Product | None, Sequence[_Source]]:
-        """Return the sizes of a product and the operands, starting with the batched operand.
+        """Return the sizes and operands of a matrix product, with the batched operand first.
 
-        For a product with unsupported arguments, the sizes are ``None``.
+        For a matrix product with unsupported arguments, the sizes are None.
         """
         two = sources[:2] if "convolution" in seen.operator else sources[-2:]
         weight_first = isinstance(two[0], str) and not isinstance(two[-1], str)
@@ -309,11 +313,11 @@ class _Reading:
         return replace(found.product, serial=seen.serial), [*operands, *rest]
 
     def _written(self, seen: Observation) -> None:
-        """Read an operation that changes a tensor in place."""
+        """Convert an operation that changes a tensor in place to steps."""
         target = seen.written[0]
         if rule_of(seen.operator).kind == "norm":
-            # A norm changes its running statistics in place and returns a new tensor. Only the
-            # computation of the new tensor becomes a step.
+            # A batch norm changes its running statistics in place and returns a new tensor. Only
+            # the computation of the new tensor becomes a step.
             self._computed(replace(seen, written=()))
             return
         before = self._read(target, seen)
@@ -330,8 +334,8 @@ class _Reading:
             return
         reads = [] if seen.operator in FILLS | RANDOM else [before]
         if not is_whole:
-            # The operation changes only a part of the memory. The whole memory becomes a new value,
-            # so the step also reads the whole old value.
+            # The operation changes only a part of a larger tensor. The whole tensor becomes a new
+            # value, so the step also reads the whole old value.
             whole = self._whole[target.storage]
             reads = [whole]
         result = self._step(seen, target, [*reads, *sources], hold=False)
@@ -349,18 +353,18 @@ class _Reading:
             return self._weights[source].elements
         return self._values[source].elements
 
-    # -- functions that become several steps --------------------------------------------------
+    # -- torch functions that become several steps ---------------------------------------------
 
     def _add(self, seen: Observation, operator: str, kind: Kind, **parts: Any) -> int:
-        """Add one of several steps of a torch function, and return the number of its value.
+        """Add one of the steps of a torch function, and return the number of the step's value.
 
         Args:
-            seen: The observed operation.
-            operator: The name of the step.
-            kind: The kind of the step on the device.
-            **parts: The key ``value`` gives the elements, the type and ``is_batched`` of the new
-                value. The key ``sources`` gives the values and weights that the step reads. The
-                other keys are attributes of ``Step``.
+            seen: The observed operation of torch.
+            operator: The name of the step, such as "softmax".
+            kind: The kind of the step, such as "product".
+            **parts: The argument ``value`` contains the number of elements, the type and
+                ``is_batched`` of the step's value. The argument ``sources`` contains the values and
+                weights that the step reads. The other arguments are attributes of ``Step``.
         """
         value = self._value(*parts.pop("value"))
         inputs, weights = _parted(parts.pop("sources"))
@@ -379,7 +383,7 @@ class _Reading:
         return value
 
     def _attention(self, seen: Observation) -> None:
-        """Read scaled dot product attention as a product, a softmax and another product."""
+        """Convert scaled dot product attention to two matrix products and a softmax."""
         query, key, value, *masks = seen.inputs
         first, second = attention_products(query, value, self._batch)
         type_, add = self._type_now(query), partial(self._add, seen)
@@ -396,10 +400,10 @@ class _Reading:
         self._hold(seen.outputs[0].storage, result)
 
     def recurrent(self, operations: Sequence[Observation]) -> None:
-        """Read a recurrent layer (LSTM, GRU or RNN) as two products and elementwise steps.
+        """Convert a recurrent layer (LSTM, GRU or RNN) to two products and elementwise steps.
 
-        Recurrent modules with ``num_layers`` above 1 or with two directions are not supported, so
-        they do not occur here.
+        PopTorch does not support recurrent modules with ``num_layers`` above 1 or with two
+        directions. The operations therefore belong to a single layer with one direction.
         """
         given = _given(operations)
         sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in given))
@@ -412,7 +416,7 @@ class _Reading:
             self.call(operations)
             return
         seen, outputs = operations[-1], [o for one in operations for o in one.outputs]
-        # The largest input is the sequence, because the states of the layer are smaller.
+        # The largest input is the sequence, because the initial states of the layer are smaller.
         data = max(inputs, key=lambda one: self._values[one].elements)
         rows = self._values[data].elements // shapes[matrices[0]][1]
         type_ = self._values[data].type
@@ -439,7 +443,7 @@ class _Reading:
 
 
 def _given(operations: Sequence[Observation]) -> list[Seen]:
-    """Return the tensors that the operations read and that none of these operations made."""
+    """Return the tensors that the given operations read, without the tensors that they compute."""
     made: set[int] = set()
     given: list[Seen] = []
     for seen in operations:
@@ -454,9 +458,9 @@ def _type(dtype: torch.dtype) -> Type:
 
 
 def _is_cast(seen: Observation) -> bool:
-    """Tell whether an operation converts float16 to float32.
+    """Tell whether an operation converts a float16 tensor to float32.
 
-    The emulation inserts this conversion into functions that it runs in float32.
+    The emulation inserts the conversion into calls of torch functions that it runs in float32.
     """
     if seen.operator != "_to_copy" or not seen.inputs:
         return False

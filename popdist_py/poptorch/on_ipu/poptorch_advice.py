@@ -1,6 +1,6 @@
-"""Advice of the device model, with the PopTorch calls and options that follow the advice.
+"""The PopTorch calls and options with which a user follows advice about too little memory.
 
-The module ``ipu.what_if`` finds the advice and computes the memory that the advice saves.
+The module ``ipu.what_if`` finds the advice and estimates the memory that the advice saves.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
 
 
 def in_poptorch_terms(lack: OutOfMemory) -> OutOfMemory:
-    """Return an out-of-memory explanation whose advice also names the PopTorch calls or options."""
+    """Return an out-of-memory explanation, with a PopTorch call or option added to each advice."""
     advice = tuple(replace(one, how=_SPELLINGS[one.kind]) for one in lack.advice)
     return replace(lack, advice=advice)

@@ -1,8 +1,9 @@
-"""The device model's figures that a compiled model publishes when it is compiled or called.
+"""Estimated figures of a model on IPUs, published when the model is compiled or called.
 
-The figures become times of the counters, rows of the timeline, and a file in the run's folder. The
-package ``popdist_py.ipu`` computes the figures. All functions do nothing without the input of the
-device model.
+PopTorch's performance counters show the estimated times. The timeline shows the estimated
+activities of IPUs. A file in the run's folder contains all figures. The package ``popdist_py.ipu``
+computes the figures. If the graph of the model is not known, the functions of this module do
+nothing.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from popdist_py.timeline import spans
 
 __all__ = ["IpuRows", "keep_device_document", "modelled_times"]
 
-# The timeline shows the first calls, and later the calls whose training step is a multiple of 8.
-# When a timeline file is full, the spans of these steps are kept longer than other spans.
+# The timeline shows the first calls of a model, and later the calls whose training step is a
+# multiple of 8. When a timeline file is full, the spans of training steps that are multiples of 8
+# are kept longer than other spans.
 _FIRST_CALLS: Final = 8
 _EVERY: Final = 8
 
 
 def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes] | None:
-    """Return a function that computes the modelled times of a call.
+    """Return a function that computes the estimated times of one call of a model on IPUs.
 
-    The function returns None if the options do not name a device, or without the input of the
-    device model. Then the times are measured with the host's clock.
+    The result is None if the options do not name a type of IPU, or if the graph of the model is not
+    known. The caller then measures the times with the host's clock.
 
     Args:
-        run: The input of the device model, or None if the model's graph is not known.
-        options: The options of the PopTorch model. The times are modelled if the options name a
-            device.
+        run: The model's graph with the options of the run, or None if the graph is not known.
+        options: The options of the PopTorch model, which may name a type of IPU.
     """
     if options.Emulator.device_named is None:
         return None
@@ -66,29 +67,32 @@ def _times(run: Run, *, speaks: bool) -> CallTimes:
 
 
 def keep_device_document(run: Run | None, options: Options, name: str) -> None:
-    """Write the description of a compiled model to the run's folder.
+    """Write a compiled model's estimated memory, schedule and time to the run's folder.
 
-    Only instance 0 writes the description. An error while writing is logged and not raised.
+    In a distributed job, only instance 0 writes the file. An error while writing is logged and not
+    raised.
 
     Args:
-        run: The input of the device model. Without this input, the function does nothing.
+        run: The model's graph with the options of the run. If ``run`` is None, the function does
+            nothing.
         options: The options of the PopTorch model.
-        name: The name of the user's module.
+        name: The name of the user's ``torch.nn.Module``.
     """
     if run is None or options.Distributed.processId != 0 or not device_file.is_wanted():
         return
     try:
         is_named = options.Emulator.device_named is not None
         device_file.keep_model(model_document(run, name, is_named=is_named))
-    except Exception:  # The program can continue without the description.
+    except Exception:  # The program can continue without the file.
         logger.debug("The run's folder has nothing of the model on the device", exc_info=True)
 
 
 class IpuRows:
-    """Writes the calls of one compiled model to the timeline.
+    """Writes rows with the IPUs' activities in each call of a compiled model to the timeline.
 
     Args:
-        run: The input of the device model, which computes the activities at the first call.
+        run: The model's graph with the options of the run. The activities of the IPUs are computed
+            from ``run`` at the first call.
     """
 
     def __init__(self, run: Run) -> None:
@@ -98,22 +102,23 @@ class IpuRows:
 
     @classmethod
     def of(cls, run: Run | None, options: Options) -> IpuRows | None:
-        """Return an object that writes a run's calls to the timeline.
+        """Return an object that writes the calls of a model to the timeline, or None.
 
-        The function returns None without a named device or the input of the device model.
+        The result is None if the options do not name a type of IPU, or if the graph of the model is
+        not known.
         """
         return None if run is None or options.Emulator.device_named is None else cls(run)
 
     def draw(self, begin: int, end: int, step: int | None) -> None:
-        """Write a call to the timeline, if a timeline is recorded.
+        """Write the IPUs' activities in one call to the timeline, if a timeline is recorded.
 
-        Only the first calls are written, and later the calls whose training step is a multiple of
-        8.
+        Only the first 8 calls of the model are written, and later the calls whose training step is
+        a multiple of 8.
 
         Args:
-            begin: The start of the call, in nanoseconds of the monotonic clock.
-            end: The end of the call, in nanoseconds of the monotonic clock.
-            step: The number of training steps after this call, or None for inference.
+            begin: The start of the call of the model, in nanoseconds of the monotonic clock.
+            end: The end of the call of the model, in nanoseconds of the monotonic clock.
+            step: The number of training steps that are done after this call, or None for inference.
         """
         if not spans.is_recording():
             return
@@ -130,7 +135,7 @@ class IpuRows:
     def _laid_out(self) -> tuple[ShownPiece, ...]:
         try:
             return _pieces(self._run)
-        except Exception:  # The program can continue without these rows.
+        except Exception:  # The program can continue without IPU rows.
             logger.debug("The timeline has no rows of the IPUs", exc_info=True)
             return ()
 

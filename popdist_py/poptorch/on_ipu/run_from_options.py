@@ -1,4 +1,4 @@
-"""The conversion of PopTorch's options and optimisers to settings of the device model."""
+"""The conversion of PopTorch options and optimisers to ``Settings`` for memory and time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from popdist_py.poptorch.update.device_optimizer import kind_of
 
 __all__ = ["optimizer_of", "run_from_options", "settings_of"]
 
-# This table does not contain PipelinedExecution, because the schedule of a pipeline is the name of
-# its strategy.
+# The table does not contain ``PipelinedExecution``, because a pipeline's strategy is named after
+# its schedule (``grouped``, for example).
 _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
     {
         ShardedExecution: "sharded",
@@ -37,8 +37,8 @@ _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
         ParallelPhasedExecution: "parallel phased",
     }
 )
-# With RecomputationType.Standard, PopART chooses checkpoints automatically. The device model uses
-# only the checkpoints that the program marks.
+# With ``RecomputationType.Standard``, PopART chooses recomputation checkpoints automatically. The
+# estimate of memory and time uses only the checkpoints that the user's program marks.
 _RECOMPUTATION: Final[Mapping[RecomputationType, Recompute]] = MappingProxyType(
     {
         RecomputationType.NoRecompute: "none",
@@ -56,7 +56,7 @@ _OUTPUT_MODES: Final[Mapping[enums.OutputMode, OutputMode]] = MappingProxyType(
         enums.OutputMode.Sum: "sum",
     }
 )
-# The attribute of Location for each key of TensorLocationSettings.
+# The attribute of ``Location`` for each key of PopTorch's ``TensorLocationSettings``.
 _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "onChip": "on_chip",
@@ -65,8 +65,8 @@ _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "minElementsForReplicatedTensorSharding": "min_sharded",
     }
 )
-# Some state of an optimiser exists only if a setting is not 0 or False. This table gives the
-# setting for each key of the state.
+# Some state tensors of an optimiser exist only if a setting of the optimiser, such as ``momentum``,
+# is not 0 or False. For each key of such state, ``_NEEDED_WITH`` contains the name of the setting.
 _NEEDED_WITH: Final[Mapping[str, str]] = MappingProxyType(
     {"momentum_buffer": "momentum", "grad_avg": "centered"}
 )
@@ -80,18 +80,19 @@ def run_from_options(
     training: bool,
     replicas: int | None = None,
 ) -> Run:
-    """Return the input of the device model for a model's graph and the options.
+    """Return the configuration of a run, from a model's graph and the PopTorch options.
 
     Args:
         model: The graph of the model's forward pass.
-        options: The options of the PopTorch model, which also name the IPU.
+        options: The options of the PopTorch model, which also name the type of IPU.
         optimizer: The user's optimiser, or None for inference.
-        training: Whether the model trains.
-        replicas: The number of replicas of all instances. By default, the options give this number.
+        training: Whether the model is used for training.
+        replicas: The number of replicas of all instances together. If ``replicas`` is None, the
+            number comes from the options.
 
     Raises:
-        Error: A session option has a value that PopART does not support, or the engine options in
-            ``POPLAR_ENGINE_OPTIONS`` are not JSON.
+        Error: A PopART session option has a value that PopART does not support, or the environment
+            variable ``POPLAR_ENGINE_OPTIONS`` is not JSON.
     """
     if replicas is None:
         replicas = options.replication_factor * options.Distributed.numProcesses
@@ -107,11 +108,11 @@ def settings_of(
     training: bool,
     replicas: int,
 ) -> Settings:
-    """Return the settings that change the memory, the schedule or the time on the device.
+    """Return the PopTorch options that change the memory, the schedule or the time on IPUs.
 
     Raises:
-        Error: A session option has a value that PopART does not support, or the engine options in
-            ``POPLAR_ENGINE_OPTIONS`` are not JSON.
+        Error: A PopART session option has a value that PopART does not support, or the environment
+            variable ``POPLAR_ENGINE_OPTIONS`` is not JSON.
     """
     locations = options.TensorLocations
     io_tiles = locations("numIOTiles") if locations.exists("numIOTiles") else 0
@@ -143,13 +144,13 @@ def settings_of(
 
 
 def optimizer_of(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """Return the types of the state that an optimiser stores for each element of a weight.
+    """Return the element types of an optimiser's state tensors and gradient accumulators.
 
-    State that one parameter group needs is counted for all parameter groups. The optimisers of
-    torch store all their state in float32.
+    If one parameter group needs a state tensor, the state tensor is counted for all parameter
+    groups. The optimisers of torch (unlike those of PopTorch) store all their state in float32.
 
     Raises:
-        AssertionError: The device does not support the optimiser.
+        AssertionError: The emulated IPU does not support the optimiser.
     """
     is_combined = bool(getattr(optimizer, "use_combined_accum", False))
     state = tuple(
@@ -169,7 +170,7 @@ def _is_needed(optimizer: torch.optim.Optimizer, key: str) -> bool:
 
 
 def _state_type(optimizer: torch.optim.Optimizer, name: str) -> Type:
-    # Only the optimisers of poptorch.optim have the method ``_state_type``.
+    # Only the optimisers of ``poptorch.optim`` have the method ``_state_type``.
     type_of = getattr(optimizer, "_state_type", None)
     return "float16" if type_of is not None and type_of(name) == torch.float16 else "float32"
 
@@ -216,9 +217,9 @@ def _partials(options: Options, *, is_convolution: bool) -> Type:
 def _proportions(
     options: Options, placement: Placement, *, is_convolution: bool
 ) -> float | tuple[float, ...]:
-    """Return the available memory proportion of each IPU.
+    """Return the available memory proportion of matrix products on each IPU.
 
-    If the options do not name an IPU, the IPU gets the default.
+    An IPU that the options do not name gets the default proportion.
     """
     given: Mapping[int, float] = options.available_memory_proportion
     default = _default_proportion(options, is_convolution=is_convolution)
@@ -233,7 +234,7 @@ def _default_proportion(options: Options, *, is_convolution: bool) -> float:
     """Return the memory proportion of IPUs that ``setAvailableMemoryProportion`` does not name.
 
     Raises:
-        Error: A session option sets a proportion that is not a number from 0 to 1.
+        Error: A PopART session option sets a memory proportion that is not a number from 0 to 1.
     """
     given = options._Popart.session_value(
         "convolutionOptions availableMemoryProportion"
