@@ -89,7 +89,7 @@ class Window:
 
     @property
     def _scale(self) -> float:
-        """The factor for the lengths of pipeline cycles that makes their sum the window's length.
+        """The factor that lengthens pipeline cycles so that they fill the whole window.
 
         The factor is needed because the length of a window includes copies and synchronisations
         between IPUs. The lengths of pipeline cycles do not include copies and synchronisations.
@@ -105,10 +105,10 @@ class Window:
         """Return the start of the pipeline cycle with a stage's forward pass of each micro-batch.
 
         Args:
-            stage: The number of the stage or phase.
+            stage: The number of the pipeline stage or execution phase.
 
         Returns:
-            A mapping from the number of each micro-batch to a start. The start is given in clock
+            A mapping from the number of each micro-batch to the start of a pipeline cycle, in clock
             cycles after the last weight update.
         """
         begins = self._begins()
@@ -197,7 +197,7 @@ def _walked(
         row: The action of the IPU in each step of the schedule.
         pipeline_cycles: For each step of the schedule, the number of its pipeline cycle.
         parts_of: A function that returns the parts of an action, with their clock cycles. The
-            arguments of the function are the action and the number of the stage.
+            arguments of ``parts_of`` are the action and the number of the stage.
     """
     # The parts of each different action are computed only once, because a schedule repeats the same
     # few actions many times.
@@ -238,7 +238,7 @@ def _parts(
     action: Action,
     stage: int | None,
 ) -> _Parts:
-    """Return the parts of an action in execution order, as pairs of name and clock cycles.
+    """Return the parts of an IPU's action in execution order, as pairs of name and clock cycles.
 
     If I/O tiles load the inputs, the part "transfer" has 0 clock cycles, because the other tiles
     compute at the same time.
@@ -270,7 +270,7 @@ def _copies(stages: Sequence[StageCycles], settings: Settings, num_cycles: int) 
     pipeline cycles.
     """
     if settings.is_phased:
-        return 0.0  # Phases exchange data through Streaming Memory.
+        return 0.0  # Execution phases exchange data through Streaming Memory.
     ways = 2 if settings.is_training else 1
     if settings.is_pipelined:
         return ways * num_cycles * max(stage.copy for stage in stages)

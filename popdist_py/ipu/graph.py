@@ -254,8 +254,8 @@ class Graph:
     def root_of(self) -> Mapping[str, str]:
         """A mapping from the name of each tensor to the name of the tensor's root.
 
-        The root of a view or of an in-place result is the tensor whose memory it shares. The root
-        of any other tensor is the tensor.
+        The root of a view or of an in-place result is the tensor whose memory it shares. Any other
+        tensor is its own root.
         """
         roots = {tensor.name: tensor.name for tensor in self.inputs}
         for operation in self.operations:
@@ -276,7 +276,7 @@ class Graph:
 
     @cached_property
     def gradient_roots(self) -> frozenset[str]:
-        """The names of the tensors that own the memory of each tensor with a gradient."""
+        """For all tensors with a gradient, the names of the tensors that own their memory."""
         return frozenset(self.root_of[name] for name in self.needs_gradient)
 
     @cached_property
@@ -302,9 +302,10 @@ class Graph:
         """Return the same graph with other element types of its tensors and weights.
 
         Args:
-            data: The type that replaces float32 and float16 in inputs and outputs of operations.
-                None keeps the types of inputs and outputs.
-            weights: The new type of all weights. None keeps the types of the weights.
+            data: The type that replaces float32 and float16 in inputs and outputs of operations. If
+                ``data`` is None, the types of inputs and outputs do not change.
+            weights: The new type of all weights. If ``weights`` is None, the types of the weights
+                do not change.
         """
 
         def of_data(tensor: Tensor) -> Tensor:
@@ -325,8 +326,8 @@ class Placement:
     """The stage (part of the model on one IPU) of each operation, and the IPU of each stage.
 
     Attributes:
-        stages: The number of the stage of each operation, in execution order. These numbers never
-            decrease.
+        stages: The number of the stage of each operation, in execution order. The stage numbers
+            never decrease from one operation to the next.
         ipus: The number of the IPU that runs each stage.
 
     Raises:
@@ -369,7 +370,7 @@ class Placement:
     def cut(cls, graph: Graph, before: Sequence[str] = ()) -> Placement:
         """Return a placement that begins a new stage, on the next IPU, before each given submodule.
 
-        The argument ``before`` contains the names of the submodules.
+        The argument ``before`` contains the names of the submodules that begin a new stage.
 
         Raises:
             ValueError: The graph does not contain one of the submodules, or ``before`` gives the
@@ -393,7 +394,8 @@ def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
     blocks (parts of the model) of the same phase and IPU are one stage.
 
     Args:
-        places: The phase and the IPU of each operation, in the order of execution.
+        places: The numbers of the execution phase and of the IPU of each operation, in execution
+            order.
     """
     stages: list[int] = []
     before = None

@@ -186,10 +186,10 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
 
 
 def least_bytes(graph: Graph, settings: Settings) -> list[int]:
-    """Return, for each operation, the least number of bytes that its stage needs because of it.
+    """Return the bytes that each operation adds at least to the memory of its stage.
 
-    For each operation, the number of bytes is the size of the weights that no earlier operation
-    reads. The size includes the gradient accumulators and the optimiser state of the weights.
+    An operation adds the size of the weights that it reads and no earlier operation reads. The size
+    includes the gradient accumulators and the optimiser state of the weights.
     """
     if settings.is_phased:
         return [0] * len(graph.operations)
@@ -283,8 +283,9 @@ def _code(
 def _passes(operation: Operation, settings: Settings) -> int:
     """Return the number of programs that the forward and backward pass of an operation need.
 
-    In training, a matrix product of an input and a weight needs three programs. The programs
-    compute the result, the gradient of the input, and the gradient of the weight.
+    In training, a matrix product of an input and a weight needs three programs. The three programs
+    of a matrix product compute the result, the gradient of the input, and the gradient of the
+    weight.
     """
     if operation.kind == "view":
         return 0
@@ -303,7 +304,7 @@ def _worst(
 ) -> tuple[str, list[Contribution]]:
     """Return the operation where an IPU needs the most memory, and the data in memory then.
 
-    Weights and other data that always stays in memory are not included.
+    The returned data does not include weights and other data that always stays in memory.
     """
     found: list[tuple[str, list[Contribution]]] = [("nothing", [])]
     for fetched, moments in walks(graph, placement, settings, ipu, number):
@@ -319,8 +320,9 @@ def walks(
 
     A moment is one pass (forward or backward) of an operation. The fetched data stays in memory
     during all moments of the walk. If a stage keeps its memory from the forward pass to the
-    backward pass, one walk contains both passes of the stage. In all other cases, each pass of the
-    stage is a walk. In training, the weight update of a stage is another walk.
+    backward pass, one walk contains both passes of the stage. If a stage does not keep its memory,
+    its forward pass and its backward pass are separate walks. In training, the weight update of a
+    stage is also a separate walk.
     """
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)
@@ -332,8 +334,8 @@ def walks(
             yield fetched, moments
         if settings.is_training:
             # In phased execution, a weight update fetches the optimiser state of one weight at a
-            # time from Streaming Memory. The memory is therefore computed as for optimiser state
-            # that is stored off the chip.
+            # time from Streaming Memory. The memory of the weight update is therefore computed as
+            # if the optimiser state were stored off the chip.
             away = replace(settings, optimizer_location=Location(on_chip=False))
             yield fetched, list(_update(weights, away if settings.is_phased else settings))
 
@@ -351,7 +353,8 @@ def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator
     """Yield the moments (passes of single operations) of a stage's forward and backward pass.
 
     If the stage keeps its memory from the forward pass to the backward pass, one list contains the
-    moments of both passes. In all other cases, each pass has its own list.
+    moments of both passes. If the stage does not keep its memory, each pass has its own list of
+    moments.
     """
     settings = stage.settings
     forward = forward_moments(stage)

@@ -44,7 +44,7 @@ class Contribution:
     def group(self, depth: int) -> str:
         """Return the name of this contribution's group in a table of sums.
 
-        In the table, contributions with the same group and category are added up.
+        A table of sums adds up the contributions with the same group and category.
         """
         if self.category in ("code", "profiling"):
             return "the whole program"
@@ -61,7 +61,8 @@ class IpuMemory:
 
     Attributes:
         ipu: The number of the IPU.
-        tiles: The number of tiles that store the ``contributions``. I/O tiles are not included.
+        tiles: The number of tiles that store the ``contributions``. I/O tiles are not counted in
+            ``tiles``.
         tile_bytes: The memory of one tile in bytes.
         contributions: The contents that always stay in memory, and the contents at the moment when
             the IPU needs the most memory.
@@ -69,8 +70,8 @@ class IpuMemory:
             most memory.
         fullest_tile: The bytes that the program needs on the fullest tile.
         io_tiles: The number of I/O tiles, which only transfer data.
-        fullest_io_tile: The bytes that the program needs on the fullest I/O tile. These bytes
-            contain code, and buffers for data from and to the host.
+        fullest_io_tile: The bytes that the program needs on the fullest I/O tile. I/O tiles contain
+            code, and buffers for data from and to the host.
     """
 
     ipu: int

@@ -22,8 +22,8 @@ class LiveBytes:
     Attributes:
         moment: The name of the operation and of its pass that run at this moment. An example is
             ``layer1.0.conv1 (backward)``.
-        bytes: The used bytes on all tiles of the IPU together. Weights and other data that always
-            stays in memory are included.
+        bytes: The used bytes on all tiles of the IPU together. ``bytes`` includes weights and other
+            data that always stays in memory.
     """
 
     moment: str
@@ -35,7 +35,8 @@ def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
 
     If the IPU runs several stages of the model, the moments of an earlier stage come first. The
     largest value is the memory that the IPU needs. Each value includes the same number of bytes for
-    gaps between variables. This number is computed at the moment that needs the most memory.
+    gaps between variables. The bytes for gaps are computed at the moment that needs the most
+    memory.
     """
     own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []

@@ -40,8 +40,8 @@ __all__ = [
     "memory_page",
 ]
 
-# The version of the reports' JSON format. The version is increased when a key is removed or gets
-# another meaning.
+# The version of the reports' JSON format. The version of the JSON format is increased when a key is
+# removed or gets another meaning.
 _VERSION: Final = 1
 _LARGEST: Final = 5
 _SLOWEST: Final = 8
@@ -225,7 +225,7 @@ class IpuExecution:
         busy: The share of the call's duration that the IPU spends on computing.
         tile_balance: The mean work of the IPU's tiles, divided by the work of the busiest tile.
         received: The bytes that the IPU receives from the host.
-        sent: The bytes that the IPU sends to the host. These bytes are outputs of the model, and
+        sent: The bytes that the IPU sends to the host. ``sent`` counts outputs of the model, and
             the requests that tiles send for each transfer from or to the host.
         copied: The bytes of activations that the IPU sends to other IPUs. In training, the other
             IPUs send back gradients of the same size.
@@ -248,7 +248,7 @@ class OperationCycles:
         direction: The pass of the operation, which is "forward" or "backward".
         stage: The number of the pipeline stage that contains the operation.
         cycles: The number of clock cycles of this pass.
-        share: The clock cycles of this pass, divided by those of all operations in both passes.
+        share: The clock cycles of this pass, divided by the clock cycles of all operations' passes.
     """
 
     name: str

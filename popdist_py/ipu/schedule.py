@@ -61,8 +61,8 @@ class Schedule:
     def full_from(self) -> int | None:
         """The number of the first pipeline cycle without idle IPUs, when the pipeline is full.
 
-        The value is None if an IPU is idle in every pipeline cycle. An IPU that waits only while
-        other IPUs recompute activations does not count as idle.
+        ``full_from`` is None if an IPU is idle in every pipeline cycle. An IPU that waits only
+        while other IPUs recompute activations does not count as idle.
         """
         work: set[int] = set()
         waiting: set[int] = set()
@@ -90,9 +90,9 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
     """Return the schedule of all IPUs of a replica for one call of the model.
 
     Args:
-        placement: The stage of each operation, and the IPU of each stage. In phased execution, the
-            stages are the phases.
-        settings: The settings of the run.
+        placement: The stage of each operation, and the IPU of each stage. In phased execution, each
+            stage is a phase (a part of the model that is loaded, run and removed again).
+        settings: The options of the run, such as the execution strategy.
         steps: The largest number of steps in the returned schedule. None returns all steps.
 
     Raises:

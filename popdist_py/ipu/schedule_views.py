@@ -1,4 +1,4 @@
-"""Views of an IPU schedule as a grid of letters or as an SVG picture, and the schedule's cells.
+"""The display of an IPU schedule as a grid of letters or as an SVG picture.
 
 In the grid, F stands for a forward pass, R for a recomputation, and B for a backward pass. U stands
 for a weight update, and E for an exchange of data. X stands for a forward pass and a backward pass

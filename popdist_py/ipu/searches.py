@@ -108,7 +108,7 @@ def best_splits(
     slower than necessary by the time of one or two operations.
 
     Args:
-        run: The configuration of the run. Its placement is not used.
+        run: The configuration of the run. The search does not use the placement in ``run``.
         stages: The number of stages into which the model is divided. Each stage gets its own IPU.
         places: The numbers of the operations where a stage may begin. None means the places that
             ``places_to_cut`` returns, or all operations if ``places_to_cut`` returns too few.
@@ -150,23 +150,25 @@ def least_slowest(
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
     The result contains only places from ``ends``. The function returns None if the stages cannot
-    fit into memory. The function first computes the best result for unlimited memory. With it, the
-    search chooses the places to try first, and ends as soon as no better result is possible.
+    fit into memory. The function first computes the best division of the model for unlimited
+    memory. The best division for unlimited memory decides which places the search tries first, and
+    when the search ends.
 
     Args:
         ends: The numbers of the operations before which a stage may begin or end.
         stages: The number of stages.
-        work: A function that returns the time of a stage. Its arguments are the places where the
-            stage begins and ends, and the number of the stage.
-        fits: A function that tells whether a stage fits into memory. Its arguments are the places
-            where the stage begins and ends, and the number of the stage.
+        work: A function that returns the time of a stage. The arguments of the function are the
+            places where the stage begins and ends, and the number of the stage.
+        fits: A function that tells whether a stage fits into memory. The arguments of the function
+            are the places where the stage begins and ends, and the number of the stage.
     """
     ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
         """Return each possible beginning of a stage, with the least time of the slowest stage.
 
-        The least time is computed for unlimited memory, for this stage and the stages before it.
+        The least time is computed for unlimited memory, for the stage ``stage`` and all earlier
+        stages.
         """
         if not stage:
             return [(ideal[0][last], 0)]
@@ -176,9 +178,10 @@ def least_slowest(
 
     @cache
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
-        """Return the best division of the operations before ``ends[last]`` into the first stages.
+        """Return the best division of the operations before ``ends[last]`` into stages.
 
-        The last of the first stages has the number ``stage``.
+        The stages have the numbers from 0 to ``stage``.
+
 
         The result contains the time of the slowest stage, and the place where each stage ends.
         """
@@ -202,8 +205,8 @@ def _ideal(
 ) -> list[list[float]]:
     """Return the least possible time of the slowest stage, for unlimited memory.
 
-    The result has one list per stage. The list contains one time for each place where the stage can
-    end.
+    The returned list contains one list of times for each stage. The times of a stage belong to the
+    places where the stage can end.
     """
     table = [[work(0, end, 0) for end in ends]]
     for stage in range(1, stages):
@@ -218,7 +221,7 @@ def _ideal(
 
 
 def cheapest_recomputation(run: Run) -> Run | None:
-    """Return the configuration with the fastest choice of recomputed activations that fits.
+    """Return the configuration with the fastest kind of recomputation that fits into memory.
 
     The function returns None if the model does not fit into memory with any kind of recomputation.
     """
@@ -229,8 +232,8 @@ def cheapest_recomputation(run: Run) -> Run | None:
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
     """Return the places where later operations read only one tensor of earlier operations.
 
-    A place lies between two consecutive operations. The number of a place is the number of the
-    operation after the place.
+    A place lies between two consecutive operations. The number of a place between two operations is
+    the number of the operation after the place.
     """
     return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
 
@@ -261,8 +264,9 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
     A tensor crosses a place if an operation before the place computes it and a later operation
     reads it. The tensors are given as the names of their roots (the tensors that own the memory).
 
-    The number of a place is the number of the operation after the place. Input tensors from the
-    host are not included, because every stage may receive inputs from the host.
+    The number of a place between two operations is the number of the operation after the place.
+    Input tensors from the host are not included, because every stage may receive inputs from the
+    host.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
     inputs = {tensor.name for tensor in graph.inputs}
@@ -302,8 +306,8 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
     """Return a function that tells whether a stage fits into the memory of its IPU.
 
     The arguments of the returned function are the stage's first operation, its end and its number.
-    Two facts make many computations unnecessary. A stage does not fit if its variables alone are
-    too large. A stage that fits also fits with a smaller stash of activations.
+    Two facts save many estimates of memory. A stage does not fit if its variables alone are too
+    large. A stage that fits also fits with a smaller stash of activations.
     """
     sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
     room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes

@@ -33,11 +33,11 @@ Strategy: TypeAlias = Literal[
     "serial phased",
     "parallel phased",
 ]
-# The kind of recomputation. With "none", an IPU keeps every tensor that the backward pass reads.
-# With "stage", an IPU keeps only the inputs of a pipeline stage and the tensors marked as
-# checkpoints. With "norm", an IPU recomputes normalisations and the element-wise operations that
-# follow a normalisation. The kind "default" means "stage" in pipelines over more than one IPU, and
-# "none" in all other runs.
+# The kinds of recomputation, which decide which activations an IPU keeps for the backward pass.
+# With "none", an IPU keeps every tensor that the backward pass reads. With "stage", an IPU keeps
+# only the inputs of a pipeline stage and the tensors marked as checkpoints. With "norm", an IPU
+# recomputes normalisations and the element-wise operations that follow a normalisation. The kind
+# "default" means "stage" in pipelines over more than one IPU, and "none" in all other runs.
 Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
@@ -78,9 +78,9 @@ class Location:
         is_sharded: Whether each replica stores only a part of each tensor (replicated tensor
             sharding).
         min_off_chip: The smallest number of elements of a tensor that is stored in Streaming
-            Memory. Tensors with fewer elements stay on the chip.
+            Memory. Tensors with fewer elements than ``min_off_chip`` stay on the chip.
         min_sharded: The smallest number of elements of a tensor that is divided among the replicas.
-            Every replica stores all elements of a tensor with fewer elements.
+            Every replica stores all elements of a tensor with fewer elements than ``min_sharded``.
     """
 
     on_chip: bool = True

@@ -40,8 +40,8 @@ __all__ = ["CYCLE_MODEL", "CycleModel", "StageCycles", "operation_cycles", "stag
 class CycleModel:
     """The constants of the model of time, which no document of Graphcore gives.
 
-    Some constants are assumed. The other constants are fitted to published measurements. The same
-    constants apply to all types of IPU and to all runs.
+    Some constants of the model of time are assumed. Other constants are fitted to published
+    measurements of ResNet-101. The same constants apply to all types of IPU and to all runs.
 
     Attributes:
         product_share: The share of the peak rate that matrix products reach. The value of

@@ -2,8 +2,8 @@
 
 A moment is the forward or backward pass of a single operation. A moment makes (allocates) blocks of
 memory and reads blocks. A block is live (in memory) from the moment that makes it to the last
-moment that reads it. Weights and other data that always stay in memory are not counted here. This
-module does not depend on the order of stages.
+moment that reads it. This module does not count weights and other data that always stay in memory.
+This module does not depend on the order of stages.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Moment:
         name: The names of the operation and of the pass, such as ``conv1 (backward)``.
         reads: The names of the blocks of memory that the pass reads.
         makes: The name and size in bytes of each block of memory that the pass needs. The pass
-            allocates each of these blocks that is not in memory yet.
+            allocates each block in ``makes`` that is not in memory yet.
         temporary: The bytes of memory that are needed only during this pass.
     """
 
@@ -96,7 +96,7 @@ class PlacedStage:
         ipu: The number of the IPU. The available memory proportion can differ between IPUs.
         tiles: The number of tiles of the IPU that compute. I/O tiles do not compute.
         memory: The memory in bytes of the tiles that compute. The available memory proportion is a
-            share of this memory.
+            share of ``memory``.
     """
 
     graph: Graph
@@ -175,7 +175,7 @@ def stage_of(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a stage. Its operations are recomputed together, just before their backward pass.
+    """A part of a stage whose operations are recomputed together, before their backward pass.
 
     Attributes:
         operations: The operations of this part of the stage, in the order of the forward pass.
@@ -190,7 +190,7 @@ def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]
     """Yield, for each moment, the blocks in memory and the bytes of all used memory.
 
     The function yields the same mapping of blocks for all moments. The mapping changes when the
-    next moment is requested.
+    caller requests the next moment.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
@@ -255,8 +255,8 @@ def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     made: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
         made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of open blocks. A block of memory is open if a
-    # later operation reads it and the stage does not keep it for the backward pass.
+    # For each operation, the change in the number of open blocks. An open block of memory is read
+    # by a later operation and is not kept for the backward pass.
     crossing = [0] * (len(stage.operations) + 1)
     for root, first in made.items():
         if root not in keeps and last_read.get(root, first) > first:
@@ -327,7 +327,7 @@ def backward_moments(stage: PlacedStage, keeps: frozenset[str]) -> list[Moment]:
 
 
 def _forward(stage: PlacedStage, operation: Operation, name: str, fresh: frozenset[str]) -> Moment:
-    """Return the moment for an operation's forward pass or recomputation.
+    """Return the ``Moment`` that describes an operation's forward pass or recomputation.
 
     ``fresh`` contains the names of recomputed tensors. A recomputed tensor gets another memory
     block, with another name, than in the forward pass.
@@ -340,7 +340,7 @@ def _forward(stage: PlacedStage, operation: Operation, name: str, fresh: frozens
 
 
 def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -> Moment:
-    """Return the moment for an operation's backward pass, which makes the gradients of its inputs.
+    """Return the ``Moment`` that describes an operation's backward pass.
 
     The memory for the gradients of weights is needed only during this moment.
     """
@@ -397,7 +397,7 @@ def _gradient(root: str) -> str:
 
 
 def _product_bytes(stage: PlacedStage, operation: Operation, *, backward: bool) -> int:
-    """Return the bytes of an operation's matrix products, at most its memory proportion allows."""
+    """Return the bytes of an operation's matrix products, limited by its memory proportion."""
     if operation.product is None:
         return 0
     product = _read(operation, operation.product, stage.graph)
@@ -454,9 +454,9 @@ def _shapes(
 
 
 def _read(operation: Operation, product: Product, graph: Graph) -> Product:
-    """Return a matrix product with the number of reads of each element of its first operand.
+    """Return a copy of ``product``, with ``reads`` computed from the sizes of tensors.
 
-    For a convolution, the number of reads is usually the number of kernel positions.
+    For a convolution, ``reads`` is usually the number of kernel positions.
     """
     if not operation.weights or not operation.inputs:
         return product

@@ -36,8 +36,9 @@ def tile_balance(
         placement: The stage of each operation, and the IPU of each stage.
         settings: The options of the run, such as the number of I/O tiles.
         ipu: The figures of the type of IPU, such as its number of tiles.
-        model: The constants of the model of time. The constant for launching and synchronising is
-            not used, because this time is equal on all tiles.
+        model: The constants for estimating clock cycles. The constant for launching and
+            synchronising is not used, because all tiles need the same time to launch and
+            synchronise.
         grain: The number of consecutive bytes of a tensor that are stored on the same tile.
     """
     tiles = ipu.tiles - settings.io_tiles

@@ -31,8 +31,8 @@ __all__ = [
 # micro-batch that the tile reads from the host or sends to the host. ``_REQUEST`` is inferred from
 # a published profile of ResNet-101 on two Mk2 IPUs. The first IPU of the profile reads images and
 # does not send outputs. This first IPU sends 51.8, 138 and 552 kB (of 1,024 bytes) in 3, 8 and 32
-# micro-batches. The sent bytes are equal to 12 bytes for each of the IPU's 1,472 tiles and each
-# micro-batch.
+# micro-batches. The bytes that the first IPU sends are equal to 12 bytes for each of the IPU's
+# 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
 # The bytes of the smallest part of a tensor that a tile exchanges with the host. ``_LEAST_BYTES``
 # is inferred from a published profile of ResNet-101 on two Mk2 IPUs. The second IPU of the profile
@@ -144,8 +144,9 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     """Return the bytes of weights and accumulators that a micro-batch moves to or from the IPU.
 
-    Only tensors in Streaming Memory are moved. The IPU fetches weights for the forward pass and
-    again for the backward pass. The IPU fetches gradient accumulators and writes them back.
+    Only weights and accumulators that are stored in Streaming Memory are moved. The IPU fetches
+    weights for the forward pass and again for the backward pass. The IPU fetches gradient
+    accumulators and writes them back.
     """
     optimizer, total = settings.optimizer, 0
     for weight in weights:

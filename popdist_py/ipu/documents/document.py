@@ -27,7 +27,7 @@ _COURSE_WIDTH: Final = 60
 class Share:
     """A share of a whole, which is displayed as a percentage.
 
-    The number 1 stands for the whole. A share may be larger than 1.
+    The number 1 stands for the whole. The value of a share may be larger than 1.
     """
 
     value: float

@@ -39,10 +39,10 @@ class Step:
         operator: The name of the operation in torch.
         module: The path of the submodule that calls the operation.
         kind: The kind of the operation on the IPU, such as "norm".
-        inputs: The numbers of the values that the operation reads. The numbers are keys of
-            ``Forward.values``.
-        output: The number of the value that the operation computes. The number is a key of
-            ``Forward.values``.
+        inputs: The numbers of the values that the operation reads. The number of a value is its key
+            in ``Forward.values``.
+        output: The number of the value that the operation computes. The number of a value is its
+            key in ``Forward.values``.
         weights: The names of the weights that the operation reads.
         saves: A word for the tensors that the backward pass of the operation reads, such as
             "inputs". The words are explained at ``on_ipu.operation_rules.Saves``.

@@ -1,7 +1,7 @@
 """The conversion of the options of ``python -m popdist_py.ipu`` to a configuration of a run.
 
-The module ``poptorch.on_ipu.command`` parses the command line. It passes the options to this
-module, together with the graph of the user's model.
+The module ``poptorch.on_ipu.command`` parses the command line. The module ``command`` passes the
+options to this module, together with the graph of the user's model.
 """
 
 from __future__ import annotations

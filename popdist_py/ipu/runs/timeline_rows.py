@@ -50,8 +50,8 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
     The result contains at most ``MOST_PIECES`` spans, or one span for each IPU.
 
     Args:
-        window: The activities of the IPUs from one weight update to the next. A call may repeat
-            these activities.
+        window: The activities of the IPUs from one weight update to the next. A call with several
+            weight updates repeats the activities in ``window``.
     """
     total = window.count * window.cycles
     own = window.pieces()
@@ -75,8 +75,8 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
 def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
     """Return fewer activities, with one activity per IPU between two weight updates.
 
-    The activities of weight updates stay separate. One activity replaces all micro-batches of an
-    IPU between two weight updates.
+    The activities of a weight update are not merged with other activities. One activity replaces
+    all micro-batches of an IPU between two weight updates.
     """
     found: list[Piece] = []
     for is_update, some in groupby(pieces, key=lambda piece: piece.name in _OF_UPDATE):

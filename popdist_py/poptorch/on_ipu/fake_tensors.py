@@ -1,9 +1,10 @@
 """A dispatch mode of torch that runs a forward pass on tensors without values.
 
-In this mode, most tensors have only a shape and a type. Small constants also have values, because a
-forward pass may read values of constants. For example, torchvision's ``Normalize`` checks whether a
-standard deviation is 0, and random transforms read the numbers that they draw. Inputs and weights
-do not have values. An operation that reads the value of an input or a weight raises an error.
+In the mode ``UnknownValues``, most tensors have only a shape and a type. Small constants also have
+values, because a forward pass may read values of constants. For example, torchvision's
+``Normalize`` checks whether a standard deviation is 0, and random transforms read the numbers that
+they draw. Inputs and weights do not have values. An operation that reads the value of an input or a
+weight raises an error.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _MOST_ELEMENTS: Final = 1024
 class UnknownValues(FakeTensorMode):
     """A dispatch mode of torch that computes the shapes and types of results, but not the values.
 
-    There is one exception. If all tensors of an operation are small and have values, the values of
-    the operation's result are also computed.
+    If all tensors of an operation are small and have values, the values of the operation's result
+    are also computed.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class UnknownValues(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation on the shapes of its tensors, or on their values if those are known."""
+        """Run an operation on its tensors' values if all are known, or else on their shapes."""
         named = dict(kwargs or {})
         if not self._keeps_data:
             return super().__torch_dispatch__(func, types, args, named)

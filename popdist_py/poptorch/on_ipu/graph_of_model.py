@@ -87,7 +87,8 @@ def graph_of_model(
         args: The positional arguments of a call of the model, with tensors for all micro-batches of
             the call. Only the shapes and types of the tensors are used.
         kwargs: The keyword arguments of the call of the model.
-        training: Whether the model is used for training. The forward pass must then compute a loss.
+        training: Whether the model is used for training. The forward pass of a model for training
+            must compute a loss.
 
     Raises:
         Error: The forward pass fails on tensors without values, or PopTorch does not support the

@@ -1,8 +1,9 @@
 """Functions that make the user's model and a micro-batch from a command line's arguments.
 
-The command line names a function of the user as ``module:function``. This function makes the model,
-and is called the factory here. An exception of the user's code becomes a ``FactoryError`` with the
-traceback lines of the user's code. This module does not compute with real data.
+The command line names a function of the user as ``module:function``. The user's function makes the
+model, and is called the factory in this module. An exception of the user's code becomes a
+``FactoryError`` with the traceback lines of the user's code. This module does not compute with real
+data.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         )
     }
 )
-# The beginnings of the file names of traceback frames that are not shown to the user. The frames in
-# these files belong to this library, to torch and to Python's import system.
+# The beginnings of the file names of traceback frames that are not shown to the user. The hidden
+# frames belong to this library, to torch and to Python's import system.
 _NOT_THE_USER_S: Final = (
     f"{Path(__file__).parents[2]}{os.sep}",
     f"{Path(torch.__file__).parent}{os.sep}",
@@ -137,8 +138,8 @@ def made_example(
 
     Raises:
         FactoryError: The factory function does not exist, fails, or returns a value of a wrong
-            type. The inputs are missing, or both the factory function and the command line give
-            inputs.
+            type. The inputs of the model are missing, or both the factory function and the command
+            line give inputs.
     """
     function = _function(factory)
     arguments = {name: _value(word) for name, word in words.items()}
@@ -252,8 +253,8 @@ def _check_arguments(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Functions written in C may lack a Python signature. Such functions check their own
-        # arguments.
+        # Functions written in C may lack a Python signature. Functions without a signature check
+        # their own arguments.
         return
     try:
         signature.bind(**arguments)

@@ -178,7 +178,7 @@ def multiplied(
         output: The tensor that the operation returns.
         batch: The number of samples of the micro-batch.
         weight_first: Whether the first operand is a weight and the second operand is not. All
-            samples share a weight.
+            samples of a micro-batch use the same weight.
     """
     if "convolution" in operator:
         return _convolved(arguments, output, batch)

@@ -151,8 +151,8 @@ class _Reading:
     def _read(self, seen: Seen, by: Observation | None) -> _Source:
         """Return the number of the value or the name of the weight that a tensor contains now.
 
-        A tensor may be a view of a part of a larger value. If there is not yet a step for this
-        view, the function adds the step.
+        For a view of a part of a larger value, the function adds a step, unless an earlier step has
+        computed the view.
         """
         if seen.storage not in self._whole:
             self._whole[seen.storage] = self._constant(seen)
@@ -256,7 +256,7 @@ class _Reading:
         main: bool = True,
         hold: bool = True,
     ) -> int:
-        """Add the step that computes an output of an operation, and return the output's number.
+        """Add the step that computes an output of an operation, and return the value's number.
 
         Args:
             seen: The observed operation of torch.
@@ -299,7 +299,7 @@ class _Reading:
     ) -> tuple[Product | None, Sequence[_Source]]:
         """Return the sizes and operands of a matrix product, with the batched operand first.
 
-        For a matrix product with unsupported arguments, the sizes are None.
+        If the arguments of the matrix product are not supported, the returned sizes are None.
         """
         two = sources[:2] if "convolution" in seen.operator else sources[-2:]
         weight_first = isinstance(two[0], str) and not isinstance(two[-1], str)
@@ -313,7 +313,7 @@ class _Reading:
         return replace(found.product, serial=seen.serial), [*operands, *rest]
 
     def _written(self, seen: Observation) -> None:
-        """Convert an operation that changes a tensor in place to steps."""
+        """Convert an in-place operation of torch to steps."""
         target = seen.written[0]
         if rule_of(seen.operator).kind == "norm":
             # A batch norm changes its running statistics in place and returns a new tensor. Only
@@ -403,7 +403,8 @@ class _Reading:
         """Convert a recurrent layer (LSTM, GRU or RNN) to two products and elementwise steps.
 
         PopTorch does not support recurrent modules with ``num_layers`` above 1 or with two
-        directions. The operations therefore belong to a single layer with one direction.
+        directions. The operations of a recurrent layer therefore belong to a single layer with one
+        direction.
         """
         given = _given(operations)
         sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in given))

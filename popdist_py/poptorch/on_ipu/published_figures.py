@@ -83,7 +83,7 @@ def keep_device_document(run: Run | None, options: Options, name: str) -> None:
     try:
         is_named = options.Emulator.device_named is not None
         device_file.keep_model(model_document(run, name, is_named=is_named))
-    except Exception:  # The program can continue without the file.
+    except Exception:  # The user's program can continue without the file.
         logger.debug("The run's folder has nothing of the model on the device", exc_info=True)
 
 
@@ -135,7 +135,7 @@ class IpuRows:
     def _laid_out(self) -> tuple[ShownPiece, ...]:
         try:
             return _pieces(self._run)
-        except Exception:  # The program can continue without IPU rows.
+        except Exception:  # The timeline can do without IPU rows.
             logger.debug("The timeline has no rows of the IPUs", exc_info=True)
             return ()
 

@@ -66,7 +66,8 @@ _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 # Some state tensors of an optimiser exist only if a setting of the optimiser, such as ``momentum``,
-# is not 0 or False. For each key of such state, ``_NEEDED_WITH`` contains the name of the setting.
+# is not 0 or False. ``_NEEDED_WITH`` maps the key of an optional state tensor to the name of the
+# setting that needs the tensor.
 _NEEDED_WITH: Final[Mapping[str, str]] = MappingProxyType(
     {"momentum_buffer": "momentum", "grad_avg": "centered"}
 )
