@@ -211,7 +211,7 @@ class Agreement:
         """Return the size of each result's change if the loop back end runs again."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
-    # -- running a micro-batch ----------------------------------------------------------------
+    # -- methods that run a micro-batch -------------------------------------------------------
 
     @torch.no_grad()
     def _run(

@@ -2,9 +2,9 @@
 
 To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
 instance of a job must add the same rows to ``BACKENDS``. The first row of ``BACKENDS`` is the loop
-back end, which runs one replica after the other. The results of the loop back end are correct by
-definition. When a model is compiled for the first time, the results of other back ends are compared
-with the results of the loop back end.
+back end, which runs one replica after the other. By definition, the results of the loop back end
+are correct. When a model is compiled for the first time, the results of other back ends are
+compared with the results of the loop back end.
 
 With the option "auto", the library tries the back ends from the last row to the first row. A back
 end is worthwhile for a model if the back end is expected to be faster than the loop back end. The

@@ -164,7 +164,7 @@ class Anchors:
         )
 
     def begin(self) -> None:
-        """Start a call of the model, without values from the call before."""
+        """Start a call of the model, and remove the values of the previous call."""
         if self._anchors:
             self._collectors = {
                 short: Collector(batching) for short, (batching, _) in self._anchors.items()

@@ -60,8 +60,9 @@ class CopyingReplicas:
         ]
         self._kept += stacks
         self._changed = stacks or [state.buffers[name] for name in sorted(first.modified_buffers)]
-        # ``_copies`` contains the copies on the other device, and ``_versions`` the version
-        # counters of the copied tensors. The keys are the ``id`` of each copied tensor.
+        # The dictionary ``_copies`` contains the copies on the other device, and ``_versions``
+        # contains the version counters of the copied tensors. The keys of the two dictionaries are
+        # the ``id`` of each copied tensor.
         self._copies: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
 

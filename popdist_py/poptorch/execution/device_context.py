@@ -34,7 +34,7 @@ class DeviceContext:
     """The context managers inside which a model's forward pass runs.
 
     Attributes:
-        state: The device's tensors.
+        state: The object that stores the device's tensors of the model.
         training: Whether autograd records the forward pass.
         is_random: Whether the model or its weight update draws random numbers.
         modes: Functions that return further context managers, in the order of entering them.

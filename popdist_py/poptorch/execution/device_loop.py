@@ -37,8 +37,8 @@ class Program:
         training: The object that updates the weights; None for inference.
         context: The context managers inside which the model and its weight update run.
         num_outputs: The number of result tensors of a call.
-        returns_results: Whether a call returns the model's results. If not, a call returns zeros in
-            the shapes of the results.
+        returns_results: Whether a call returns the model's results. With False, a call returns
+            zeros in the shapes of the results.
         loss_output: The index of the output that is the loss; None if no output is the loss.
         anchors: The anchored tensors of the model, whose values a program can read.
         counters: The recorder of the times of each micro-batch.

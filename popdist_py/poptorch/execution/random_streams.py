@@ -66,8 +66,8 @@ def host_stream_kept(random: bool) -> Iterator[None]:
     """Restore the state of the host's random generator at the end of the ``with`` block.
 
     Args:
-        random: Whether the ``with`` block draws random numbers. If not, the state is neither saved
-            nor restored.
+        random: Whether the ``with`` block draws random numbers. With False, the state of the
+            generator is neither saved nor restored.
     """
     if not random:
         yield

@@ -111,8 +111,8 @@ class DeviceModel:
         with spans.row_span(spans.DEVICE, "backward"):
             if self.norm_groups is not None:
                 # Activation checkpointing runs batch norms again in the backward pass, and these
-                # batch norms need the mode ``GroupNorms``. ``loss.backward()`` would run without
-                # torch function modes.
+                # batch norms need the mode ``GroupNorms``. A call of ``loss.backward()`` would run
+                # without torch function modes.
                 gradients = (torch.full_like(loss, scale),)
                 _engine_run_backward(
                     (loss,), gradients, False, False, (),

@@ -128,7 +128,7 @@ def meet(value: Any) -> Any:
 class _Thread:
     """A thread that runs one function like a coroutine.
 
-    The thread pauses in ``meet()`` until the caller of ``in_turns`` resumes the thread.
+    In the method ``meet()``, the thread pauses until the caller of ``in_turns`` resumes it.
     """
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:

@@ -62,7 +62,7 @@ class GroupExchange:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Exchange no numbers with other instances inside the ``with`` block.
+        """Do not exchange numbers with other instances inside the ``with`` block.
 
         Use the context manager while replica back ends are compared, because the comparison does
         not need the numbers of other instances. In place of another instance's numbers, each
@@ -96,7 +96,7 @@ class GroupExchange:
         """Return the numbers of each replica's group, one tensor for each replica of this instance.
 
         Args:
-            questions: The messages of all replicas of this instance.
+            questions: The messages that the replicas of this instance send.
 
         Raises:
             Error: The replicas compute batch norms with different names or sizes.

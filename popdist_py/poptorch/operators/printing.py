@@ -65,9 +65,9 @@ def ipu_print_tensor(
             on the next line.
         digits: The number of significant digits of each printed number.
         float_format: The notation of numbers: "auto", "fixed", "scientific" or "none".
-        separator: The text between two elements of a row.
-        open_bracket: The text at the beginning of each dimension.
-        close_bracket: The text at the end of each dimension.
+        separator: The text to print between two elements of a row.
+        open_bracket: The text to print at the beginning of each dimension.
+        close_bracket: The text to print at the end of each dimension.
 
     Returns:
         A view of ``tensor``. The model must use the view instead of ``tensor``, so that the

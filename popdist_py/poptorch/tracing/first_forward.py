@@ -213,7 +213,7 @@ def first_forward(
     ]
     # Some of torch's function transforms hide the memory of their results. Such a result seems to
     # be made outside of the forward pass, and the variable ``leaves`` has the only reference to it.
-    # Therefore ``del`` frees the result.
+    # Therefore the ``del`` statement frees the result.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)

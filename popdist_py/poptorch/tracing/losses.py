@@ -46,8 +46,8 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
 
     Args:
         x: A tensor of any shape.
-        reduction: A ReductionType or its name in PyTorch. For "sum" and "mean", the result is 0-d.
-            For "none", the result has the shape of ``x``.
+        reduction: A ReductionType or its name in PyTorch. For the reductions "sum" and "mean", the
+            result is 0-d. For the reduction "none", the result has the shape of ``x``.
 
     Raises:
         AssertionError: ``reduction`` is not a known reduction of a loss.

@@ -84,7 +84,7 @@ class OperationNames:
             self.end_scope()
 
     def _path_of(self, module: nn.Module) -> str | None:
-        """Return a submodule's path; None if this object does not name the pass's operations.
+        """Return a submodule's path; None outside the forward pass whose operations get names.
 
         Each forward pass has its own OperationNames. The path of the top module of the model is
         empty. Torch's global module hooks run for every forward pass in the process, and several

@@ -50,7 +50,7 @@ class Seen:
     Attributes:
         storage: The number that identifies the tensor's storage. Each storage in a forward pass has
             a different number.
-        shape: The sizes of the tensor.
+        shape: The size of each dimension of the tensor.
         strides: The strides of the tensor, in elements.
         offset: The position of the tensor's first element in the storage, in elements.
         dtype: The dtype of the tensor.
@@ -64,7 +64,10 @@ class Seen:
 
     @property
     def elements(self) -> int:
-        """The number of elements in memory. A dimension with stride 0 has one element in memory."""
+        """The number of elements that the tensor has in memory.
+
+        A dimension with stride 0 counts as one element, because all its elements share memory.
+        """
         count = 1
         for size, stride in zip(self.shape, self.strides, strict=True):
             count *= size if stride or not size else 1
@@ -133,7 +136,8 @@ class Observed:
     Attributes:
         operations: The operations, in the order of their execution.
         inputs: The name and the record of each input tensor that comes from the host.
-        weights: The records of the parameters and buffers. A tied parameter occurs only once.
+        weights: The records of the parameters and buffers. A parameter that several modules share
+            occurs only once.
         outputs: The records of the tensors that the forward method returned, and of the loss of a
             training model. If the forward method returned the loss, the loss occurs only once.
     """
@@ -233,8 +237,8 @@ class Observer(TorchDispatchMode):
         if self.failure is not None:
             return
         try:
-            # ``note`` reads the shapes of tensors. A ``ForwardWatch`` must not record the calls
-            # that read shapes.
+            # The function ``note`` reads the shapes of tensors. A ``ForwardWatch`` must not record
+            # the calls that read shapes.
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:

@@ -1,7 +1,7 @@
 """The class FlatBuffers, which stores tensors of one dtype next to each other in one buffer.
 
-Each tensor is a view of its dtype's buffer. Other modules sum or update the contents of the flat
-buffers.
+Each stored tensor is a view of the buffer of its dtype. Other modules sum or update the contents of
+the flat buffers.
 """
 
 from __future__ import annotations

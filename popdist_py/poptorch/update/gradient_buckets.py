@@ -138,7 +138,7 @@ class Buckets:
             self._finish = None
 
     def reduced(self) -> Iterator[Sequence[int]]:
-        """Reduce the remaining buckets. All gradients must be in the flat buffers before the call.
+        """Reduce the remaining buckets; before the call, all gradients must be in flat buffers.
 
         Yields: For each bucket, the indices of its parameters, as soon as the bucket has been
         reduced.

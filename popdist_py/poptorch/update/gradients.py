@@ -102,7 +102,7 @@ class Gradients(Protocol):
         """
 
     def all_reduce(self) -> None:
-        """Store the sum over all replicas of all instances in every parameter's ``grad``."""
+        """Store the sum of gradients over all replicas in ``grad`` of every parameter."""
 
     def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
         """Reduce like ``all_reduce``, and yield groups of parameters with reduced gradients.
@@ -223,7 +223,7 @@ class SharedGradients:
             self._buckets.zero(overlap=self._autotuner.begin())
 
     def select_replica(self, replica: int) -> None:
-        """Do nothing, because all local replicas share the same gradients."""
+        """Do nothing, because all local replicas add to the same gradients."""
 
     def collect(self) -> None:
         """Move the gradients to the flat buffers, if there are several instances."""
@@ -313,7 +313,7 @@ class TreeGradients:
             yield _present(self._parameters)
 
     def all_reduce(self) -> None:
-        """Store the sum over all replicas in every parameter's ``grad``."""
+        """Store the sum of gradients over all replicas in every parameter's ``grad``."""
         for replica, row in reversed(list(enumerate(self._rows))):
             self.select_replica(replica)
             row.complete(self._parameters)

@@ -22,9 +22,9 @@ __all__ = ["HalfWeights", "stochastic_half"]
 
 # The number of mantissa bits in float32 minus the number of mantissa bits in float16.
 _DROPPED = 13
-# The number of elements in a block. The size of a block is a multiple of the number of elements
-# that torch's kernels process at a time. Therefore torch's kernels divide a block in the same way
-# as a whole parameter.
+# The number of elements in a block of weights. The size of a block is a multiple of the number of
+# elements that torch's kernels process at a time. Therefore torch's kernels divide a block in the
+# same way as a whole parameter.
 _BLOCK: Final = 1 << 17
 
 Kernel = Callable[..., None]
@@ -71,7 +71,7 @@ class _Piece:
     gradients: torch.Tensor
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the elements of the part from a tensor with the shape of the parameter."""
+        """Return the elements of a tensor at the positions that this part of the parameter has."""
         return tensor if self.part is None else tensor.view(-1)[self.part]
 
 
@@ -118,7 +118,8 @@ class HalfWeights:
         Args:
             optimizer: The optimiser of the float32 tensors.
             loss_scale: The loss scale. The update divides the gradients by the loss scale.
-            each_alone: Whether the update of each element is independent of all other elements.
+            each_alone: Whether the update of each weight element is independent of all other
+                elements.
         """
         if len(self._states) != len(self._shadows):
             self._states = {key: optimizer.state[s.single] for key, s in self._shadows.items()}
@@ -200,11 +201,12 @@ def _update(
 def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ...]] | None:
     """Return torch's fused update function for a group, and the state keys that it needs.
 
-    The function gets lists of weights and gradients, and a list of state tensors for each state
-    key.
+    The arguments of the fused update function are lists of weights and gradients, and a list of
+    state tensors for each state key.
 
     Returns:
-        The function and the keys; None if torch lacks a fused update for the optimiser's settings.
+        The fused update function and its state keys; None if torch lacks a fused update for the
+        optimiser's settings.
     """
     settings = {name: group[name] for name in ("lr", "weight_decay", "maximize") if name in group}
     if kind is torch.optim.SGD:

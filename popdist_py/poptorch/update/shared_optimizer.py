@@ -178,7 +178,7 @@ class SharedOptimizer(DeviceOptimizer):
         )
         total = np.array([squares])
         self._communicator.all_reduce(total, name="squared norm of the gradients")
-        # The factor is the same as in torch.nn.utils.clip_grad_norm_.
+        # The factor on the gradients is the same as in torch.nn.utils.clip_grad_norm_.
         factor = min(1.0, self.max_grad_norm / (float(total[0]) ** 0.5 + 1e-6))
         if gradients:
             torch._foreach_mul_(gradients, factor)

@@ -67,7 +67,7 @@ class Training:
         self.gradients.zero()
 
     def accumulate(self) -> None:
-        """Finish a micro-batch; all replicas of this instance have added their gradients."""
+        """Finish a micro-batch after the backward passes of all replicas of this instance."""
         if self.half_accumulators:
             round_gradients(self.gradients)
 
@@ -92,8 +92,8 @@ class Training:
             # waiting for reductions is not recorded as updating.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
-        # The version counters of parameters are increased, because torch's fused updates do not
-        # count their changes there.
+        # The version counters of parameters are increased, because torch's fused updates change
+        # parameters without increasing the counters.
         increment_version(self.optimizer.parameters)
         if self.scaler is not None:
             self.scaler.adapt(too_large, loss_scale)

@@ -1,7 +1,8 @@
 """Replica-grouped weights, which are parameters whose values differ between groups of replicas.
 
 The host's tensor of a replica-grouped weight has one row for each group, along an additional first
-dimension. In a forward pass, a replica uses the row of its own group as the value of the weight.
+dimension. In a forward pass, a replica uses the row of its own group as the value of a
+replica-grouped weight.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ that torch.fx generates is slower. With torch.fx, the forward and backward passe
 layers take 1.20 times as long at a width of 16, and 1.06 times as long at a width of 256. The
 ratios 1.20 and 1.06 are medians of 30 interleaved repetitions of 300 runs on one thread. Code from
 torch.fx looks up each operation as ``torch.ops.aten.name``. Code from the module ``graph_code``
-calls a global function instead. Torch.fx also cannot generate calls of torch's direct Python
-bindings, which are faster than operator overloads.
+calls each operation as a global function, without a look-up of attributes. Torch.fx also cannot
+generate calls of torch's direct Python bindings, which are faster than operator overloads.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list
 
     Args:
         recorded: The recorded graph.
-        num_outputs: The number of results of the graph that are outputs. All other results of the
-            graph are gradients.
+        num_outputs: The number of results of the graph that are outputs of the model. All other
+            results of the graph are gradients.
     """
     simplify(recorded.graph)
     return _compiled(recorded, num_outputs)
@@ -167,8 +167,8 @@ def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
 
     Args:
         graph: The graph.
-        kept: Results of the graph. The results are left out, because they are used after the last
-            operation.
+        kept: The results of the graph that are used after the last operation, and therefore are
+            left out.
     """
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -187,8 +187,8 @@ def _text(value: Any, names: dict[str, Any]) -> str:
     """Return an operation's argument as Python source code.
 
     Args:
-        value: The value of the argument. A value without a short source text becomes a global
-            variable.
+        value: The value of the operation's argument. A value without a short source text becomes a
+            global variable.
         names: The global variables of the generated code. The function adds the new global
             variables.
     """

@@ -36,8 +36,8 @@ class GraphReplicas:
         call: The arguments of a model's call, for recording the graph.
         inputs: One tensor for each input of the model, for recording the graph. Each input tensor
             contains a micro-batch for each group of replicas that get the same inputs.
-        vectorised: Whether one run of the graph computes all local replicas. If not, the graph runs
-            once for each local replica.
+        vectorised: Whether one run of the graph computes all local replicas. With False, the graph
+            runs once for each local replica.
 
     Raises:
         RuntimeError: The forward or the backward pass of the model cannot be recorded.
@@ -63,12 +63,12 @@ class GraphReplicas:
         self._state = [*self._trained, *self._fixed]
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
-        # A list that contains for each gradient whether the gradient is copied before it is stored
-        # in ``grad``. The first run of the graph computes the list ``_copied``.
+        # For each gradient, the list ``_copied`` contains whether the gradient is copied before it
+        # becomes a parameter's ``grad``. The first run of the graph computes the list ``_copied``.
         self._copied: list[bool] | None = None
         self._graph = self._function(call, inputs)
 
-    # -- recording the graph ------------------------------------------------------------------
+    # -- methods that record the graph --------------------------------------------------------
 
     def _function(self, call: Call, inputs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
         try:
@@ -89,7 +89,7 @@ class GraphReplicas:
             inputs: One tensor for each input of the model. The tensor contains a micro-batch for
                 each group of replicas that get the same inputs.
             is_real: Whether the results of large matrix products and convolutions are computed
-                while recording. If not, zeros replace the results of large products.
+                while recording. With False, zeros replace the results of large products.
         """
         batching = self._model.batching
         if self._vectorised:
@@ -153,7 +153,7 @@ class GraphReplicas:
         ]
         return results, leaves[0] if loss is None else loss
 
-    # -- running the graph --------------------------------------------------------------------
+    # -- methods that run the graph -----------------------------------------------------------
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         """Run all local replicas with the recorded graph.

@@ -37,7 +37,7 @@ _MATRIX_PRODUCTS: Final = frozenset(
 # after the images contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
 # A matrix product or convolution counts as large if its largest argument has at least _LARGE
-# elements. For smaller products, computing the values is faster than computing only the shape of
+# elements. For smaller products, computing the result is faster than computing only the shape of
 # the result.
 _LARGE: Final = 1 << 16
 
@@ -80,8 +80,8 @@ def record(
         function: The function to record, which returns a sequence of tensors; an item may be None.
         arguments: The arguments of the function, which must all be different tensors. If the
             recorded function changes its arguments, the changes are not undone.
-        is_real: Whether large matrix products and convolutions are computed, instead of replacing
-            their results by zeros.
+        is_real: Whether the results of large matrix products and convolutions are computed. With
+            False, zeros replace the results of large products.
 
     Raises:
         ZerosRefused: An operation failed after zeros had replaced the result of a large product.
@@ -197,8 +197,8 @@ class _Recorder(TorchDispatchMode):
 
     Args:
         arguments: The argument tensors of the recorded function.
-        is_real: Whether the results of large matrix products and convolutions are computed. If not,
-            zeros replace the results of large products.
+        is_real: Whether the results of large matrix products and convolutions are computed. With
+            False, zeros replace the results of large products.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -209,8 +209,8 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # The nodes that depend only on constants. The value of a node that depends only on
-        # constants is the same in every run, so the recorded function may read the value.
+        # The nodes of the graph that depend only on constants. The value of a node that depends
+        # only on constants is the same in every run, so the recorded function may read the value.
         self._fixed: set[fx.Node] = set()
         # Whether an operation may have overwritten a constant of the graph with values that differ
         # between runs.
@@ -218,7 +218,7 @@ class _Recorder(TorchDispatchMode):
         for index, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{index}"))
 
-    # -- nodes of tensors ---------------------------------------------------------------------
+    # -- methods for the nodes of tensors ------------------------------------------------------
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """Return a tensor's node in the graph. A tensor without a node becomes a constant."""
@@ -247,7 +247,7 @@ class _Recorder(TorchDispatchMode):
             return type(value)(map(self._recorded, value))
         return value
 
-    # -- recording operations -----------------------------------------------------------------
+    # -- methods that record operations --------------------------------------------------------
 
     def __torch_dispatch__(
         self,
@@ -262,9 +262,9 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"more than {_MAX_NODES} operations are too many for a graph")
         traits = _traits(func)
         if func is _ATEN.lift_fresh.default:
-            # ``lift_fresh`` returns its argument, which is a constant of the graph. The constant is
-            # copied, because an in-place change of the result would change the constant for all
-            # later runs.
+            # Torch's operation ``lift_fresh`` returns its argument, which is a constant of the
+            # graph. The constant is copied, because an in-place change of the result would change
+            # the constant for all later runs.
             func = _ATEN.lift_fresh_copy.default
         inputs = tuple(map(self._recorded, args))
         named = {name: self._recorded(value) for name, value in kwargs.items()}

@@ -117,7 +117,7 @@ class CompressedGradients:
 
     @property
     def _layout(self) -> list[Any]:
-        """The values that must be equal in two models to copy the compression errors of one."""
+        """The values that must be equal in two models to copy compression errors between them."""
         # The rank of PowerSGD affects which gradient matrices are compressed, and the shapes of
         # their factors.
         rank = self._settings.get("rank")

@@ -236,7 +236,7 @@ def _rebuild(matrix: Array, left: Array, first: Array, own: Array, second: Array
 
     Args:
         matrix: The gradient of this host plus the error of the last step. The function overwrites
-            ``matrix`` with the result.
+            the gradient with P Q^T.
         left: The memory for the compression error of the present step, which the function
             overwrites.
         first: The factor P.
