@@ -2,8 +2,8 @@
 
 The option ``--help`` explains the command. The command does not train the model. The code of the
 command is in ``popdist_py.poptorch.on_ipu.command``, because building the user's model needs torch.
-``runpy`` runs that module by its name, so that the package ``popdist_py.ipu`` does not import
-``popdist_py.poptorch``.
+``runpy`` runs the module of the command by its name, so that the package ``popdist_py.ipu`` does
+not import ``popdist_py.poptorch``.
 """
 
 import runpy

@@ -29,16 +29,17 @@ class Piece:
     """One activity of one IPU, such as the forward pass of one micro-batch.
 
     Attributes:
-        ipu: The number of the IPU.
+        ipu: The number of the IPU that performs the activity.
         name: The kind of activity, which is "transfer" (inputs from the host), "forward",
             "recompute", "backward", "load" (from Streaming Memory), "reduce" (over the replicas) or
             "update".
         begin: The start of the activity, in clock cycles after the last weight update.
         end: The end of the activity, in clock cycles after the last weight update.
-        micro_batch: The number of the micro-batch, counted from 1 after each weight update. None
-            stands for activities that do not belong to a micro-batch, such as the weight update.
-        stage: The number of the pipeline stage or execution phase. None stands for activities that
-            do not belong to a stage, such as the weight update.
+        micro_batch: The number of the micro-batch, counted from 1 after each weight update.
+            ``micro_batch`` is None for activities that do not belong to a micro-batch, such as the
+            weight update.
+        stage: The number of the pipeline stage or execution phase. ``stage`` is None for activities
+            that do not belong to a stage, such as the weight update.
     """
 
     ipu: int
@@ -68,10 +69,10 @@ class Window:
         length: The clock cycles from one weight update to the next, with copies and
             synchronisations between IPUs.
         busy: The clock cycles that each IPU spends on computing.
-        count: The number of weight updates in one call of the model; 1 for inference. The call also
-            includes work of the host, which is not part of a window.
-        cells: For each IPU, the actions that the IPU performs. Each action has the number of its
-            pipeline cycle and its parts.
+        count: The number of weight updates in one call of the model; 1 for inference. A call of the
+            model also includes work of the host, which is not part of a window.
+        cells: For each IPU, the actions that the IPU performs. Each action is given with the number
+            of its pipeline cycle and with its parts (name and clock cycles).
         lengths: The clock cycles of each pipeline cycle, without copies and synchronisations
             between IPUs.
     """
@@ -91,8 +92,8 @@ class Window:
     def _scale(self) -> float:
         """The factor that lengthens pipeline cycles so that they fill the whole window.
 
-        The factor is needed because the length of a window includes copies and synchronisations
-        between IPUs. The lengths of pipeline cycles do not include copies and synchronisations.
+        The length of a window includes copies and synchronisations between IPUs, but ``lengths``
+        does not include them.
         """
         return self.cycles / (sum(self.lengths) or 1)
 
@@ -122,9 +123,9 @@ class Window:
     def pieces(self) -> tuple[Piece, ...]:
         """Return all activities of the IPUs in the window, sorted by IPU and then by time.
 
-        In each pipeline cycle, an IPU performs its activities one after the other. Then the IPU
-        waits until the slowest IPU ends the same pipeline cycle. Activities of one IPU do not
-        overlap in time.
+        In each pipeline cycle, an IPU performs its activities one after the other. An IPU that has
+        finished its activities waits until the slowest IPU ends the same pipeline cycle. Activities
+        of one IPU do not overlap in time.
         """
         scale, begins, whole = self._scale, self._begins(), self.cycles
         pieces = []
@@ -150,8 +151,8 @@ def lay_out(
     """Return the work of all IPUs from one weight update to the next.
 
     With overlapped I/O, I/O tiles (tiles that only transfer data) load the inputs while the other
-    tiles compute. Then the longer of the loading time and the computing time determines the length
-    of a pipeline cycle.
+    tiles compute. The length of a pipeline cycle is then the longer of two times: the loading time
+    of the I/O tiles and the computing time of the other tiles.
 
     Args:
         stages: The clock cycles that each stage of the model needs.
@@ -240,14 +241,14 @@ def _parts(
 ) -> _Parts:
     """Return the parts of an IPU's action in execution order, as pairs of name and clock cycles.
 
-    If I/O tiles load the inputs, the part "transfer" has 0 clock cycles, because the other tiles
-    compute at the same time.
+    If I/O tiles load the inputs of the model, the part "transfer" of an action has 0 clock cycles,
+    because the other tiles compute at the same time.
 
     Args:
         stages: The clock cycles of all stages of the model.
         own: The clock cycles of the stages that run on the IPU of the action.
         settings: The options of the run, such as the number of replicas.
-        action: The action of the IPU, such as "forward". The action "idle" is not allowed.
+        action: The action of the IPU, such as "forward". ``action`` must not be "idle".
         stage: The number of the stage or phase; None for actions that do not belong to a stage.
     """
     if action == "update":

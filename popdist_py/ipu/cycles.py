@@ -36,8 +36,8 @@ class CycleReport:
             For inference, ``window`` is the number of clock cycles for all micro-batches of the
             call.
         call: The clock cycles that a call of the model needs in addition to its micro-batches and
-            weight updates. During these additional clock cycles, the host works or the IPUs send
-            results to the host.
+            weight updates. During the additional clock cycles of a call, the host works or the IPUs
+            send results to the host.
         total: The clock cycles of the whole call of the model.
         busy: For each IPU, the share of the call's duration that the IPU spends on computing.
         clock: The number of clock cycles per second.

@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 Type: TypeAlias = Literal["float32", "float16", "int32", "int16", "int8", "uint8", "bool"]
-# The output of a "view" shares the memory of the operation's first input. The backward pass of an
-# "add" does not read a saved tensor. The backward pass of an "elementwise" operation reads the
-# operation's output.
+# The output of an operation of the kind "view" shares the memory of the operation's first input.
+# The backward pass of an addition ("add") does not read a saved tensor. The backward pass of an
+# "elementwise" operation reads the operation's output.
 Kind: TypeAlias = Literal[
     "product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss"
 ]
@@ -50,8 +50,8 @@ class Tensor:
 
     Attributes:
         name: The name of the tensor, which is unique in the graph.
-        elements: The number of elements per sample.
-        type: The type of the elements.
+        elements: The number of elements of the tensor for one sample.
+        type: The data type of the elements, such as "float16".
         is_batched: Whether the size of the tensor grows with the number of samples. ``is_batched``
             is False for a loss, for example.
     """
@@ -88,8 +88,8 @@ class Product:
     The operation consists of ``count`` matrix products of shape [rows, depth] x [depth, columns]. A
     convolution is described as a matrix product. The rows of a convolution are the positions of its
     output. The depth of a convolution is the number of input channels per group times the number of
-    kernel positions. The columns of a convolution are the output channels per group, and its count
-    is the number of groups.
+    kernel positions. The columns of a convolution are the output channels per group. The count of a
+    convolution is its number of groups.
 
     Attributes:
         rows: The number of rows of the first matrix for one sample.
@@ -98,12 +98,13 @@ class Product:
         count: The number of independent matrix products, such as the number of attention heads or
             of a convolution's groups.
         serial: The number of parts into which ``serializedMatMul`` divides the matrix product. The
-            IPU computes these parts one after the other.
+            IPU computes the parts of the product one after the other.
         repeats: The number of times that the matrix product is repeated, where each repetition
-            needs the previous result (as the time steps of an LSTM do). ``rows`` is then the number
-            of rows of one repetition. The code of a repeated matrix product is counted once.
-        reads: The number of times that the product reads each element of its first operand. The
-            number is above 1 in convolutions with kernels of several positions. The module
+            needs the previous result (as the time steps of an LSTM do). If the product is repeated,
+            ``rows`` is the number of rows of one repetition. The code of a repeated matrix product
+            is counted once.
+        reads: The number of times that the product reads each element of its first operand.
+            ``reads`` is above 1 in convolutions whose kernels have several positions. The module
             ``tensor_liveness`` computes ``reads`` from the sizes of tensors.
         is_convolution: Whether PopTorch's options for convolutions apply to the operation.
             ``is_convolution`` is False for other matrix products.
@@ -130,9 +131,9 @@ class Operation:
 
     Attributes:
         name: The unique name of the operation, which starts with the path of its submodule. An
-            example is ``layer1.0.conv1``.
-        kind: The kind of the operation, such as "norm". The kind selects the formulas for the
-            operation's memory and time.
+            example of such a name is ``layer1.0.conv1``.
+        kind: The kind of the operation, such as "norm". The kind of an operation selects the
+            formulas for its memory and time.
         inputs: The names of the tensors that the operation reads.
         output: The tensor that the operation computes.
         weights: The names of the weights that the operation reads.
@@ -143,7 +144,8 @@ class Operation:
         is_checkpoint: Whether ``poptorch.recomputationCheckpoint`` keeps the output of the
             operation for the backward pass.
         memory_proportion: The available memory proportion that ``poptorch.set_available_memory``
-            sets for this operation. None means that the operation uses the proportion of its IPU.
+            sets for this operation. If ``memory_proportion`` is None, the operation uses the
+            available memory proportion of its IPU.
 
     Raises:
         ValueError: ``memory_proportion`` is 0 or less, or above 1.
@@ -266,7 +268,7 @@ class Graph:
 
     @cached_property
     def needs_gradient(self) -> frozenset[str]:
-        """The names of the tensors with a gradient, because they depend on a trained weight."""
+        """The names of the tensors that depend on a trained weight, and thus have a gradient."""
         found: set[str] = set()
         for operation in self.operations:
             trained = any(self.weight_of[name].is_trained for name in operation.weights)

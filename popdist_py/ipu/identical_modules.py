@@ -1,8 +1,8 @@
 """Search for identical submodules of a model, which could share their weights.
 
 A program can call one of several identical submodules several times, and leave out the other
-identical submodules. The IPU then stores the weights of the identical submodules only once. This
-Python module does not compute the memory that sharing saves.
+identical submodules. If identical submodules share their weights, the IPU stores the weights only
+once. This Python module does not compute the memory that sharing saves.
 """
 
 from __future__ import annotations

@@ -47,14 +47,14 @@ __all__ = [
 class Estimates:
     """Constants of the model of memory, which are estimates because no document gives them.
 
-    With these constants, the model predicts correctly which runs in Graphcore's publications fit
-    into memory. The sizes of code are bytes per tile.
+    With the constants in ``ESTIMATES``, the model of memory predicts correctly which runs in
+    Graphcore's publications fit into memory. The sizes of code are bytes per tile.
 
     Attributes:
         base_code: The size of the control code, stack and libraries that every program on the IPU
             contains.
         distinct_code: The size of the vertices (compute code) and exchange code for one pass of an
-            operation. Operations of equal kind and sizes share this code.
+            operation. Operations of equal kind and sizes share the vertices and exchange code.
         call_code: The size of the code that calls the code of one pass (forward or backward) of an
             operation.
         profile_code: The size of the code that counts the clock cycles of one pass of an operation
@@ -143,7 +143,7 @@ def ipu_fits(
 ) -> bool:
     """Return whether the stages of the model on one IPU of a replica fit into the IPU's memory.
 
-    The function returns early if the data that always stays in memory is alone too large.
+    To save time, the function first checks only the data that always stays in memory.
     """
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
@@ -189,7 +189,7 @@ def least_bytes(graph: Graph, settings: Settings) -> list[int]:
     """Return the bytes that each operation adds at least to the memory of its stage.
 
     An operation adds the size of the weights that it reads and no earlier operation reads. The size
-    includes the gradient accumulators and the optimiser state of the weights.
+    of a weight includes its gradient accumulator and its optimiser state.
     """
     if settings.is_phased:
         return [0] * len(graph.operations)

@@ -1,6 +1,7 @@
 """Classes that describe the contents of the memory of IPUs, and whether the contents fit.
 
-The module ``memory`` computes the contents from a graph. This module does not compute contents.
+The module ``memory`` computes the contents of the memory from a graph of operations. This module
+does not compute the contents.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class IpuMemory:
     A program cannot run if one tile has too little memory, even if other tiles have free memory.
 
     Attributes:
-        ipu: The number of the IPU.
+        ipu: The number of the IPU in its replica.
         tiles: The number of tiles that store the ``contributions``. I/O tiles are not counted in
             ``tiles``.
         tile_bytes: The memory of one tile in bytes.

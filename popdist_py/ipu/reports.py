@@ -5,7 +5,7 @@ JSON. In attributes and in JSON, memory is given in bytes. In texts, memory is g
 million bytes.
 
 This module is long because it defines all tables of both reports. Other modules compute the figures
-in the tables.
+in the tables of the reports.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class MemoryPage(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values.
 
-        In the dictionary, memory is given in bytes. The list of advice is empty if the model fits
-        into memory.
+        In the dictionary, memory is given in bytes. The entry ``advice`` is an empty list if the
+        model fits into memory.
         """
         return {
             "version": _VERSION,
@@ -221,7 +221,7 @@ class IpuExecution:
     """The work and the data transfers of one IPU in one call of the model.
 
     Attributes:
-        ipu: The number of the IPU.
+        ipu: The number of the IPU in its replica.
         busy: The share of the call's duration that the IPU spends on computing.
         tile_balance: The mean work of the IPU's tiles, divided by the work of the busiest tile.
         received: The bytes that the IPU receives from the host.
@@ -270,8 +270,8 @@ class ExecutionPage(Report):
         stage_ipus: The number of the IPU that runs each stage.
         ipus: The work and the data transfers of each IPU in one call.
         imbalance: The work of the slowest pipeline stage, divided by the mean work of all stages.
-        idle_share: The share of steps in which an IPU is idle, between two weight updates. All
-            steps of the schedule are counted as equally long.
+        idle_share: The share of steps in which an IPU is idle, between two weight updates. For this
+            share, all steps of the schedule are counted as equally long.
         slowest: The forward or backward passes of operations that take the most clock cycles, with
             the slowest pass first.
         beginning: The first steps of the schedule, which gives the action of each IPU in each step.

@@ -116,11 +116,11 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
 def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
     """Return the share of time in which IPUs are idle, with one stage per IPU, by a formula.
 
-    The formula applies to runs without recomputation. A forward pass and a backward pass of a stage
-    take one step each. A pipeline of N stages needs ``M + N - 1`` forward steps for M
-    micro-batches, and the same number of backward steps. In M of the forward steps and in M of the
-    backward steps, an IPU works. If the cycles of PopART's pipeline are counted instead of steps,
-    the idle share is ``(2N - 2) / (M + 2N - 2)``.
+    The formula for the idle share applies to runs without recomputation. A forward pass and a
+    backward pass of a stage take one step each. A pipeline of N stages needs ``M + N - 1`` forward
+    steps for M micro-batches, and the same number of backward steps. An IPU works in M of the
+    forward steps and in M of the backward steps, and is idle in all other steps. If the cycles of
+    PopART's pipeline are counted instead of steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
     """
     if strategy in ("grouped", "interleaved"):
         return (stages - 1) / (micro_batches + stages - 1)
@@ -176,9 +176,9 @@ def _grouped(
     """Yield the tasks of all IPUs in each pipeline cycle of PopART's pipeline.
 
     Stage s runs the forward pass of micro-batch m in pipeline cycle m + s. Stage s runs the
-    backward pass of the same micro-batch 2 (N - 1 - s) cycles later, where N is the number of
-    stages. The last stage runs the forward pass and the backward pass of a micro-batch in the same
-    pipeline cycle.
+    backward pass of micro-batch m 2 (N - 1 - s) pipeline cycles after the forward pass, where N is
+    the number of stages. The last stage runs the forward pass and the backward pass of a
+    micro-batch in the same pipeline cycle.
     """
     last = placement.num_stages - 1
     recomputing = settings.recomputing(placement)
@@ -229,8 +229,7 @@ def _one_by_one(
 ) -> Iterator[list[_TaskGroup]]:
     """Yield the tasks of one micro-batch in runs without a pipeline.
 
-    The stages run one after the other.
-
+    Without a pipeline, the stages of the model run one after the other.
     """
     for action, stage in _passage(placement, settings):
         yield [{placement.ipus[stage]: [(action, number, stage)]}]

@@ -1,10 +1,10 @@
 """The display of an IPU schedule as a grid of letters or as an SVG picture.
 
-In the grid, F stands for a forward pass, R for a recomputation, and B for a backward pass. U stands
-for a weight update, and E for an exchange of data. X stands for a forward pass and a backward pass
-of the same micro-batch on the last stage of a pipeline. A point stands for an idle IPU. The number
-behind a letter of the grid is the number of the micro-batch. This module does not compute
-schedules.
+In the grid, F stands for a forward pass, R for a recomputation, and B for a backward pass. In the
+grid, U stands for a weight update, and E for an exchange of data. In the grid, X stands for a
+forward pass and a backward pass of the same micro-batch on the last stage of a pipeline. In the
+grid, a point stands for an idle IPU. The number behind a letter of the grid is the number of the
+micro-batch. This module does not compute schedules.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Answer(Report):
     Attributes:
         question: The name of the searched setting, which is "batch", "splits" or "recompute".
         sentence: The result of the search, as a sentence for the user.
-        json_values: The result of the search, as JSON values for programs. The mapping is empty if
-            the search found nothing that fits into memory.
+        json_values: The result of the search, as JSON values for programs. ``json_values`` is empty
+            if the search found nothing that fits into memory.
         run: The configuration (graph, placement, settings and IPU) that the search found; None if
             the search found nothing that fits into memory.
     """

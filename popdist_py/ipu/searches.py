@@ -75,7 +75,7 @@ class Run:
 def largest_batch(run: Run, limit: int = 2**16) -> int:
     """Return the largest micro-batch (number of samples) that fits into memory, up to ``limit``.
 
-    The result is 0 if a micro-batch of one sample does not fit into memory.
+    The returned number is 0 if a micro-batch of one sample does not fit into memory.
     """
 
     def fits(batch: int) -> bool:
@@ -103,15 +103,17 @@ def best_splits(
     stage depends only on the stage's number and on its first and last operation. A search that
     tries all places therefore finds a division that fits, if there is one.
 
-    If stages can begin at many places, the search first tries only some of the places. Then the
-    search tries all places near the best places found. The slowest stage of such a result may be
-    slower than necessary by the time of one or two operations.
+    If stages can begin at many places, the search first tries only some of the places. A second
+    search then tries all places near the best places of the first search. If the search did not try
+    all places, the slowest stage of the result may be slower than necessary by the time of one or
+    two operations.
 
     Args:
         run: The configuration of the run. The search does not use the placement in ``run``.
         stages: The number of stages into which the model is divided. Each stage gets its own IPU.
-        places: The numbers of the operations where a stage may begin. None means the places that
-            ``places_to_cut`` returns, or all operations if ``places_to_cut`` returns too few.
+        places: The numbers of the operations where a stage may begin. If ``places`` is None, a
+            stage may begin at the places that ``places_to_cut`` returns, or at all operations if
+            those places are too few.
         tries_all: Whether to try all places if there are many places and no division at the first
             places fits. Trying all places can take a minute.
     """
@@ -149,26 +151,26 @@ def least_slowest(
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
-    The result contains only places from ``ends``. The function returns None if the stages cannot
-    fit into memory. The function first computes the best division of the model for unlimited
-    memory. The best division for unlimited memory decides which places the search tries first, and
-    when the search ends.
+    The returned ends are places from ``ends``. The function returns None if the stages cannot fit
+    into memory. The function first computes the best division of the model for unlimited memory.
+    The best division for unlimited memory decides which places the search tries first, and when the
+    search ends.
 
     Args:
         ends: The numbers of the operations before which a stage may begin or end.
-        stages: The number of stages.
-        work: A function that returns the time of a stage. The arguments of the function are the
-            places where the stage begins and ends, and the number of the stage.
-        fits: A function that tells whether a stage fits into memory. The arguments of the function
-            are the places where the stage begins and ends, and the number of the stage.
+        stages: The number of stages into which the model is divided.
+        work: A function that returns the time of a stage. The function's arguments are the places
+            where the stage begins and ends, and the number of the stage.
+        fits: A function that tells whether a stage fits into memory. The function's arguments are
+            the places where the stage begins and ends, and the number of the stage.
     """
     ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
         """Return each possible beginning of a stage, with the least time of the slowest stage.
 
-        The least time is computed for unlimited memory, for the stage ``stage`` and all earlier
-        stages.
+        The least time of the slowest stage is computed for unlimited memory, for the stage
+        ``stage`` and all earlier stages.
         """
         if not stage:
             return [(ideal[0][last], 0)]
@@ -180,8 +182,7 @@ def least_slowest(
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
         """Return the best division of the operations before ``ends[last]`` into stages.
 
-        The stages have the numbers from 0 to ``stage``.
-
+        The stages of the division have the numbers from 0 to ``stage``.
 
         The result contains the time of the slowest stage, and the place where each stage ends.
         """
@@ -232,8 +233,8 @@ def cheapest_recomputation(run: Run) -> Run | None:
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
     """Return the places where later operations read only one tensor of earlier operations.
 
-    A place lies between two consecutive operations. The number of a place between two operations is
-    the number of the operation after the place.
+    A place (a possible beginning of a stage) lies between two consecutive operations. The number of
+    a place between two operations is the number of the operation after the place.
     """
     return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
 
@@ -288,7 +289,7 @@ def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
     """Return a function that computes the clock cycles of a stage for one micro-batch.
 
     The arguments of the returned function are the stage's first operation, its end and its number.
-    The returned function ignores recomputation checkpoints.
+    The computed clock cycles do not depend on recomputation checkpoints.
     """
     whole = Placement((0,) * len(run.graph.operations), (0,))
     forward, backward = operation_cycles(run.graph, whole, run.settings, run.ipu, run.model)
@@ -306,17 +307,18 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
     """Return a function that tells whether a stage fits into the memory of its IPU.
 
     The arguments of the returned function are the stage's first operation, its end and its number.
-    Two facts save many estimates of memory. A stage does not fit if its variables alone are too
-    large. A stage that fits also fits with a smaller stash of activations.
+    Two facts reduce the number of memory estimates. A stage does not fit into memory if its
+    variables alone are too large. A stage that fits into memory also fits with a smaller stash of
+    activations.
     """
     sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
     room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
     one_each = Placement(tuple(range(stages)), tuple(range(stages)))
     again = run.settings.recomputing(one_each)
     depths = [stash_depth(stage, stages, run.settings) for stage in range(stages)]
-    # The results of earlier calls of ``fits``. Each value contains the largest stash depth with
-    # which a stage fits, and the smallest stash depth with which it does not fit. The stash depth
-    # is the number of micro-batches whose activations are kept.
+    # The known results of ``fits``, so that no estimate is repeated. Each value contains the
+    # largest stash depth with which a stage fits, and the smallest stash depth with which it does
+    # not fit. The stash depth is the number of micro-batches whose activations are kept.
     known: dict[tuple[int, int, bool, bool, float], tuple[int, int]] = {}
 
     def fits(begin: int, end: int, stage: int) -> bool:

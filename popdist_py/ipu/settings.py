@@ -1,6 +1,6 @@
 """The options of a run that change its memory, schedule or time on IPUs.
 
-The default values are those of PopTorch.
+The default values of the options are those of PopTorch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ HALF_ADAM: Final = Optimizer(state=("float16", "float32"), accumulator="float16"
 class Location:
     """The place where tensors of one kind are stored, as in PopTorch's ``TensorLocationSettings``.
 
-    A kind of tensors is weights, accumulators, optimiser state or activations.
+    The kinds of tensors are weights, accumulators, optimiser state and activations.
 
     Attributes:
         on_chip: Whether the tensors are stored in the IPU's own memory. If ``on_chip`` is False,
@@ -113,14 +113,14 @@ class Settings:
         accumulation: The number of micro-batches per weight update (gradient accumulation); 1 for
             inference.
         device_iterations: The number of weight updates per call of the model. For inference,
-            ``device_iterations`` is the number of micro-batches per call.
+            ``device_iterations`` is the number of micro-batches per call of the model.
         replicas: The number of replicas of all instances together.
         optimizer: The element types of the optimiser's state and of its accumulated gradients.
         recompute: The kind of recomputation, which decides which tensors are kept for the backward
             pass.
         recomputes_last: Whether the last stage of a pipeline also recomputes activations. The last
-            stage does not need recomputation, because its backward pass immediately follows its
-            forward pass. PopTorch recomputes in the last stage if the stage contains a
+            stage of a pipeline does not need recomputation, because its backward pass immediately
+            follows its forward pass. PopTorch recomputes in the last stage if the stage contains a
             ``recomputationCheckpoint`` (uncertain).
         weight_location: The place where weights are stored.
         accumulator_location: The place where accumulated gradients are stored.
@@ -142,20 +142,22 @@ class Settings:
             If ``overlaps_io`` is False, I/O tiles do not take part in transfers from and to the
             host.
         output_mode: PopTorch's output mode, which decides which outputs the host gets from a call.
-            If ``output_mode`` is None, the mode is "final" for training and "all" for inference.
+            If ``output_mode`` is None, the output mode is "final" for training and "all" for
+            inference.
         output_return_period: The number N of the output mode "every n", in which the host gets the
-            outputs of every Nth micro-batch. N must divide ``device_iterations``.
+            outputs of every Nth micro-batch. ``output_return_period`` must divide
+            ``device_iterations``.
         synthetic_data: Whether the run uses synthetic data, so that no data is transferred from or
             to the host.
         is_profiled: Whether the program on the IPU counts clock cycles for a profile.
 
     Raises:
-        ValueError: ``accumulation``, ``device_iterations``, ``replicas`` or
-            ``output_return_period`` is below 1. ``accumulation`` is not 1 for inference.
-            ``io_tiles`` is a number of I/O tiles that PopTorch does not accept, or is 0 although
-            ``overlaps_io`` is set. ``output_return_period`` does not divide ``device_iterations``.
-            ``memory_proportion`` or ``matmul_proportion`` contains a number that is 0 or less, or
-            above 1.
+        ValueError: An option has a value that is not allowed. ``accumulation``,
+            ``device_iterations``, ``replicas`` and ``output_return_period`` must be at least 1.
+            ``accumulation`` must be 1 for inference. ``io_tiles`` must be a number of I/O tiles
+            that PopTorch accepts, and must not be 0 if ``overlaps_io`` is set.
+            ``output_return_period`` must divide ``device_iterations``. The numbers in
+            ``memory_proportion`` and ``matmul_proportion`` must be above 0 and at most 1.
     """
 
     is_training: bool = True
@@ -246,8 +248,9 @@ class Settings:
 
         Args:
             ipu: The number of the IPU.
-            is_convolution: Whether to return the proportion for convolutions. If ``is_convolution``
-                is False, the proportion for other matrix products is returned.
+            is_convolution: Whether to return the memory proportion for convolutions. If
+                ``is_convolution`` is False, the memory proportion for other matrix products is
+                returned.
         """
         is_other = not is_convolution and self.matmul_proportion is not None
         values = _of_each(self.matmul_proportion if is_other else self.memory_proportion)

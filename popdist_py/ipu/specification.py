@@ -16,11 +16,11 @@ __all__ = ["BOW", "IPU", "IPUS", "MK1", "MK2", "sources"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IPU:
-    """The figures of one type of IPU.
+    """The figures of one type of IPU, such as its number of tiles.
 
     Attributes:
-        name: The name of the type of IPU, such as "mk2". The name is the key of the type in
-            ``IPUS``.
+        name: The name of the type of IPU, such as "mk2". The dictionary ``IPUS`` contains each type
+            of IPU under its name.
         tiles: The number of tiles (cores with their own memory) of the IPU.
         tile_bytes: The memory of one tile in bytes.
         clock: The number of clock cycles per second.
@@ -61,8 +61,8 @@ class IPU:
     def product_rate(self, operands: str, partials: str) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per clock cycle.
 
-        The arguments are the element types of the operands and of the partial sums. The result
-        counts floating-point operations.
+        The rate counts floating-point operations. It depends on two element types: the type of the
+        operands, and the type of the partial sums.
         """
         if operands != "float16":
             return float(self.tiles * self.float_flops)
@@ -71,8 +71,8 @@ class IPU:
     def peak(self, operands: str, partials: str | None = None) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per second.
 
-        The arguments are the element types of the operands and of the partial sums. The result
-        counts floating-point operations.
+        The rate counts floating-point operations. It depends on two element types: the type of the
+        operands, and the type of the partial sums.
         """
         return self.clock * self.product_rate(operands, partials or operands)
 

@@ -50,17 +50,17 @@ class CycleModel:
             products reach. The value of ``memory_share`` is assumed.
         operation_cycles: The fixed clock cycles of each program on the IPU, for its launch, for
             synchronisation and for rearranging data. A program computes one pass of an operation,
-            or one gradient of a matrix product. The value is fitted to the steady state of
-            ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
+            or one gradient of a matrix product. ``operation_cycles`` is fitted to the steady state
+            of ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
         part_cycles: The fixed clock cycles for each part after the first, if a matrix product is
             computed in several parts, one after the other. ``part_cycles`` is assumed to be half of
             ``operation_cycles``.
-        host_bandwidth: The bytes per second from the host to an IPU. The value is fitted to two
-            published runs of ResNet-101, in which 8-bit input saves clock cycles (4.63 million for
-            24 MiB).
+        host_bandwidth: The bytes per second from the host to an IPU. ``host_bandwidth`` is fitted
+            to the clock cycles that 8-bit input saves in published runs of ResNet-101 (4.63 million
+            for 24 MiB).
         call_seconds: The seconds that each call of the model needs in addition to its
-            micro-batches. The value is fitted to the published runs of ResNet-101 (33 million clock
-            cycles).
+            micro-batches. ``call_seconds`` is fitted to the published runs of ResNet-101 (33
+            million clock cycles).
         sync_cycles: The clock cycles for synchronising all IPUs of a replica at the end of each
             pipeline cycle. The value of ``sync_cycles`` is uncertain.
     """
@@ -87,8 +87,8 @@ class StageCycles:
         backward: The clock cycles for computing the gradients of activations and weights, and for
             accumulating the gradients of weights.
         receive: The clock cycles for receiving the stage's inputs from the host.
-        copy: The clock cycles for sending the stage's activations to other IPUs. The clock cycles
-            for sending gradients back to the stage are not included.
+        copy: The clock cycles for sending the stage's activations to other IPUs. ``copy`` does not
+            include the clock cycles for sending gradients back to the stage.
         load: The clock cycles for loading weights and inputs of the stage from Streaming Memory.
             ``load`` is used only in phased execution.
         offload: The clock cycles for moving weights, accumulators and kept activations from and to
@@ -153,8 +153,8 @@ def _offloaded_bytes(
 ) -> int:
     """Return the bytes that a stage moves from and to Streaming Memory for one micro-batch.
 
-    The result is 0 in phased execution, because ``StageCycles.load`` contains the transfers of
-    phases.
+    The returned number is 0 in phased execution, because ``StageCycles.load`` contains the
+    transfers of phases.
     """
     settings = stage.settings
     if settings.is_phased:
@@ -266,5 +266,5 @@ class _Device:
 
 
 # For some kinds of operation, the number of times that the operation reads or writes its values.
-# Operations of other kinds read or write their values once.
+# Kinds of operation that are not in ``_PASSES`` read or write their values once.
 _PASSES: Final[Mapping[str, int]] = {"norm": 3, "softmax": 3, "loss": 2}

@@ -40,10 +40,10 @@ __all__ = [
 _BORDER: Final = 2.0
 # The library PopLibs estimates the temporary memory of a matrix product by adding its operands
 # before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the estimate of
-# PopLibs, divided by the bytes that the tiles use at one time. No source gives this factor. The
-# memory and cycles of ResNet-101 over two IPUs are published. With a factor above 6, the default
-# memory proportion would divide one matrix product of ResNet-101 into parts. The estimated figures
-# would then contradict the published figures.
+# PopLibs, divided by the bytes that the tiles use at one time. No document gives the factor
+# ``_PLANNED``. The memory and cycles of ResNet-101 over two IPUs are published. With a value of
+# ``_PLANNED`` above 6, the default memory proportion would divide one matrix product of ResNet-101
+# into parts. The estimated figures of ResNet-101 would then contradict the published figures.
 _PLANNED: Final = 6
 
 
@@ -91,9 +91,10 @@ class PlacedStage:
 
     Attributes:
         graph: The graph of the model's whole forward pass.
-        operations: The operations of the stage.
+        operations: The operations of the stage, in execution order.
         settings: The options of the run, such as the number of replicas.
-        ipu: The number of the IPU. The available memory proportion can differ between IPUs.
+        ipu: The number of the IPU that runs the stage. The available memory proportion can differ
+            between IPUs.
         tiles: The number of tiles of the IPU that compute. I/O tiles do not compute.
         memory: The memory in bytes of the tiles that compute. The available memory proportion is a
             share of ``memory``.
@@ -109,8 +110,8 @@ class PlacedStage:
     def limit(self, operation: Operation) -> float:
         """Return the most bytes that an operation's matrix product may use at one time.
 
-        The available memory proportion of the operation determines the result. An operation without
-        its own proportion uses the proportion of its IPU.
+        The available memory proportion of the operation limits this number of bytes. An operation
+        without its own available memory proportion uses the proportion of its IPU.
         """
         proportion = operation.memory_proportion
         if proportion is None:
@@ -279,8 +280,8 @@ def _again(
 ) -> tuple[Operation, ...]:
     """Return the operations to recompute before the backward pass of a segment of a stage.
 
-    A stage that recomputes keeps the original values of the tensors that it receives. Operations
-    that change a received tensor in place are therefore also recomputed.
+    A stage that recomputes keeps the original values of the tensors that it receives. Therefore,
+    operations that change a received tensor in place are also recomputed.
     """
     if stage.saved <= keeps:
         return ()
@@ -342,7 +343,7 @@ def _forward(stage: PlacedStage, operation: Operation, name: str, fresh: frozens
 def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -> Moment:
     """Return the ``Moment`` that describes an operation's backward pass.
 
-    The memory for the gradients of weights is needed only during this moment.
+    The memory for the gradients of weights counts as ``temporary``.
     """
     graph, sizes = stage.graph, stage.graph.root_bytes
     root_of = graph.root_of
@@ -424,10 +425,11 @@ def _held(
 def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Product, ...]:
     """Return the matrix products that one pass of an operation computes for a whole micro-batch.
 
-    The forward pass has one matrix product. The backward pass has two matrix products: the gradient
-    of the first operand and the gradient of the second operand. The gradient of a convolution's
-    input is also a convolution, which reads each output gradient as often as the forward pass reads
-    each input. A repeated product (of an LSTM) is returned once, with its number of repeats.
+    The forward pass of an operation has one matrix product. The backward pass has two matrix
+    products: the gradient of the first operand and the gradient of the second operand. The gradient
+    of a convolution's input is also a convolution, which reads each output gradient as often as the
+    forward pass reads each input. A repeated product (of an LSTM) is returned once, with its number
+    of repeats.
     """
     if operation.product is None:
         return ()
@@ -470,10 +472,11 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
     """Return the bytes of operands and partial sums on the tiles during a matrix product.
 
     Each tile computes a block of the matrix product and stores the operands and partial sums of the
-    block. All blocks have the same shape: rows x depth x columns. A block needs the fewest bytes if
-    its three sides are equal. The sides are therefore as equal as the shape of the matrix product
-    permits. Neighbouring positions of a convolution share most of the input that they read. In a
-    convolution, the border of a tile's input is about as large as the rest.
+    block. All blocks of a product have the same shape: rows x depth x columns. A block needs the
+    fewest bytes if its three sides are equal. The sides of a block are therefore as equal as the
+    shape of the matrix product permits. Neighbouring output positions of a convolution share most
+    of the input that they read. The border of a block's input in a convolution is about as large as
+    the rest of the input.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]

@@ -1,9 +1,9 @@
 """The bytes that an IPU exchanges with the host, other IPUs and Streaming Memory.
 
-The numbers of bytes are computed from the shapes of tensors. The numbers are exact, except for the
-requests that tiles send to the host. The size of a request is inferred from one published profile.
-Bytes that programs exchange for other purposes, such as profiling, are not counted. This module
-does not compute the duration of transfers.
+The numbers of bytes are computed from the shapes of tensors. The numbers of bytes are exact, except
+for the requests that tiles send to the host. The size of a request is inferred from one published
+profile. Bytes that IPUs exchange for other purposes, such as profiling, are not counted. This
+module does not compute the duration of transfers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 # The bytes of a tile's request to the host. A tile sends one request for each tensor of a
 # micro-batch that the tile reads from the host or sends to the host. ``_REQUEST`` is inferred from
 # a published profile of ResNet-101 on two Mk2 IPUs. The first IPU of the profile reads images and
-# does not send outputs. This first IPU sends 51.8, 138 and 552 kB (of 1,024 bytes) in 3, 8 and 32
-# micro-batches. The bytes that the first IPU sends are equal to 12 bytes for each of the IPU's
-# 1,472 tiles and each micro-batch.
+# does not send outputs. The first IPU of the profile sends 51.8, 138 and 552 kB (of 1,024 bytes) in
+# 3, 8 and 32 micro-batches. The bytes sent by the first IPU are equal to 12 bytes for each of the
+# IPU's 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
 # The bytes of the smallest part of a tensor that a tile exchanges with the host. ``_LEAST_BYTES``
 # is inferred from a published profile of ResNet-101 on two Mk2 IPUs. The second IPU of the profile
@@ -109,8 +109,7 @@ def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tenso
 def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
     """Return the bytes of activations that a stage sends to other IPUs for one micro-batch.
 
-    In training, the other IPUs send back gradients of the same size. Integer tensors do not have
-    gradients.
+    In training, the other IPUs send back gradients of the same size, except for integer tensors.
     """
     made = _stage_of_tensor(graph, placement)
     read: set[str] = set()
@@ -145,8 +144,8 @@ def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     """Return the bytes of weights and accumulators that a micro-batch moves to or from the IPU.
 
     Only weights and accumulators that are stored in Streaming Memory are moved. The IPU fetches
-    weights for the forward pass and again for the backward pass. The IPU fetches gradient
-    accumulators and writes them back.
+    weights from Streaming Memory for the forward pass and again for the backward pass. The IPU
+    fetches gradient accumulators and writes the accumulators back.
     """
     optimizer, total = settings.optimizer, 0
     for weight in weights:

@@ -50,8 +50,8 @@ class Advice:
             may be another IPU than before the change.
         fits: Whether the model fits into memory if only this change is made.
         kind: The kind of the change, as a fixed word for programs.
-        how: The PopTorch call or option with which the user makes the change. ``how`` is empty by
-            default. The module ``poptorch_advice`` sets ``how``.
+        how: The PopTorch call or option with which the user makes the change. The text ``how`` is
+            empty by default. The module ``poptorch_advice`` sets ``how``.
     """
 
     change: str

@@ -27,7 +27,7 @@ _COURSE_WIDTH: Final = 60
 class Share:
     """A share of a whole, which is displayed as a percentage.
 
-    The number 1 stands for the whole. The value of a share may be larger than 1.
+    The value 1 stands for the whole. The value of a share may be larger than 1.
     """
 
     value: float
@@ -86,9 +86,10 @@ class Document:
 def levels(values: Sequence[float], count: int) -> list[int]:
     """Return the heights of the bars of a one-line chart that draws a series of values.
 
-    The series is divided into at most 60 parts. A bar of the chart shows the highest value of one
-    part. The heights are numbers from 0 to ``count - 1``, and ``count`` must be at least 3. The
-    height 0 is for zero, and the height ``count - 1`` is for values of at least 1.
+    The series is divided into at most 60 parts. Each bar of the chart shows the highest value in
+    one part of the series. The heights of bars are numbers from 0 to ``count - 1``, and ``count``
+    must be at least 3. A bar for the value 0 has the height 0, and a bar for a value of at least 1
+    has the height ``count - 1``.
     """
     parts = min(_COURSE_WIDTH, len(values))
     edges = [index * len(values) // parts for index in range(parts + 1)] if parts else []

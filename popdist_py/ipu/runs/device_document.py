@@ -26,14 +26,15 @@ def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
 
     The values in the dictionary are bytes, clock cycles, seconds, and shares between 0 and 1. The
     entry ``schedule`` contains the first steps of a call of the model. The entry ``rows`` of the
-    schedule contains one list of cells for each IPU. Each cell is ``[action, micro-batch, stage]``.
-    The entry ``cycles`` of the schedule contains the number of the pipeline cycle of each step.
+    schedule contains one list of cells for each IPU. A cell (the action of an IPU in one step) is a
+    list ``[action, micro-batch, stage]``. The entry ``cycles`` of the schedule contains the number
+    of the pipeline cycle of each step.
 
     Args:
         run: The model's graph and the options of the run, which determine memory and time.
         name: The name of the user's ``torch.nn.Module``.
         is_named: Whether the program, the launcher or the environment names a type of IPU. If no
-            type is named, the results are for the default type of IPU.
+            type of IPU is named, the results are for the default type.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report = memory(run.graph, placement, settings, ipu, run.estimates)

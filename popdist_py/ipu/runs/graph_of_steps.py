@@ -37,7 +37,7 @@ def graph_of_steps(forward: Forward) -> ModelGraph:
 def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
     """Return the steps (operations) that an output of the forward pass depends on.
 
-    Operations that only change a buffer of the model are not included.
+    The result does not include operations that only change a buffer of the model.
     """
     needed, kept = set(outputs), []
     for step in reversed(steps):
@@ -113,8 +113,8 @@ def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]
 def _names(steps: Sequence[Step]) -> list[str]:
     """Return a unique name for each step, which begins with the path of its submodule.
 
-    The name also contains the operation if the submodule contains other submodules or different
-    operations.
+    The name of a step also contains the operation if the submodule contains other submodules or
+    different operations.
     """
     several: dict[str, set[str]] = {}
     for step in steps:
@@ -124,7 +124,7 @@ def _names(steps: Sequence[Step]) -> list[str]:
     taken: set[str] = set()
     # For each name of an operation, an iterator over the numbered names that were not tried yet. A
     # loop in the user's program may run the same operation thousands of times. Trying all numbers
-    # again for each operation would be slow.
+    # again for each run of the operation would be slow.
     untried: dict[str, Iterator[str]] = {}
     names = []
     for step in steps:
@@ -250,8 +250,8 @@ def _in_place(
 ) -> list[int | None]:
     """Return, for each step, the number of the input that its result overwrites.
 
-    A step overwrites only an input that no later step and no backward pass needs. The entry None
-    stands for a step that writes its result to new memory.
+    A step overwrites only an input that no later step and no backward pass needs. The result
+    contains None for a step that writes its result to new memory.
     """
     root = {number: number for number in forward.values}
     last: dict[int, int] = {}

@@ -22,8 +22,8 @@ class Passage:
         input: The time when the transfer of the inputs from the host begins.
         input_complete: The time when all inputs of the micro-batch are on the IPUs.
         output: The time when the forward pass of the micro-batch ends.
-        output_complete: The time when the results of the micro-batch would be on the host. The
-            output mode decides whether the host receives these results.
+        output_complete: The time when the results of the micro-batch would be on the host.
+            PopTorch's output mode decides whether the host receives the results of a micro-batch.
     """
 
     input: float
@@ -70,7 +70,7 @@ def timeline(run: Run) -> Timeline:
             begin, before = before if settings.overlaps_io else entered, entered
             arrived = begin + receive
             # If the model has one stage, the same forward pass receives the inputs and computes the
-            # results. The forward pass cannot end before the inputs have arrived.
+            # results. The forward pass of a model cannot end before its inputs have arrived.
             done = max(arrived, begin_of_last) + last.offload + last.forward
             times = (begin, arrived, done, done + send)
             passages.append(Passage(*(time / ipu.clock for time in times)))

@@ -14,8 +14,8 @@ from popdist_py.ipu.graph import Graph, Placement
 __all__ = ["LEAST_PROPORTION", "ModelGraph"]
 
 # The smallest available memory proportion that is used to estimate memory and time. With a smaller
-# proportion, a matrix product is divided into more parts. PopTorch accepts the proportion 0, but
-# the number of parts would then be infinite.
+# available memory proportion, a matrix product is divided into more parts. PopTorch also accepts
+# the available memory proportion 0, but the number of parts would be infinite.
 LEAST_PROPORTION: Final = 0.01
 
 

@@ -17,9 +17,9 @@ from popdist_py.ipu.accumulation_window import Piece, Window
 
 __all__ = ["MOST_PIECES", "ShownPiece", "call_pieces"]
 
-# The largest number of spans of one call in the timeline. If the IPUs have more activities, one
-# span shows all micro-batches of an IPU between two weight updates. If the number of spans is still
-# too large, one span is drawn for each IPU.
+# The largest number of spans of one call in the timeline. If the IPUs have more activities than
+# ``MOST_PIECES``, one span shows all micro-batches of an IPU between two weight updates. If the
+# number of spans is then still above ``MOST_PIECES``, one span is drawn for each IPU.
 MOST_PIECES: Final = 200
 # The names of an IPU's activities that belong to a weight update.
 _OF_UPDATE: Final = ("reduce", "update")
@@ -47,7 +47,7 @@ class ShownPiece:
 def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
     """Return the spans that show the activities of the IPUs during one call of a model.
 
-    The result contains at most ``MOST_PIECES`` spans, or one span for each IPU.
+    The returned tuple contains at most ``MOST_PIECES`` spans, or one span for each IPU.
 
     Args:
         window: The activities of the IPUs from one weight update to the next. A call with several

@@ -3,8 +3,8 @@
 In the mode ``UnknownValues``, most tensors have only a shape and a type. Small constants also have
 values, because a forward pass may read values of constants. For example, torchvision's
 ``Normalize`` checks whether a standard deviation is 0, and random transforms read the numbers that
-they draw. Inputs and weights do not have values. An operation that reads the value of an input or a
-weight raises an error.
+they draw. Inputs and weights do not have values. If an operation reads the value of an input or a
+weight, the operation raises an error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class UnknownValues(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         # The storages (memory) of tensors that operations allocated in this mode. Operations may
-        # write values only to these storages, so that the user's own tensors do not change.
+        # write values only to storages in ``_own``, so that the user's own tensors do not change.
         self._own: set[StorageWeakRef] = set()
         # The storages (memory) of tensors whose values are unknown, because an operation without
         # values changed the tensor.
         self._lost: set[StorageWeakRef] = set()
-        # ``_keeps_data`` is False while an operation runs without values. Other operations that the
-        # operation calls then also run without values.
+        # ``_keeps_data`` is False while an operation runs without values. If an operation runs
+        # without values, the operations that it calls also run without values.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

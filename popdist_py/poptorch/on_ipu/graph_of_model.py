@@ -1,9 +1,10 @@
 """Functions that return a model's forward pass as a graph of operations.
 
-To get the operations, the functions observe a forward pass. ``graph_or_none`` uses the forward pass
-that PopTorch runs to compile the model. ``graph_of_model`` runs a forward pass on tensors without
-values, which do not need memory. The module ``operations_to_steps`` interprets the observed
-operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs`` makes the graph.
+The functions observe the torch operations of a forward pass to make the graph. ``graph_or_none``
+uses the forward pass that PopTorch runs to compile the model. ``graph_of_model`` runs a forward
+pass on tensors without values, which do not need memory. The module ``operations_to_steps``
+interprets the observed operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs``
+makes the graph.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def graph_of_model(
         model: The user's ``torch.nn.Module``, which is not changed.
         options: The options of the PopTorch model.
         args: The positional arguments of a call of the model, with tensors for all micro-batches of
-            the call. Only the shapes and types of the tensors are used.
+            the call. Only the shapes and types of the argument tensors are used.
         kwargs: The keyword arguments of the call of the model.
         training: Whether the model is used for training. The forward pass of a model for training
             must compute a loss.
@@ -103,8 +104,8 @@ def graph_of_model(
     transfer = Transfer(double_precision=options.Emulator.double_precision)
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
     random = torch.get_rng_state()
-    # The mode ``UnknownValues`` makes operations run without values. The mode must stay active
-    # while the modules contain tensors without values.
+    # The mode ``UnknownValues`` makes operations run without values. The mode ``UnknownValues``
+    # must stay active while the modules contain tensors without values.
     with (
         torch.inference_mode(False),
         UnknownValues() as mode,
@@ -126,10 +127,10 @@ def graph_of_model(
 
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
-    """Disable a logger of torch inside a with statement.
+    """Disable torch's logger for tensors without values inside a with statement.
 
-    The caller raises the logged errors as its own errors, so the log lines of torch would only
-    repeat them.
+    The code in the with statement raises the logged errors as its own errors. The log lines of
+    torch would only repeat these errors.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
@@ -144,8 +145,8 @@ def _micro_batch(
 ) -> Callable[[bool], list[torch.Tensor]]:
     """Return a function that makes the input tensors (without values) of a micro-batch.
 
-    The returned function has one argument. If the argument is True, integer tensors get 64-bit
-    types.
+    The returned function has one argument, ``widen_integers``. If ``widen_integers`` is True,
+    integer tensors get 64-bit types.
     """
 
     def make(widen_integers: bool) -> list[torch.Tensor]:
@@ -178,8 +179,8 @@ class _FakeRun:
         """Return the graph of the model's forward pass.
 
         In the first run of the forward pass, the inputs have the integer types that the IPU uses.
-        If this run fails, the forward pass runs again with 64-bit integers, because some operations
-        of torch require 64-bit indices.
+        If the first run fails, the forward pass runs again with 64-bit integers, because some
+        operations of torch require 64-bit indices.
 
         Raises:
             Error: The forward pass fails on tensors without values.

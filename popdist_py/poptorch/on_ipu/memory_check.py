@@ -1,7 +1,7 @@
 """A check that raises an error or warns if a model does not fit into the memory of its IPUs.
 
 The package ``popdist_py.ipu`` estimates the memory of a model, and finds advice if the model does
-not fit. This module writes the messages for the user.
+not fit. This module writes the messages about memory for the user.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNKNOWN: Final = (
     "(POPTORCH_LOG_LEVEL=DEBUG says why). The emulation runs all the same"
 )
 # The first sentences of the warnings that this process has logged. If a model is compiled again,
-# its warning is not repeated.
+# the warning about its memory is not repeated.
 _warned: Final[set[str]] = set()
 
 
@@ -37,8 +37,9 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
     """Raise an error or log a warning if a model does not fit into the memory of its IPUs.
 
     The option ``Emulator.memory`` selects an error, a warning or no check. In a distributed job,
-    all instances check the same model and get the same result. Only instance 0 logs the warning. If
-    the memory cannot be estimated from the model's graph, only the weights and buffers are counted.
+    all instances check the same model and get the same result. Only instance 0 of a distributed job
+    logs the warning. If the memory cannot be estimated from the model's graph, only the weights and
+    buffers are counted.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.
@@ -101,8 +102,8 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
     if not is_on_chip or not isinstance(options._execution_strategy, ShardedExecution):
         return ""
     # If a parameter differs between groups of replicas, ``state`` contains one copy of the
-    # parameter for each group. The copies are called name[0], name[1], and so on. An IPU stores
-    # only one of the copies.
+    # parameter for each group. The copies of a parameter are called name[0], name[1], and so on. An
+    # IPU stores only one of the copies of a parameter.
     own = [p for name, p in state.parameters.items() if name.endswith("[0]") or name[-1] != "]"]
     needed = sum(tensor.nbytes for tensor in (*own, *state.buffers.values()))
     ipu = options.Emulator.ipu

@@ -99,7 +99,8 @@ class InputSpec:
     def tensor(self, batch: int) -> torch.Tensor:
         """Return a tensor with this input for all samples of a micro-batch.
 
-        All elements are zero, because the estimates of memory and time do not depend on values.
+        All elements of the tensor are zero, because estimates of memory and time do not depend on
+        values.
         """
         return torch.zeros((batch, *self.shape), dtype=_TYPES[self.type])
 
@@ -113,7 +114,8 @@ class Example:
         args: The positional arguments of the forward pass.
         kwargs: The keyword arguments of the forward pass.
         has_inputs: Whether the user's factory function returned the arguments of the forward pass.
-            If ``has_inputs`` is False, the arguments come from the command line.
+            If ``has_inputs`` is False, the arguments of the forward pass come from the command
+            line.
     """
 
     module: nn.Module
@@ -134,7 +136,7 @@ def made_example(
             literal becomes a ``str``.
         inputs: The shapes and types of the model's inputs, if the command line gives them.
         batch: The number of samples of a micro-batch. ``batch`` is used only if the command line
-            gives the inputs.
+            gives the shapes of the inputs.
 
     Raises:
         FactoryError: The factory function does not exist, fails, or returns a value of a wrong
@@ -333,7 +335,7 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
 def _first_output(example: Example) -> torch.Tensor:
     """Return a tensor with the shape and type of the model's first output.
 
-    To get the shape and type, the forward pass runs on tensors without values.
+    The forward pass runs on tensors without values to compute this shape and type.
     """
     with user_code("the forward"), UnknownValues() as mode, torch.no_grad():
         args, kwargs = tree_map_only(

@@ -1,11 +1,11 @@
 """Tables and functions that describe torch's operations for estimates of memory and time.
 
 The tables give the kind of each operation of torch, and the tensors that the backward pass of the
-operation reads. The functions compute the sizes of matrix products. An operation that is not in the
-tables counts as elementwise. The backward pass of an operation that is not in the tables reads the
-inputs of the operation. The names of operations in the tables do not include the overload (as in
-``add`` for ``add.Tensor``). An in-place operation (such as ``add_``) uses the table entry without
-the final ``_`` (such as ``add``).
+operation reads. The functions of this module compute the sizes of matrix products. An operation of
+torch that is not in the tables counts as elementwise. The backward pass of such an operation is
+assumed to read the operation's inputs. The names of operations in the tables do not include the
+overload (as in ``add`` for ``add.Tensor``). An in-place operation (such as ``add_``) uses the table
+entry without the final ``_`` (such as ``add``).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Rule:
     """The properties of an operation that determine its memory and time on an IPU.
 
     Attributes:
-        kind: The kind of the operation, such as "norm". The kind selects the formulas for the
-            operation's memory and time.
+        kind: The kind of the operation, such as "norm". The kind of an operation selects the
+            formulas for its memory and time.
         saves: A word for the tensors that the backward pass of the operation reads.
     """
 
@@ -170,7 +170,7 @@ def multiplied(
 ) -> Multiplied | None:
     """Return the operands and sizes of a matrix product or convolution.
 
-    The result is None if the arguments of the operation are not supported.
+    The function returns None if the arguments of the operation are not supported.
 
     Args:
         operator: The name of the operation in torch, without its overload.
@@ -223,7 +223,7 @@ def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, P
 
     Args:
         query: The queries of the attention, with the shape [..., length, depth]. The first
-            dimensions include the attention heads.
+            dimensions of the queries include the attention heads.
         value: The values of the attention, with the shape [..., other length, value depth].
         batch: The number of samples of the micro-batch.
     """

@@ -41,7 +41,7 @@ from popdist_py.poptorch.tracing.recorded_operations import (
 
 __all__ = ["forward_of"]
 
-# The content of a tensor: the number of a computed value, or the name of a weight.
+# The content of a tensor, which is the number of a computed value or the name of a weight.
 _Source = int | str
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 _SCALINGS: Final = frozenset({"div_", "mul_"})
@@ -167,8 +167,8 @@ class _Reading:
     def _part(self, seen: Seen, of: _Source, by: Observation | None) -> _Source:
         """Record that a tensor is a view of the value or weight ``of``, and return its content.
 
-        A view of only a part of a value becomes a step. A view of a whole value has the same
-        content as the value.
+        A view of only a part of a value becomes a step of its own. A view of a whole value has the
+        same content as the value.
         """
         result = of
         if isinstance(of, int) and seen.elements < self._values[of].elements:
@@ -262,8 +262,8 @@ class _Reading:
             seen: The observed operation of torch.
             output: The tensor that the step computes.
             sources: The values and weights that the step reads.
-            main: Whether ``output`` is the main output of the operation. Steps for other outputs
-                are elementwise.
+            main: Whether ``output`` is the main output of the operation. Steps for other outputs of
+                an operation are elementwise.
             hold: Whether to record the output as the new content of the storage of ``output``.
         """
         rule = rule_of(seen.operator)
@@ -317,7 +317,7 @@ class _Reading:
         target = seen.written[0]
         if rule_of(seen.operator).kind == "norm":
             # A batch norm changes its running statistics in place and returns a new tensor. Only
-            # the computation of the new tensor becomes a step.
+            # the computation of the batch norm's new tensor becomes a step.
             self._computed(replace(seen, written=()))
             return
         before = self._read(target, seen)
@@ -334,8 +334,8 @@ class _Reading:
             return
         reads = [] if seen.operator in FILLS | RANDOM else [before]
         if not is_whole:
-            # The operation changes only a part of a larger tensor. The whole tensor becomes a new
-            # value, so the step also reads the whole old value.
+            # An in-place operation that changes only a part of a tensor becomes a step that
+            # computes the whole tensor. The step therefore also reads the whole old tensor.
             whole = self._whole[target.storage]
             reads = [whole]
         result = self._step(seen, target, [*reads, *sources], hold=False)
@@ -364,7 +364,7 @@ class _Reading:
             kind: The kind of the step, such as "product".
             **parts: The argument ``value`` contains the number of elements, the type and
                 ``is_batched`` of the step's value. The argument ``sources`` contains the values and
-                weights that the step reads. The other arguments are attributes of ``Step``.
+                weights that the step reads. The other keyword arguments are attributes of ``Step``.
         """
         value = self._value(*parts.pop("value"))
         inputs, weights = _parted(parts.pop("sources"))
@@ -417,7 +417,8 @@ class _Reading:
             self.call(operations)
             return
         seen, outputs = operations[-1], [o for one in operations for o in one.outputs]
-        # The largest input is the sequence, because the initial states of the layer are smaller.
+        # The largest input of a recurrent layer is the sequence, because the initial states of the
+        # layer are smaller.
         data = max(inputs, key=lambda one: self._values[one].elements)
         rows = self._values[data].elements // shapes[matrices[0]][1]
         type_ = self._values[data].type
@@ -461,7 +462,7 @@ def _type(dtype: torch.dtype) -> Type:
 def _is_cast(seen: Observation) -> bool:
     """Tell whether an operation converts a float16 tensor to float32.
 
-    The emulation inserts the conversion into calls of torch functions that it runs in float32.
+    The emulation inserts such conversions into the torch functions that it runs in float32.
     """
     if seen.operator != "_to_copy" or not seen.inputs:
         return False

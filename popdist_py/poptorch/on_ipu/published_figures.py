@@ -1,9 +1,9 @@
 """Estimated figures of a model on IPUs, published when the model is compiled or called.
 
 PopTorch's performance counters show the estimated times. The timeline shows the estimated
-activities of IPUs. A file in the run's folder contains all figures. The package ``popdist_py.ipu``
-computes the figures. If the graph of the model is not known, the functions of this module do
-nothing.
+activities of IPUs. A file in the run's folder contains the estimated memory, schedule and time. The
+package ``popdist_py.ipu`` computes the estimates. If the graph of the model is not known, the
+functions of this module do nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _EVERY: Final = 8
 def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes] | None:
     """Return a function that computes the estimated times of one call of a model on IPUs.
 
-    The result is None if the options do not name a type of IPU, or if the graph of the model is not
-    known. The caller then measures the times with the host's clock.
+    The function returns None if the options do not name a type of IPU, or if the graph of the model
+    is not known. For None, the caller measures the times with the host's clock.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.
@@ -69,8 +69,8 @@ def _times(run: Run, *, speaks: bool) -> CallTimes:
 def keep_device_document(run: Run | None, options: Options, name: str) -> None:
     """Write a compiled model's estimated memory, schedule and time to the run's folder.
 
-    In a distributed job, only instance 0 writes the file. An error while writing is logged and not
-    raised.
+    In a distributed job, only instance 0 writes the file. An error while writing the file is logged
+    and not raised.
 
     Args:
         run: The model's graph with the options of the run. If ``run`` is None, the function does
@@ -104,8 +104,8 @@ class IpuRows:
     def of(cls, run: Run | None, options: Options) -> IpuRows | None:
         """Return an object that writes the calls of a model to the timeline, or None.
 
-        The result is None if the options do not name a type of IPU, or if the graph of the model is
-        not known.
+        The function returns None if the options do not name a type of IPU, or if the graph of the
+        model is not known.
         """
         return None if run is None or options.Emulator.device_named is None else cls(run)
 
@@ -135,7 +135,7 @@ class IpuRows:
     def _laid_out(self) -> tuple[ShownPiece, ...]:
         try:
             return _pieces(self._run)
-        except Exception:  # The timeline can do without IPU rows.
+        except Exception:  # IPU rows are optional in a timeline.
             logger.debug("The timeline has no rows of the IPUs", exc_info=True)
             return ()
 

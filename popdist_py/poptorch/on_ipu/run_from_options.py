@@ -38,7 +38,7 @@ _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
     }
 )
 # With ``RecomputationType.Standard``, PopART chooses recomputation checkpoints automatically. The
-# estimate of memory and time uses only the checkpoints that the user's program marks.
+# estimates of memory and time use only the checkpoints that the user's program marks.
 _RECOMPUTATION: Final[Mapping[RecomputationType, Recompute]] = MappingProxyType(
     {
         RecomputationType.NoRecompute: "none",
@@ -89,7 +89,7 @@ def run_from_options(
         optimizer: The user's optimiser, or None for inference.
         training: Whether the model is used for training.
         replicas: The number of replicas of all instances together. If ``replicas`` is None, the
-            number comes from the options.
+            number of replicas comes from the PopTorch options.
 
     Raises:
         Error: A PopART session option has a value that PopART does not support, or the environment
@@ -220,7 +220,7 @@ def _proportions(
 ) -> float | tuple[float, ...]:
     """Return the available memory proportion of matrix products on each IPU.
 
-    An IPU that the options do not name gets the default proportion.
+    An IPU that the PopTorch options do not name gets the default memory proportion.
     """
     given: Mapping[int, float] = options.available_memory_proportion
     default = _default_proportion(options, is_convolution=is_convolution)
