@@ -150,9 +150,8 @@ class BackendChoice:
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
         """Return an object of a back end; None if its results are wrong.
 
-        Wrong results differ from the results of the loop back end by more than rounding.
-
-        The method also returns None if the tried back end raises an error.
+        Wrong results differ from the results of the loop back end by more than rounding. The method
+        also returns None if the tried back end raises an error.
         """
         try:
             with _silent():

@@ -63,7 +63,7 @@ class Compiled:
     ipu_rows: IpuRows | None = None
 
     def download_changed(self) -> Callable[[], None]:
-        """Return a function that downloads the parameters and buffers that a call changes."""
+        """Return a function that copies to the host the tensors that the model's calls change."""
         first, state, training = self.executable.first_forward, self.state, self.program.training
         changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
         changed += [state.parameters[name] for name in first.modified_parameters]

@@ -219,8 +219,8 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
     """Return the parameters that the model uses, with every replica group's copy, by name.
 
-    The first forward pass uses only one replica group's copy of a replica-grouped parameter. Every
-    other replica group uses its own copy of the parameter.
+    The first forward pass uses only one replica group's copy of a replica-grouped parameter. All
+    other replica groups use their own copies of the parameter in later forward passes.
     """
     stems = {name.partition("[")[0] for name in used if name.endswith("]")}
     return {

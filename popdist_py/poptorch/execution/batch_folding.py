@@ -39,7 +39,7 @@ def folded_batches() -> Iterator[None]:
     The context manager also disables torch's warning about operations that ``vmap`` vectorises
     slowly. A program that does not call ``vmap`` itself should not get the warning that an
     operation is slow inside ``vmap``. The previous setting of the warning cannot be read. Therefore
-    the warning is always enabled at the end of the ``with`` block.
+    torch's warning about slow operations is always enabled at the end of the ``with`` block.
     """
     _functorch._set_vmap_fallback_warning_enabled(False)
     for place, name, _, folding in _FOLDINGS:
@@ -73,7 +73,7 @@ def _folding(
 
     Args:
         function: One of torch's functions.
-        dims: The batch dimension of each leading argument.
+        dims: For each leading argument, the index of the argument's batch dimension.
         unless: A function that gets all arguments of a call. If ``unless`` returns True,
             ``function`` is called without folding.
     """
@@ -270,9 +270,9 @@ def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
     second sample of every replica, and so on.
 
     If torch cannot view the tensor because of its memory order, the result is a view of a copy of
-    the tensor. An in-place change of the copy's view does not change the original tensor. The
-    comparison of the results with the loop back end's results detects a model that would need the
-    change.
+    the tensor. An in-place change of the copy's view does not change the original tensor. If a
+    model needs the change of the original tensor, the comparison with the results of the loop back
+    end detects the difference.
     """
 
     def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:

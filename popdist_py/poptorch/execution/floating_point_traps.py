@@ -129,7 +129,7 @@ def _described(name: str, bad: Named) -> str:
 
 
 def _has(values: Sequence[Any], test: Any) -> bool:
-    """Tell whether ``test`` returns True for any Python float among the arguments."""
+    """Tell whether the function ``test`` returns True for any Python float in the arguments."""
     return any(isinstance(value, float) and test(value) for value in values)
 
 

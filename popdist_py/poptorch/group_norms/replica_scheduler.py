@@ -83,7 +83,7 @@ def in_turns(
             ``meet()`` or ended.
 
     Raises:
-        OneEnded: The functions do not all call ``meet()`` the same number of times.
+        OneEnded: One of the functions calls ``meet()`` more often than another function.
         BaseException: The exception that one of the functions raised. If a function raises an
             exception, the other functions, which wait in ``meet()``, are stopped.
     """

@@ -23,8 +23,8 @@ class BlockPlace:
         ipu: The index of the IPU within a replica.
         stage: The number of the stage within the execution strategy. If the strategy has phases,
             ``stage`` is the number of the stage within the phase.
-        phase: The number of the phase, which is a part of the model that runs before the next
-            phase; 0 for strategies without phases.
+        phase: The number of the phase; 0 for strategies without phases. A phase is a part of the
+            model that is loaded onto the IPUs, run, and removed again before the next phase.
     """
 
     user_id: Any

@@ -206,8 +206,8 @@ class Autotuner:
         if self._choice is not None:
             return self._choice
         self._start = time.perf_counter()
-        # Steps without and with the option alternate, so that changes of the machine's load affect
-        # both kinds of steps equally.
+        # Training steps without the option and with the option alternate, so that changes of the
+        # machine's load affect both kinds of steps equally.
         return len(self._times) % 2 == 1
 
     def end(self) -> None:

@@ -61,8 +61,8 @@ class _Shard:
         parameter: The index of the parameter.
         name: The name of the parameter.
         part: The position of the updated elements in the flattened parameter, as a slice.
-        weights: The tensor of the updated elements in the shared memory. Torch's optimiser updates
-            this tensor.
+        weights: The tensor of the updated elements in the shared memory, which is changed by
+            torch's optimiser.
     """
 
     parameter: int
