@@ -28,8 +28,9 @@ from popdist_py.poptorch.model.training_state import own_state
 __all__ = ["TrainingCheckpoints", "Weights", "weights_of"]
 
 _VERSION = 2
-# Attribute names of loaders and samplers that do not have a ``state_dict()``. The attributes
-# contain inner samplers, random generators and epoch counters.
+# Attribute names of loaders and samplers that do not have a ``state_dict()``. ``_LINKS`` names
+# attributes with inner samplers, ``_GENERATORS`` names attributes with random generators, and
+# ``_COUNTERS`` names attributes with epoch counters.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
 _COUNTERS = ("_epoch", "epoch")
@@ -89,7 +90,7 @@ class TrainingCheckpoints:
         self._done = 0
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
-        """Save the state of the training as a checkpoint. All instances must call this method.
+        """Save the state of the training as a checkpoint. All instances must call ``save()``.
 
         Args:
             step: The number of training steps that are completed.
@@ -333,8 +334,9 @@ class _Rewound:
 
 
 # torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
-# torch.load permits the call of ``codecs.encode``. Earlier versions of torch do not have
-# ``safe_globals``. For earlier versions, the line below makes torch.load permit the call.
+# torch.load permits the call of ``codecs.encode``. Versions of torch before 2.5 do not have the
+# attribute ``safe_globals``. For versions without ``safe_globals``, torch.load needs this
+# registration of ``codecs.encode``.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 

@@ -20,8 +20,9 @@ class _LayerWise(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], settings: Mapping[str, Any]) -> None:
         super().__init__(params, dict(settings))
         # Torch adds the key ``differentiable`` to the settings of every optimiser that loads a
-        # state. The constructor adds the key too. Without the key, loading a state would look like
-        # a change of settings by the program.
+        # state. The constructor also adds the key ``differentiable``. Without the key
+        # ``differentiable`` in the defaults, loading a state would look like a change of settings
+        # by the program.
         self.defaults.setdefault("differentiable", False)
 
     @torch.no_grad()

@@ -125,7 +125,7 @@ def install_excepthook() -> None:
     """Write the traceback of every uncaught exception to the log from now on.
 
     If another module has already installed an exception hook, ``install_excepthook`` does nothing.
-    The other module's hook may have to end the whole job.
+    The exception hook of another module may have to end the whole job.
     """
     previous = sys.excepthook
     if previous is not sys.__excepthook__:

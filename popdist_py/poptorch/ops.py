@@ -76,8 +76,9 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         *tensors: The tensors to keep, or one list or tuple of these tensors.
 
     Returns:
-        The same tensors as the arguments. The result is a single tensor for one tensor, and a tuple
-        for several tensors. For a list or tuple, the result has the same type.
+        The given tensors, so that the program can use the results in place of the arguments. The
+        result is a single tensor for one argument, and a tuple for several arguments. For one list
+        or tuple of tensors, the result is also a list or tuple.
 
     Raises:
         ValueError: One of the arguments is not a tensor.

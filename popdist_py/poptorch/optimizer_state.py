@@ -81,7 +81,7 @@ def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
         if name in settings:
             return (writer,)
     if "betas" in settings:
-        # Torch versions before the key ``decoupled_weight_decay`` do not store it.
+        # Old versions of torch do not have the key ``decoupled_weight_decay``.
         decoupled = settings.get("decoupled_weight_decay")
         if decoupled is None:
             return ("Adam", "AdamW")

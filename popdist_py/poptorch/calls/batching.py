@@ -150,7 +150,7 @@ class Batching:
     def combined_micro_batches(
         self, inputs: Sequence[torch.Tensor]
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """Cut the inputs of a call into combined micro-batches, for each of DI x GA steps.
+        """Cut the inputs of a call into one combined micro-batch for each of DI x GA steps.
 
         A combined micro-batch of an input has the shape [replica groups x micro-batch, ...].
         """

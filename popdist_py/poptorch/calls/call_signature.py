@@ -71,8 +71,8 @@ class CallSignature:
     ) -> Call:
         """Return the flattened arguments of a later call.
 
-        The keys of dictionaries get the order that they had in the first call. From an argument of
-        a custom type, only the tensors of the later call are used. All other contents of an
+        The keys of dictionaries in the later call get the order of the first call. From an argument
+        of a custom type, only the tensors of the later call are used. All other contents of an
         argument of a custom type come from the first call, even if the forward method runs in
         Python.
 

@@ -100,9 +100,9 @@ def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tu
 def _as_input(default: torch.Tensor, given: Any, num_slices: int) -> torch.Tensor | None:
     """Return the input tensor for a default; None if the default stays a constant.
 
-    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. If a
-    default value is a tensor of one of these three kinds and the first call leaves out the
-    parameter, the default stays a constant of the model.
+    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. A
+    default that cannot be an input stays a constant of the model if the first call leaves out the
+    parameter.
 
     Args:
         default: The default value of the parameter.

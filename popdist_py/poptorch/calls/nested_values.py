@@ -97,8 +97,8 @@ def _sequence(kind: Any, values: list[Any]) -> Any:
     try:
         return kind(values)
     except TypeError:
-        # The result is a list if ``kind`` cannot be constructed from a list of items. Torch's data
-        # loader also returns a list for a type that cannot be constructed from a list.
+        # If ``kind`` cannot be constructed from a list of items, the result is a list instead.
+        # Torch's data loader also returns a list for a type that cannot be constructed from a list.
         return values
 
 

@@ -27,8 +27,8 @@ class SyntheticTransfer(Transfer):
 
     Args:
         mode: The kind of values that floating-point inputs get: zeros or random numbers.
-        double_precision: Whether the device computes with float64 tensors in float64. Otherwise it
-            computes in float32.
+        double_precision: Whether the device computes with float64 tensors in float64. Without
+            ``double_precision``, the device computes in float32.
     """
 
     def __init__(self, mode: SyntheticDataMode, *, double_precision: bool) -> None:
@@ -65,6 +65,6 @@ class SyntheticTransfer(Transfer):
     ) -> None:
         """Delete the synthetic inputs, because the forward pass has changed some of them in place.
 
-        The next call makes new synthetic inputs with the original values.
+        The next call of the model makes new synthetic inputs with the original values.
         """
         self._made = []

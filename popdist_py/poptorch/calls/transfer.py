@@ -38,8 +38,8 @@ class Transfer:
     """Converts a call's inputs to the device's dtypes, and its results to the host's dtypes.
 
     Args:
-        double_precision: Whether the device computes with float64 tensors in float64. Otherwise it
-            computes in float32.
+        double_precision: Whether the device computes with float64 tensors in float64. Without
+            ``double_precision``, the device computes in float32.
     """
 
     def __init__(self, *, double_precision: bool) -> None:

@@ -157,7 +157,7 @@ class AsynchronousDataAccessor:
         # The state of the random generators before the current epoch. The state of the random
         # generators before an epoch determines the order of the epoch.
         self._start: dict[str, Any] | None = None
-        # The number of complete epochs minus ``self._epoch``.
+        # The difference between the number of complete epochs and ``self._epoch``.
         self._epochs_before = 0
         # The position in the data where the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
@@ -305,7 +305,7 @@ class AsynchronousDataAccessor:
 
         Returns:
             The message, if it contains an item of the current epoch or announces the end of the
-            current epoch. The method returns None for all other messages.
+            current epoch. ``_receive_of_epoch`` returns None for all other messages.
         """
         message = self._receive()
         match message:
@@ -392,9 +392,9 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
     """
     here: Any = multiprocessing.current_process()
     if here.name == _NAME and getattr(here, "_inheriting", False):
-        # The training process explains the error, so the loader process ends without a traceback.
-        # The loader process cannot end with ``sys.exit()``, because a fork server would change its
-        # exit code to 1.
+        # The training process explains the missing guard to the user, so the loader process ends
+        # without a traceback. The loader process cannot end with ``sys.exit()``, because a fork
+        # server would change its exit code to 1.
         sys.stdout.flush()
         os._exit(_UNGUARDED)
     method = _START_METHODS[strategy]
@@ -433,8 +433,8 @@ def _shut_down(process: Any, channel: Channel) -> None:
             process.terminate()
             process.join(_SECONDS_TO_TERMINATE)
     finally:
-        # Ctrl-C may interrupt the call that waits for the end of the loader process. The loader
-        # process must be killed even if Ctrl-C interrupts this call.
+        # Ctrl-C may interrupt the call that waits for the end of the loader process. Even if Ctrl-C
+        # interrupts the waiting, the loader process must be killed.
         if process.is_alive():
             process.kill()
             process.join()

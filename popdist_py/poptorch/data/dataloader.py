@@ -316,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 draws.load(start)
                 batches = super().__iter__()
                 # The skipped batches are loaded again, because workers draw random numbers for
-                # every batch. The numbers for later batches depend on the earlier batches.
+                # every batch. The random numbers for later batches depend on the earlier batches.
                 for _ in range(state["position"]):
                     next(batches, None)
         self._place = _Place(state["epoch"], start, state["position"])
@@ -332,8 +332,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         The state also includes the result of the sampler's method ``state_dict()``, or the
         sampler's attributes ``generator`` and ``epoch``. The state of the DataLoader does not
-        include the random generators of persistent worker processes. The program must save the
-        state of its own random generators.
+        include the random generators of persistent worker processes. The program itself must save
+        the state of its own random generators.
         """
         return {**self._state(), "batch_elements": self._elements_of_batch}
 
@@ -458,7 +458,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 return too_few_batches(batches, batching) if batches else None
             elements = len(dataset) if partitioned else self._num_elements()
         except (TypeError, NotImplementedError, AttributeError):
-            # The number of batches is known only at the end of an epoch.
+            # The length of the data set or of its batch sampler is unknown, so the number of
+            # batches is known only at the end of an epoch.
             return None
         if not elements or batch_size is None:
             return None

@@ -104,7 +104,8 @@ def check_mode(mode: Any) -> None:
 def is_partition(sampler: Any) -> bool:
     """Tell whether a sampler yields only one process's share of a data set.
 
-    The DataLoader must not divide the order of a sampler that yields only one share.
+    The DataLoader must not divide the indices again if the sampler yields only one process's share
+    of the data set.
     """
     return (
         isinstance(sampler, torch.utils.data.distributed.DistributedSampler)

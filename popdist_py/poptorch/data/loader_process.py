@@ -119,7 +119,7 @@ _Token = tuple[int, Any]
 
 
 class _InPlaceDataset(torch.utils.data.Dataset[Any]):
-    """A data set that returns the samples with the given indices, and the given slot's index."""
+    """A data set that returns the samples at the given indices, together with a slot's index."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -308,7 +308,8 @@ class _Loader:
             epoch = self._newest
             if self._resume is not None or self._told is not None:
                 # The loader process loaded the first item ahead of time in an order that is no
-                # longer valid. The epoch must therefore begin again in the new order.
+                # longer valid. The loader process must therefore begin the epoch again in the new
+                # order.
                 del tokens
                 tokens, token = self._begin()
             had_items = token is not None
@@ -327,7 +328,7 @@ class _Loader:
 
         Returns:
             An iterator over the remaining items of the epoch, and the epoch's first item. If the
-            epoch is empty, the second value is None instead of an item.
+            epoch is empty, the second value of the returned pair is None.
         """
         skipped = 0
         if self._resume is not None:
@@ -342,7 +343,7 @@ class _Loader:
         tokens = iter(self._source)
         for _ in range(skipped):
             # The skipped items are loaded too, because the data set may draw random numbers for
-            # every item. The numbers for later items depend on the earlier items.
+            # every item. The random numbers for later items depend on the earlier items.
             if (token := next(tokens, None)) is None:
                 return tokens, None
             self._ledger.free.append(token[0])

@@ -26,7 +26,7 @@ class DrawnOrder(NamedTuple):
     """A description of the first sequence of indices that a sampler drew.
 
     Attributes:
-        number: The index of the sampler among this process's samplers. The process counts only
+        number: The index of the sampler among this process's samplers. The index counts only
             samplers whose sequences are divided among the instances.
         sampler: The class name of the sampler.
         length: The number of indices in the sequence.

@@ -162,8 +162,8 @@ def sampler_state(sampler: Any) -> dict[str, Any]:
 
     If the sampler has a method ``state_dict()``, the function ``sampler_state`` calls this method.
     For a sampler without ``state_dict()``, the state contains the attributes ``generator``,
-    ``epoch`` and ``sampler`` of torch's samplers. These attributes are the random generator, the
-    epoch number of a DistributedSampler, and an inner sampler.
+    ``epoch`` and ``sampler`` of torch's samplers. ``generator`` is the random generator, ``epoch``
+    is the epoch number of a DistributedSampler, and ``sampler`` is an inner sampler.
     """
     if hasattr(sampler, "state_dict"):
         return {"state_dict": sampler.state_dict()}

@@ -75,8 +75,8 @@ class Slot:
     def place(self, index: int, leaf: Leaf) -> torch.Tensor:
         """Return the tensor in shared memory with the position, shape and dtype of ``leaf``.
 
-        If the previous item's tensor with the same index had an equal ``leaf``, the method
-        ``place`` returns the same tensor object again.
+        If the previous item's tensor with the same index had an equal ``leaf`` (position, shape and
+        dtype), the method ``place`` returns the same tensor object again.
 
         Args:
             index: The index of the tensor within the item.

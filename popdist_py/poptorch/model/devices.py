@@ -86,8 +86,8 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
         holder: The wrapped model to attach.
         options: The options of the model.
         num_ipus: The number of IPUs of all replicas of the model.
-        patient: Whether ``acquire`` may wait for a device that is in use. With either value,
-            ``acquire`` waits only if POPTORCH_WAIT_FOR_IPU is set.
+        patient: Whether ``acquire`` may wait for a device that is in use. Whether ``patient`` is
+            True or False, ``acquire`` waits only if POPTORCH_WAIT_FOR_IPU is set.
 
     Returns:
         Whether the model was attached to a device. The result is False only if the device is in

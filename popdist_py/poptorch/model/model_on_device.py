@@ -43,7 +43,7 @@ __all__ = ["ModelOnDevice"]
 
 _NO_CALL: Final = Call((), (), [])
 # Autograd on the device must not depend on torch.inference_mode() in the user's program. The
-# decorator ``_as_on_device`` therefore disables the inference mode of the program.
+# decorator ``_as_on_device`` switches off the inference mode of the user's program.
 _as_on_device: Final = torch.inference_mode(False)
 
 

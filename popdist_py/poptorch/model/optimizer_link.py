@@ -96,7 +96,7 @@ class OptimizerLink:
             compression.take_over(before.compression)
 
     def disconnect(self) -> None:
-        """Copy the device's optimiser state to the host, and detach from the compiled model."""
+        """Copy the device's optimiser state to the host, and disconnect the user's optimiser."""
         self.fetch_state()
         self._compiled = None
 
@@ -201,7 +201,7 @@ class OptimizerLink:
         self._device_ran = True
 
     def load_pending_state(self) -> None:
-        """Copy optimiser state to the device that the program has loaded since the last call.
+        """If the program has loaded an optimiser state since the last call, copy it to the device.
 
         Raises:
             Error: The loaded optimiser state belongs to the optimiser of another model.
@@ -244,7 +244,7 @@ class OptimizerLink:
         return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors that :meth:`state_tensors` returned to the device."""
+        """Copy tensors from the result of :meth:`state_tensors` to the device."""
         self._training.optimizer.load_state_tensors(tensors)
         self._device_ran = True
 

@@ -29,8 +29,8 @@ _OURS: Final = str(Path(popdist_py.__file__).parent) + os.sep
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# The files whose frames a shortened traceback leaves out. The left-out files contain generated
-# code, and wrapper functions of torch and Python that only call another function.
+# A shortened traceback leaves out frames of generated code, and of wrapper functions in torch and
+# Python that only call another function.
 _BETWEEN: Final = frozenset(
     {
         "<recorded graph>",

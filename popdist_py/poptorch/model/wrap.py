@@ -108,8 +108,8 @@ def load(
 
     Args:
         filename: The path of the file.
-        edit_opts_fn: A function that gets the loaded options. The function may change options that
-            do not affect the compilation.
+        edit_opts_fn: A function that gets the loaded options. ``edit_opts_fn`` may change options
+            that do not affect the compilation.
 
     Raises:
         Error: The file was not written by save() or compileAndExport().

@@ -36,8 +36,8 @@ ASSUMED_IPU: Final = MK2
 # The IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
 _OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
 
-# The names of PopTorch's environment variables for the software model of an IPU. One switches the
-# software model on, and the other chooses its version.
+# The names of PopTorch's environment variables for the software model of an IPU. One variable
+# switches the software model on, and the other variable chooses its version.
 _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in _OFFLINE_TARGETS.items()}
@@ -116,8 +116,8 @@ class DeviceEnvironment:
             an Mk2.
         memory: The memory mode (``enforce``, ``warn`` or ``off``) in ``POPDIST_IPU_MEMORY``.
         is_sdk_program: Whether the program imports the SDK's package names and was started by
-            ``poprun`` or ``python -m popdist_py``. By default, a program of this kind emulates an
-            Mk2.
+            ``poprun`` or ``python -m popdist_py``. If ``is_sdk_program`` is True, an Mk2 is the
+            default.
     """
 
     ipu: IPU | None = None
@@ -156,7 +156,7 @@ class DeviceEnvironment:
     def named(self, *, uses_model: bool | None) -> IPU | None:
         """Return the IPU for a program that does not call the setter ``Options.Emulator.device``.
 
-        The method returns None if environment variables and the launcher do not name an IPU either.
+        ``named`` returns None if environment variables and the launcher do not name an IPU either.
 
         Args:
             uses_model: The argument of ``Options.useIpuModel``, or None if it was not called.

@@ -105,8 +105,9 @@ class _EmulatorOptions(OptionStore):
         user has chosen an IPU, and ``warn`` otherwise.
 
         Args:
-            mode: ``enforce`` raises an error, as hardware does. ``warn`` logs a warning. ``off``
-                does not check the memory.
+            mode: ``enforce`` raises an error if a model is too large, as hardware does. ``warn``
+                logs a warning if a model is too large. ``off`` does not compare the model with the
+                IPU's memory.
 
         Raises:
             ValueError: ``mode`` is not ``enforce``, ``warn`` or ``off``.

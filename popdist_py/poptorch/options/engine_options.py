@@ -77,8 +77,7 @@ _HARDWARE_ONLY: Final = frozenset(
 def engine_option(name: str) -> Option:
     """Return the table row of an engine option, or a new row if the table does not contain it.
 
-    The new row says either that the engine option affects only hardware, or that its name is
-    unknown.
+    A new row says either that the engine option affects only hardware, or that its name is unknown.
     """
     if name in ENGINE:
         return ENGINE[name]

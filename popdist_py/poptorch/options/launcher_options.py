@@ -109,7 +109,8 @@ class DistributedOptions(Options):
 
     def _change(self, name: str, value: Any) -> None:
         # While the constructor copies the launcher's values into the object, the attribute
-        # ``_launched`` does not exist. The constructor may therefore change all values.
+        # ``_launched`` does not exist. Without ``_launched``, the constructor may change all
+        # values.
         if self.__dict__.get("_launched") and name in self._DECIDED and value != self(name):
             _refuse(self._DECIDED[name], value, self(name))
         super()._change(name, value)

@@ -1,9 +1,9 @@
 """The table of options, with the effect that each option has on emulated IPUs.
 
-To add an option, write its setter, its row in this table, and the code that reads the option's
-value. If a row says that an option does nothing, the module ``options_without_effect`` logs this
-when a program sets the option. The methods that read session options and engine options accept only
-names whose rows have an effect.
+To add an option, write its setter, its row in the table of this module, and the code that reads the
+option's value. If a row says that an option does nothing, the module ``options_without_effect``
+logs this when a program sets the option. The methods that read session options and engine options
+accept only names whose rows have an effect.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ STORED: Final = {
 # The effects of PopART's session options. If the value of a session option is a dictionary, each
 # key of the dictionary has its own row. The row of a dictionary's key has a name that consists of
 # the name of the session option, a space, and the key. Session options and keys that are not in
-# this table affect only hardware.
+# ``SESSION`` affect only hardware.
 SESSION: Final = {
     **_session(
         Effect.RESULTS,
@@ -216,7 +216,7 @@ SESSION: Final = {
 }
 
 # The effects of Poplar's engine options, which are the options of the class Engine. Engine options
-# that are not in this table affect only hardware.
+# that are not in ``ENGINE`` affect only hardware.
 ENGINE: Final = {
     **_engine(
         Effect.RESULTS,
@@ -238,8 +238,8 @@ ENGINE: Final = {
     ),
 }
 
-# The effects of the settings of ``TensorLocationSettings``. The keys of this table are the keys of
-# the dictionaries that ``TensorLocationSettings`` stores.
+# The effects of the settings of ``TensorLocationSettings``. The keys of ``LOCATIONS`` are the keys
+# of the dictionaries that ``TensorLocationSettings`` stores.
 LOCATIONS: Final = {
     **_named(
         Effect.DEVICE,
@@ -259,7 +259,7 @@ LOCATIONS: Final = {
 }
 
 # The effects of the settings of execution strategies, which divide a model into stages. The keys of
-# this table are names of the strategies' attributes.
+# ``STRATEGY`` are names of the strategies' attributes.
 STRATEGY: Final = {
     **_named(Effect.DEVICE, _schedule="setSchedule"),
     **_named(

@@ -152,8 +152,7 @@ class Options(OptionStore):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
         """Declare that buffers are equal on all replicas, or keep one copy for each replica.
 
-        For True and for False, each replica has its own statistics of batch norms and instance
-        norms.
+        Each replica always has its own statistics of batch norms and instance norms.
 
         Args:
             broadcast_buffers: Whether buffers are equal on all replicas.
@@ -200,8 +199,8 @@ class Options(OptionStore):
         Args:
             short_name: The name that the program uses to read the tensor.
             long_name: The name of the tensor in the model.
-            output_mode: The choice of micro-batches whose tensors are returned. By default, it is
-                the output mode of the model.
+            output_mode: The choice of micro-batches whose tensors are returned. By default,
+                ``output_mode`` selects the same micro-batches as for the model's outputs.
             output_return_period: The number N of the output mode EveryN.
         """
         self.checkIsFrozen()
@@ -455,7 +454,7 @@ class Options(OptionStore):
             output_mode=self.resolved_output_mode(training),
         )
 
-    # -- Values that the launcher sets in the subclass ----------------------------------------
+    # -- Values that the launcher sets in DistributedOptions ----------------------------------
 
     @property
     def shares_devices(self) -> bool:

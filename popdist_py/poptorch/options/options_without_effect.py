@@ -1,8 +1,8 @@
 """A search for options that do nothing on emulated IPUs, and warnings about them.
 
 The table in the module ``option_effects`` decides which options do nothing. Options without effect
-are of two kinds, and each kind is logged on its own line. Options of the first kind request a
-feature that this library does not have, such as a report file. Options of the second kind change
+are of two kinds, and each kind is logged on its own line. Some options without effect request a
+feature that this library does not have, such as a report file. Other options without effect change
 only the speed or the memory of real IPUs.
 """
 
@@ -21,8 +21,8 @@ from popdist_py.poptorch.tracing.block_places import ForwardPlaces
 
 __all__ = ["idle_options", "say_idle_in_model", "say_idle_options"]
 
-# The options without effect that have already been logged. An option without effect is logged once,
-# even if several models use it.
+# The options without effect that have already been logged in this process. An option without effect
+# is logged once, even if several models use it.
 _said: Final[set[Option]] = set()
 
 

@@ -1,8 +1,8 @@
 """The text that Python's ``print`` shows for options, with one field on each line.
 
 The printed text contains the fields that PopTorch prints, and also fields that only this library
-has. The line of an option that the program changed also shows the option's default. The function
-``fixed_fields`` returns printed fields that a program cannot change.
+has. In the printed text, the line of an option that the program changed also shows the option's
+default. The function ``fixed_fields`` returns printed fields that a program cannot change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
     Args:
         label: The text before the class name in the first line.
         store: The OptionStore to print.
-        inside: Whether the OptionStore is printed as a part of another OptionStore. Only the outer
+        inside: Whether the OptionStore is printed as a part of another OptionStore. Only an outer
             OptionStore prints the fields about warnings and about freezing.
     """
     fields = [*_own_fields(store), *_part_fields(store, inside=inside)]

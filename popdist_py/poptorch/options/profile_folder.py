@@ -21,8 +21,8 @@ def profile_folder(options: Options) -> Path | None:
         Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
     popart = options._Popart
-    # On real IPUs, each engine option in this condition requests a part of the profile. In this
-    # library, each engine option in the condition requests the timeline of the process.
+    # On real IPUs, each of these ``autoReport`` options requests a part of the profile. In this
+    # library, each ``autoReport`` option requests the timeline of the process.
     is_requested = popart.is_engine_option_on(
         "autoReport.all",
         "autoReport.outputArchive",

@@ -152,9 +152,10 @@ _CACHING: Final = ("enableEngineCaching", "cachePath")
 def session_option(name: str) -> Option:
     """Return the table row of a session option, or a new row that says "hardware only".
 
-    The table may lack a name that contains dots. For a name that is missing, the function
-    ``session_option`` searches the table for the part of the name before the first dot. If the row
-    of this part says that the option does nothing, ``session_option`` returns the row.
+    The table of options' effects may lack a name that contains dots. For a name that is missing,
+    the function ``session_option`` searches the table for the part of the name before the first
+    dot. If the row of the part before the first dot says that the option does nothing,
+    ``session_option`` returns this row.
 
     Args:
         name: The name of the session option, as in the table of options' effects. To name one key
@@ -186,7 +187,7 @@ class _PopartOptions(OptionStore):
         return cast(dict[str, Any], self._values)
 
     def session_value(self, option: str, default: Any = None) -> Any:
-        """Return the value of a session option that has an effect.
+        """Return the value of a session option, which must have an effect on emulated IPUs.
 
         Args:
             option: The name of the session option, as in the table of options' effects. To name one
@@ -217,7 +218,7 @@ class _PopartOptions(OptionStore):
             ) from None
 
     def engine_value(self, name: str) -> Any:
-        """Return the value of an engine option that has an effect, or None if it is not set.
+        """Return the value of an engine option with an effect, or None if it is not set.
 
         A value in the environment variable ``POPLAR_ENGINE_OPTIONS`` overrides the program's value.
 

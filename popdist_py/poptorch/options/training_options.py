@@ -98,7 +98,8 @@ class _TrainingOptions(_SessionGroup):
     def automatic_loss_scaling_settings(self) -> dict[str, Any]:
         """The settings of automatic loss scaling that a program has set.
 
-        The keys of the dictionary are the attribute names of the class ``AutomaticLossScaling``.
+        The keys of the returned dictionary are the attribute names of the class
+        ``AutomaticLossScaling``.
         """
         popart = self._popart
         values = {
@@ -177,13 +178,13 @@ class _TrainingOptions(_SessionGroup):
 
         In forward and backward passes of a training model, batch norms normalise over the
         micro-batches of n replicas with consecutive global indices. The n replicas of a group may
-        belong to several instances. The option affects the batch norms of torch.nn and calls of
-        torch.nn.functional.batch_norm. Lower-level functions such as torch.batch_norm use the
-        statistics of one replica.
+        belong to several instances. ``distributedBatchNormReplicaGroupSize`` affects the batch
+        norms of torch.nn and calls of torch.nn.functional.batch_norm. Lower-level functions such as
+        torch.batch_norm use the statistics of one replica.
 
-        Batch norms of an inference model never use the statistics of other replicas. With running
-        statistics, a batch norm of an inference model normalises with them. In training mode, it
-        uses the statistics of the replica's own samples.
+        Batch norms of an inference model never use the statistics of other replicas. In evaluation
+        mode, a batch norm of an inference model uses its running statistics. In training mode, a
+        batch norm of an inference model uses the statistics of the replica's own samples.
 
         Args:
             n: The number of replicas that share statistics, which must divide the number of

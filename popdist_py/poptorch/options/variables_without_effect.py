@@ -1,6 +1,6 @@
 """A search for environment variables of the Poplar SDK that do nothing on emulated IPUs.
 
-Programs and scripts for real IPUs set such environment variables of the Poplar SDK. Some of the
+Programs and scripts for real IPUs set environment variables that do nothing here. Some of the
 environment variables belong to the SDK's version of TensorFlow. The module
 ``variables_without_effect`` only reads environment variables.
 """

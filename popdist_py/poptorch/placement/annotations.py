@@ -165,9 +165,9 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
             "assign it to another one"
         )
     _BlockHook(user_id, ipu_id).register(layer_to_call)
-    # A program can read a module's block from the attributes ``_user_id`` and ``_ipu_id``. The two
-    # attributes are stored through ``__dict__``, because mypy accepts only tensors and modules for
-    # Module.__setattr__.
+    # A program can read a module's block from the attributes ``_user_id`` and ``_ipu_id``. The
+    # attributes ``_user_id`` and ``_ipu_id`` are stored through ``__dict__``, because mypy accepts
+    # only tensors and modules for Module.__setattr__.
     layer_to_call.__dict__.update(_user_id=user_id, _ipu_id=ipu_id)
     return layer_to_call
 

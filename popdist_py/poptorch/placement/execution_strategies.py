@@ -1,9 +1,9 @@
 """Execution strategies, which assign each block of a model's operations to a stage and an IPU.
 
 An execution strategy contains stages or phases, which are groups of blocks. The method ``_placer``
-of an execution strategy returns a function. The function from ``_placer`` takes a block id and
-returns the block's IPU, stage and phase. The module ``tracing.block_recorder`` calls the function
-of ``_placer`` for each block of a forward pass.
+of an execution strategy returns a function, which takes a block id and returns the block's IPU,
+stage and phase. The module ``tracing.block_recorder`` calls the function of ``_placer`` for each
+block of a forward pass.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
     """Return the index of the IPU that runs a block of a stage.
 
     An IPU that the program set for the stage overrides an IPU that the program set for the block.
-    The argument ``default`` is used only if the program set neither of them.
+    The argument ``default`` is used only if the program set neither the stage's IPU nor the block's
+    IPU.
     """
     if stage._ipu_id is not None:
         return stage._ipu_id
