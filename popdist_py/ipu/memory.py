@@ -399,7 +399,7 @@ def _update_bytes(weight: Weight, settings: Settings) -> int:
     """Return the bytes that a weight needs temporarily while the optimiser updates it.
 
     The update of a weight needs memory for the change of the weight, and for optimiser state that
-    is fetched from Streaming Memory. The change of a weight has the widest of three types: the
+    is fetched from Streaming Memory. The memory for the change of a weight uses the widest of the
     types of the weight, of its accumulator and of its optimiser state.
     """
     where, optimizer = settings.optimizer_location, settings.optimizer

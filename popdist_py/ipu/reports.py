@@ -1,8 +1,8 @@
 """Reports about the memory that a model needs on IPUs, and about the time of one call.
 
 A report can be printed as text, shown as HTML or as tables of the library rich, and converted to
-JSON. In attributes and in JSON, memory is given in bytes. In texts, memory is given in MB of a
-million bytes.
+JSON. The attributes and the JSON of a report give memory in bytes. The text of a report gives
+memory in MB of a million bytes.
 
 This module is long because it defines all tables of both reports. Other modules compute the figures
 in the tables of the reports.

@@ -151,10 +151,10 @@ def least_slowest(
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
-    The returned ends are places from ``ends``. The function returns None if the stages cannot fit
-    into memory. The function first computes the best division of the model for unlimited memory.
-    The best division for unlimited memory decides which places the search tries first, and when the
-    search ends.
+    The returned places are a selection of the places in ``ends``. The function returns None if the
+    stages cannot fit into memory. The function first computes the best division of the model for
+    unlimited memory. The best division for unlimited memory decides which places the search tries
+    first, and when the search ends.
 
     Args:
         ends: The numbers of the operations before which a stage may begin or end.
@@ -265,9 +265,9 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
     A tensor crosses a place if an operation before the place computes it and a later operation
     reads it. The tensors are given as the names of their roots (the tensors that own the memory).
 
-    The number of a place between two operations is the number of the operation after the place.
-    Input tensors from the host are not included, because every stage may receive inputs from the
-    host.
+    The number of a place between two operations is the number of the operation after the place. The
+    crossing tensors do not include input tensors from the host, because every stage may receive
+    inputs from the host.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
     inputs = {tensor.name for tensor in graph.inputs}

@@ -61,8 +61,8 @@ class IPU:
     def product_rate(self, operands: str, partials: str) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per clock cycle.
 
-        The rate counts floating-point operations. It depends on two element types: the type of the
-        operands, and the type of the partial sums.
+        The peak rate counts floating-point operations. The arguments are the element types of the
+        operands and of the partial sums in the matrix product.
         """
         if operands != "float16":
             return float(self.tiles * self.float_flops)
@@ -71,8 +71,8 @@ class IPU:
     def peak(self, operands: str, partials: str | None = None) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per second.
 
-        The rate counts floating-point operations. It depends on two element types: the type of the
-        operands, and the type of the partial sums.
+        The peak rate counts floating-point operations. The arguments are the element types of the
+        operands and of the partial sums in the matrix product.
         """
         return self.clock * self.product_rate(operands, partials or operands)
 

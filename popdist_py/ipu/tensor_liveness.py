@@ -43,7 +43,7 @@ _BORDER: Final = 2.0
 # PopLibs, divided by the bytes that the tiles use at one time. No document gives the factor
 # ``_PLANNED``. The memory and cycles of ResNet-101 over two IPUs are published. With a value of
 # ``_PLANNED`` above 6, the default memory proportion would divide one matrix product of ResNet-101
-# into parts. The estimated figures of ResNet-101 would then contradict the published figures.
+# into parts, and the estimates would contradict the published figures.
 _PLANNED: Final = 6
 
 
@@ -95,9 +95,10 @@ class PlacedStage:
         settings: The options of the run, such as the number of replicas.
         ipu: The number of the IPU that runs the stage. The available memory proportion can differ
             between IPUs.
-        tiles: The number of tiles of the IPU that compute. I/O tiles do not compute.
-        memory: The memory in bytes of the tiles that compute. The available memory proportion is a
-            share of ``memory``.
+        tiles: The number of tiles of the IPU that compute. ``tiles`` does not count I/O tiles,
+            which only transfer data.
+        memory: The memory in bytes of the tiles that compute. The available memory proportion (a
+            PopTorch option) is a share of ``memory``.
     """
 
     graph: Graph
@@ -127,8 +128,8 @@ class PlacedStage:
     def fetches(self) -> bool:
         """Whether operations fetch weights or accumulators that the chip does not store whole.
 
-        In phased execution, ``fetches`` is False, because a whole phase fetches its data before it
-        runs.
+        In phased execution, ``fetches`` is False, because each phase (a part of the model) fetches
+        all its data before it runs.
         """
         weights, settings = self.settings.weight_location, self.settings
         is_whole = weights.on_chip and not weights.is_sharded
@@ -190,8 +191,8 @@ class Segment:
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
     """Yield, for each moment, the blocks in memory and the bytes of all used memory.
 
-    The function yields the same mapping of blocks for all moments. The mapping changes when the
-    caller requests the next moment.
+    The function yields the same mapping of blocks for all moments. The yielded mapping of blocks
+    changes when the caller requests the next moment.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
@@ -280,8 +281,8 @@ def _again(
 ) -> tuple[Operation, ...]:
     """Return the operations to recompute before the backward pass of a segment of a stage.
 
-    A stage that recomputes keeps the original values of the tensors that it receives. Therefore,
-    operations that change a received tensor in place are also recomputed.
+    A stage that recomputes keeps the original values of the tensors that it receives, so operations
+    that change a received tensor in place are also recomputed.
     """
     if stage.saved <= keeps:
         return ()
@@ -426,10 +427,10 @@ def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Produ
     """Return the matrix products that one pass of an operation computes for a whole micro-batch.
 
     The forward pass of an operation has one matrix product. The backward pass has two matrix
-    products: the gradient of the first operand and the gradient of the second operand. The gradient
-    of a convolution's input is also a convolution, which reads each output gradient as often as the
-    forward pass reads each input. A repeated product (of an LSTM) is returned once, with its number
-    of repeats.
+    products, which compute the gradients of the first operand and of the second operand. The
+    gradient of a convolution's input is also a convolution, which reads each output gradient as
+    often as the forward pass reads each input. A repeated product (of an LSTM) is returned once,
+    with its number of repeats.
     """
     if operation.product is None:
         return ()

@@ -143,7 +143,7 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     """Return the bytes of weights and accumulators that a micro-batch moves to or from the IPU.
 
-    Only weights and accumulators that are stored in Streaming Memory are moved. The IPU fetches
+    Only weights and accumulators that are stored in Streaming Memory are counted. The IPU fetches
     weights from Streaming Memory for the forward pass and again for the backward pass. The IPU
     fetches gradient accumulators and writes the accumulators back.
     """

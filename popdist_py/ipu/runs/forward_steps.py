@@ -45,7 +45,8 @@ class Step:
             key in ``Forward.values``.
         weights: The names of the weights that the operation reads.
         saves: A word for the tensors that the backward pass of the operation reads, such as
-            "inputs". The type ``on_ipu.operation_rules.Saves`` explains the words.
+            "inputs". The type ``on_ipu.operation_rules.Saves`` explains the words that ``saves``
+            may contain.
         product: The sizes of the matrices, only for matrix products and convolutions.
         place: The number of the execution phase and the number of the IPU of the operation.
         is_checkpoint: Whether the output of the operation is kept as a recomputation checkpoint.

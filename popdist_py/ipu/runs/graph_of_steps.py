@@ -123,8 +123,8 @@ def _names(steps: Sequence[Step]) -> list[str]:
     outer = {name[:end] for name in several for end, sign in enumerate(name) if sign == "."}
     taken: set[str] = set()
     # For each name of an operation, an iterator over the numbered names that were not tried yet. A
-    # loop in the user's program may run the same operation thousands of times. Trying all numbers
-    # again for each run of the operation would be slow.
+    # loop in the user's program may run the same operation thousands of times, so trying all
+    # numbers again for each name would be slow.
     untried: dict[str, Iterator[str]] = {}
     names = []
     for step in steps:

@@ -75,8 +75,8 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
 def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
     """Return fewer activities, with one activity per IPU between two weight updates.
 
-    The activities of a weight update are not merged with other activities. One activity replaces
-    all micro-batches of an IPU between two weight updates.
+    The activities of a weight update are not merged with other activities. In the result, one
+    activity replaces all activities of an IPU between two weight updates.
     """
     found: list[Piece] = []
     for is_update, some in groupby(pieces, key=lambda piece: piece.name in _OF_UPDATE):

@@ -135,7 +135,7 @@ def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
 
 
 def _how_to_enforce(options: Options) -> str:
-    """Return the setting with which the memory check raises an error, as a part of the warning."""
+    """Return the setting that makes the memory check raise an error, for the warning."""
     if options.Emulator.exists("memory"):
         return 'Options.Emulator.memory("enforce")'
     if options.Emulator.device_named is not None:
@@ -144,7 +144,7 @@ def _how_to_enforce(options: Options) -> str:
 
 
 def _how_to_run(options: Options) -> str:
-    """Return a sentence with the setting with which the memory check only warns."""
+    """Return a sentence with the setting that makes the memory check only warn."""
     program = 'Options.Emulator.memory("warn")'
     if options.Emulator.exists("memory"):
         return f"The emulation runs such a model all the same with {program}."

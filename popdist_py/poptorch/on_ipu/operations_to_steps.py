@@ -334,8 +334,8 @@ class _Reading:
             return
         reads = [] if seen.operator in FILLS | RANDOM else [before]
         if not is_whole:
-            # An in-place operation that changes only a part of a tensor becomes a step that
-            # computes the whole tensor. The step therefore also reads the whole old tensor.
+            # An in-place operation that changes only a part of a tensor becomes a step that reads
+            # the whole old tensor and computes the whole new tensor.
             whole = self._whole[target.storage]
             reads = [whole]
         result = self._step(seen, target, [*reads, *sources], hold=False)
