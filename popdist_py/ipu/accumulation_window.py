@@ -2,9 +2,10 @@
 
 The module ``schedule`` computes the order of the IPUs' work, and the module ``stage_cycles``
 computes the clock cycles that each stage of the model needs. The function ``lay_out`` combines the
-order and the clock cycles into the work of each IPU in each pipeline cycle. A pipeline cycle is a
-part of the schedule that all IPUs begin at the same time. The slowest IPU determines the length of
-a pipeline cycle. No other module adds up the clock cycles of a schedule.
+order of the IPUs' work and the clock cycles of the stages into the work of each IPU in each
+pipeline cycle. A pipeline cycle is a part of the schedule that all IPUs begin at the same time. The
+slowest IPU determines the length of a pipeline cycle. No other module adds up the clock cycles that
+the IPUs need for a schedule.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Piece:
 
 # The actions of a schedule during which an IPU counts as busy.
 _COMPUTING: Final = ("forward", "recompute", "backward", "update")
-# The parts of one action of an IPU in execution order, as pairs of the part's name and its clock
-# cycles.
+# The parts (such as "load" and "forward") of one action of an IPU in execution order. Each part is
+# a pair of its name and its clock cycles.
 _Parts: TypeAlias = tuple[tuple[str, float], ...]
-# An action of an IPU (a cell of the schedule), the number of its pipeline cycle, and its parts.
+# An action of an IPU (such as a forward pass), the number of its pipeline cycle, and its parts.
 _PlacedCell: TypeAlias = tuple[Cell, int, _Parts]
 
 
@@ -63,16 +64,19 @@ _PlacedCell: TypeAlias = tuple[Cell, int, _Parts]
 class Window:
     """The work of all IPUs from one weight update to the next.
 
-    For inference, which has no weight updates, the window is the whole call of the model.
+    For inference, which has no weight updates, the accumulation window is the whole call of the
+    model.
 
     Attributes:
         length: The clock cycles from one weight update to the next, with copies and
             synchronisations between IPUs.
         busy: The clock cycles that each IPU spends on computing.
         count: The number of weight updates in one call of the model; 1 for inference. A call of the
-            model also includes work of the host, which is not part of a window.
-        cells: For each IPU, the actions that the IPU performs. Each action is given with the number
-            of its pipeline cycle and with its parts (name and clock cycles).
+            model also includes work of the host, which is not part of an accumulation window (the
+            time from one weight update to the next).
+        cells: For each IPU, the actions that the IPU performs. Each action (such as a forward pass)
+            is given with the number of its pipeline cycle. The parts of the action are pairs of
+            name and clock cycles.
         lengths: The clock cycles of each pipeline cycle, without copies and synchronisations
             between IPUs.
     """
@@ -85,14 +89,14 @@ class Window:
 
     @property
     def cycles(self) -> int:
-        """The length of the window in whole clock cycles."""
+        """The time from one weight update to the next, in whole clock cycles."""
         return round(self.length)
 
     @property
     def _scale(self) -> float:
-        """The factor that lengthens pipeline cycles so that they fill the whole window.
+        """The number that multiplies the pipeline cycles so that they fill the whole window.
 
-        The length of a window includes copies and synchronisations between IPUs, but ``lengths``
+        The attribute ``length`` includes copies and synchronisations between IPUs, but ``lengths``
         does not include them.
         """
         return self.cycles / (sum(self.lengths) or 1)
@@ -121,7 +125,7 @@ class Window:
         }
 
     def pieces(self) -> tuple[Piece, ...]:
-        """Return all activities of the IPUs in the window, sorted by IPU and then by time.
+        """Return the IPUs' activities between two weight updates, sorted by IPU and then by time.
 
         In each pipeline cycle, an IPU performs its activities one after the other. An IPU that has
         finished its activities waits until the slowest IPU ends the same pipeline cycle. Activities
@@ -151,8 +155,8 @@ def lay_out(
     """Return the work of all IPUs from one weight update to the next.
 
     With overlapped I/O, I/O tiles (tiles that only transfer data) load the inputs while the other
-    tiles compute. The length of a pipeline cycle is then the longer of two times: the loading time
-    of the I/O tiles and the computing time of the other tiles.
+    tiles compute. With overlapped I/O, the length of a pipeline cycle is the longer of two times:
+    the loading time of the I/O tiles and the computing time of the other tiles.
 
     Args:
         stages: The clock cycles that each stage of the model needs.
@@ -195,13 +199,15 @@ def _walked(
     """Return the actions of one IPU, its computing time, and its work per pipeline cycle.
 
     Args:
-        row: The action of the IPU in each step of the schedule.
-        pipeline_cycles: For each step of the schedule, the number of its pipeline cycle.
-        parts_of: A function that returns the parts of an action, with their clock cycles. The
-            arguments of ``parts_of`` are the action and the number of the stage.
+        row: The action (such as a forward pass) of the IPU in each step of the schedule.
+        pipeline_cycles: For each step of the schedule (one action of each IPU), the number of its
+            pipeline cycle.
+        parts_of: A function that returns the parts of an IPU's action (such as "load" and
+            "forward"), with their clock cycles. The arguments of ``parts_of`` are the name of the
+            action and the number of the pipeline stage.
     """
-    # The parts of each different action are computed only once, because a schedule repeats the same
-    # few actions many times.
+    # The clock cycles of each different action of an IPU are computed only once, because a schedule
+    # repeats the same few actions many times.
     known: dict[tuple[Action, int | None], tuple[_Parts, float]] = {}
     working = [0.0] * max(pipeline_cycles, default=0)
     computing = 0.0
@@ -246,10 +252,12 @@ def _parts(
 
     Args:
         stages: The clock cycles of all stages of the model.
-        own: The clock cycles of the stages that run on the IPU of the action.
+        own: The clock cycles of the pipeline stages that run on the IPU of the action.
         settings: The options of the run, such as the number of replicas.
-        action: The action of the IPU, such as "forward". ``action`` must not be "idle".
-        stage: The number of the stage or phase; None for actions that do not belong to a stage.
+        action: The action of the IPU, such as "forward". The argument ``action`` must not be
+            "idle".
+        stage: The number of the pipeline stage or execution phase; None for actions that do not
+            belong to a stage, such as a weight update.
     """
     if action == "update":
         return (("update", sum(s.update for s in own)),)
@@ -265,13 +273,13 @@ def _parts(
 
 
 def _copies(stages: Sequence[StageCycles], settings: Settings, num_cycles: int) -> float:
-    """Return the clock cycles for copying activations and gradients between IPUs in a window.
+    """Return the clock cycles for copies between IPUs from one weight update to the next.
 
     In a pipeline, all pairs of IPUs copy at the same time, once in each of the ``num_cycles``
     pipeline cycles.
     """
     if settings.is_phased:
-        return 0.0  # Execution phases exchange data through Streaming Memory.
+        return 0.0  # Execution phases exchange data through DRAM outside the IPU.
     ways = 2 if settings.is_training else 1
     if settings.is_pipelined:
         return ways * num_cycles * max(stage.copy for stage in stages)

@@ -1,8 +1,8 @@
 """The clock cycles that an IPU needs for one call of a model, estimated from its stages.
 
 A call of a training model contains one or more weight updates, and work of the host. The time from
-one weight update to the next (a window) is equal for all weight updates of a call. This module does
-not measure times.
+one weight update to the next (an accumulation window) is equal for all weight updates of a call.
+The module ``cycles`` only estimates clock cycles, and does not measure times.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class CycleReport:
             For inference, ``window`` is the number of clock cycles for all micro-batches of the
             call.
         call: The clock cycles that a call of the model needs in addition to its micro-batches and
-            weight updates. During the additional clock cycles of a call, the host works or the IPUs
-            send results to the host.
+            weight updates. During these additional clock cycles, the host works or the IPUs send
+            results to the host.
         total: The clock cycles of the whole call of the model.
-        busy: For each IPU, the share of the call's duration that the IPU spends on computing.
+        busy: For each IPU, the time that the IPU spends on computing, divided by the duration of
+            the call.
         clock: The number of clock cycles per second.
-        samples: The number of samples that all replicas together process in one call.
+        samples: The number of samples that all replicas together process in one call of the model.
     """
 
     stages: tuple[StageCycles, ...]
@@ -81,7 +82,7 @@ def cycles_and_window(
     ipu: IPU,
     model: CycleModel = CYCLE_MODEL,
 ) -> tuple[CycleReport, Window]:
-    """Return the clock cycles of one call, and the IPUs' work between two weight updates."""
+    """Return the clock cycles of one call of a model, and the IPUs' work between weight updates."""
     stages = tuple(
         stage_cycles(graph, placement, settings, ipu, stage, model)
         for stage in range(placement.num_stages)

@@ -1,9 +1,10 @@
-"""Classes that describe a model's forward pass as data, and its division into stages.
+"""Classes for the operations of a model's forward pass, and its division into stages.
 
-The backward pass is derived from the forward pass. The backward pass runs the operations in reverse
-order. The backward pass of an operation reads the tensors that the forward pass of the operation
-saved. If the size of a tensor grows with the batch, a graph stores the size for one sample. This
-module does not depend on a type of IPU or on the options of a run.
+A graph does not contain the backward pass, which is derived from the forward pass. The backward
+pass runs the operations in reverse order. The backward pass of an operation reads the tensors that
+the forward pass of the operation saved. If the size of a tensor grows with the number of samples, a
+graph stores the tensor's size for one sample. The module ``graph`` does not depend on a type of IPU
+or on the options of a run.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Tensor:
         name: The name of the tensor, which is unique in the graph.
         elements: The number of elements of the tensor for one sample.
         type: The data type of the elements, such as "float16".
-        is_batched: Whether the size of the tensor grows with the number of samples. ``is_batched``
-            is False for a loss, for example.
+        is_batched: Whether the size of the tensor grows with the number of samples. For example,
+            ``is_batched`` is False for a loss, which is one number for all samples.
     """
 
     name: str
@@ -83,31 +84,31 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The sizes of the matrices in a matrix product, or in a convolution computed as a product.
+    """The sizes of a matrix product, or of a convolution computed as a matrix product.
 
     The operation consists of ``count`` matrix products of shape [rows, depth] x [depth, columns]. A
-    convolution is described as a matrix product. The rows of a convolution are the positions of its
-    output. The depth of a convolution is the number of input channels per group times the number of
-    kernel positions. The columns of a convolution are the output channels per group. The count of a
-    convolution is its number of groups.
+    convolution is represented as a matrix product of equal size. For a convolution, ``rows`` is the
+    number of positions of the output. For a convolution, ``depth`` is the number of input channels
+    per group times the number of kernel positions. For a convolution, ``columns`` is the number of
+    output channels per group. For a convolution, ``count`` is the number of groups.
 
     Attributes:
         rows: The number of rows of the first matrix for one sample.
         depth: The length of the dimension that the matrix product sums over.
-        columns: The number of columns of the second matrix.
+        columns: The number of columns of the second matrix of the matrix product.
         count: The number of independent matrix products, such as the number of attention heads or
             of a convolution's groups.
         serial: The number of parts into which ``serializedMatMul`` divides the matrix product. The
-            IPU computes the parts of the product one after the other.
+            IPU computes the parts of the matrix product one after the other.
         repeats: The number of times that the matrix product is repeated, where each repetition
-            needs the previous result (as the time steps of an LSTM do). If the product is repeated,
-            ``rows`` is the number of rows of one repetition. The code of a repeated matrix product
-            is counted once.
-        reads: The number of times that the product reads each element of its first operand.
+            needs the previous result (as the time steps of an LSTM do). If the matrix product is
+            repeated, ``rows`` is the number of rows of one repetition. The code of a repeated
+            matrix product is counted once.
+        reads: The number of times that the matrix product reads each element of its first operand.
             ``reads`` is above 1 in convolutions whose kernels have several positions. The module
             ``tensor_liveness`` computes ``reads`` from the sizes of tensors.
-        is_convolution: Whether PopTorch's options for convolutions apply to the operation.
-            ``is_convolution`` is False for other matrix products.
+        is_convolution: Whether PopTorch's options for convolutions apply to the operation. For
+            other matrix products, ``is_convolution`` is False.
     """
 
     rows: int
@@ -131,9 +132,9 @@ class Operation:
 
     Attributes:
         name: The unique name of the operation, which starts with the path of its submodule. An
-            example of such a name is ``layer1.0.conv1``.
-        kind: The kind of the operation, such as "norm". The kind of an operation selects the
-            formulas for its memory and time.
+            example of an operation's name is ``layer1.0.conv1``.
+        kind: The kind of the operation, such as "norm" (a normalisation). The kind selects the
+            formulas for the operation's memory and time.
         inputs: The names of the tensors that the operation reads.
         output: The tensor that the operation computes.
         weights: The names of the weights that the operation reads.
@@ -227,9 +228,9 @@ class Graph:
             raise ValueError(f"output {missing[0]} is made by nothing")
 
     def __getstate__(self) -> dict[str, object]:
-        # Only the fields of a graph are pickled. The cached properties of a graph contain mapping
-        # proxies, which cannot be pickled. The unpickled graph computes its cached properties
-        # again.
+        # Only the dataclass fields of a ``Graph`` are pickled. The cached properties of a ``Graph``
+        # contain mapping proxies, which cannot be pickled. The unpickled ``Graph`` computes its
+        # cached properties again.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -254,10 +255,11 @@ class Graph:
 
     @cached_property
     def root_of(self) -> Mapping[str, str]:
-        """A mapping from the name of each tensor to the name of the tensor's root.
+        """A mapping from the name of each tensor to the name of the tensor that owns its memory.
 
-        The root of a view or of an in-place result is the tensor whose memory it shares. Any other
-        tensor is its own root.
+        The tensor that owns the memory is called the root. The root of a view or of an in-place
+        result is the tensor whose memory the view or result shares. A tensor that does not share
+        another tensor's memory is its own root.
         """
         roots = {tensor.name: tensor.name for tensor in self.inputs}
         for operation in self.operations:
@@ -278,14 +280,14 @@ class Graph:
 
     @cached_property
     def gradient_roots(self) -> frozenset[str]:
-        """For all tensors with a gradient, the names of the tensors that own their memory."""
+        """For all tensors that have a gradient, the names of the tensors that own their memory."""
         return frozenset(self.root_of[name] for name in self.needs_gradient)
 
     @cached_property
     def root_bytes(self) -> Mapping[str, int]:
         """A mapping from the name of each root (a tensor that owns memory) to its size in bytes.
 
-        The size of a root is the size of the largest tensor that is stored in the root's memory.
+        The given size is the size of the largest tensor that is stored in the root's memory.
         """
         sizes: dict[str, int] = {}
         for name, root in self.root_of.items():
@@ -297,17 +299,17 @@ class Graph:
         return self.tensors[name].bytes(self.batch)
 
     def with_batch(self, batch: int) -> Graph:
-        """Return the same graph with another number of samples per micro-batch."""
+        """Return a copy of the graph, with another number of samples per micro-batch."""
         return replace(self, batch=batch)
 
     def cast(self, *, data: Type | None = None, weights: Type | None = None) -> Graph:
-        """Return the same graph with other element types of its tensors and weights.
+        """Return a copy of the graph, with other element types of its tensors and weights.
 
         Args:
-            data: The type that replaces float32 and float16 in inputs and outputs of operations. If
-                ``data`` is None, the types of inputs and outputs do not change.
-            weights: The new type of all weights. If ``weights`` is None, the types of the weights
-                do not change.
+            data: The element type that replaces float32 and float16 in inputs and outputs of
+                operations. If ``data`` is None, the types of inputs and outputs do not change.
+            weights: The new element type of all weights. If ``weights`` is None, the types of the
+                weights do not change.
         """
 
         def of_data(tensor: Tensor) -> Tensor:
@@ -364,7 +366,7 @@ class Placement:
         return (o for o, s in zip(graph.operations, self.stages, strict=True) if s == stage)
 
     def weights_of(self, graph: Graph, stage: int) -> tuple[Weight, ...]:
-        """Return the weights that the IPU of a stage stores, which no earlier stage reads."""
+        """Return the weights that a stage's IPU stores, because no earlier stage reads them."""
         first, stages = graph.first_reader, self.stages
         return tuple(w for w in graph.weights if w.name in first and stages[first[w.name]] == stage)
 
@@ -393,11 +395,11 @@ def stages_of(places: Iterable[tuple[int, int]]) -> list[int]:
     """Return the stage number of each operation of a forward pass.
 
     A stage begins where the execution phase or the IPU of the operations changes. Consecutive
-    blocks (parts of the model) of the same phase and IPU are one stage.
+    blocks (groups of operations) of the same phase and IPU are one stage.
 
     Args:
-        places: The numbers of the execution phase and of the IPU of each operation, in execution
-            order.
+        places: For each operation in execution order, the number of its execution phase and the
+            number of its IPU.
     """
     stages: list[int] = []
     before = None

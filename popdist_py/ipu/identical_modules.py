@@ -2,7 +2,7 @@
 
 A program can call one of several identical submodules several times, and leave out the other
 identical submodules. If identical submodules share their weights, the IPU stores the weights only
-once. This Python module does not compute the memory that sharing saves.
+once. The Python module ``identical_modules`` does not compute the memory that sharing saves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Reuse", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The result of a search: a graph whose identical submodules share their weights.
+    """A copy of a model's graph in which identical submodules share their weights.
 
     Attributes:
         graph: A graph with the same operations as the graph without sharing, and with fewer
@@ -33,7 +33,7 @@ class Reuse:
 
 
 def reused(graph: Graph, placement: Placement) -> Reuse | None:
-    """Return a graph whose identical submodules share weights; None without identical submodules.
+    """Return a graph whose identical submodules share weights; None if no two are identical.
 
     Two submodules are identical if both are numbered members of one module (``layers.3``), both are
     in the same pipeline stage, and both have operations and weights of equal sizes. If identical

@@ -2,12 +2,12 @@
 
 Weights, optimiser state, code, stream buffers and the stash are counted as always in memory. The
 stash of a pipeline stage contains activations of earlier micro-batches, whose backward pass comes
-later. Activations, gradients and other temporary data are counted at the moment when they need the
-most memory.
+later. Activations, gradients and other temporary data are counted at the moment when their sum is
+largest.
 
-The model spreads each tensor over the tiles of an IPU in grains, which are small parts of equal
-size. All tensors begin on the same tile, so many small tensors make the first tile fuller than the
-other tiles.
+The model of memory assumes that each tensor is spread over an IPU's tiles in grains, which are
+small parts of equal size. All tensors begin on the same tile of an IPU, so many small tensors make
+this tile fuller than the other tiles.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Estimates:
         base_code: The size of the control code, stack and libraries that every program on the IPU
             contains.
         distinct_code: The size of the vertices (compute code) and exchange code for one pass of an
-            operation. Operations of equal kind and sizes share the vertices and exchange code.
+            operation. Operations of equal kind and sizes share their vertices (compute code) and
+            their exchange code.
         call_code: The size of the code that calls the code of one pass (forward or backward) of an
             operation.
         profile_code: The size of the code that counts the clock cycles of one pass of an operation
@@ -75,11 +76,13 @@ class Estimates:
 
 ESTIMATES: Final = Estimates()
 
-# The categories of code do not contain variables, so gaps between variables are not added to them.
+# The names of the categories of contents that are code. Gaps between variables are not added to the
+# code, because code does not contain variables.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # In phased execution, the forward pass of a phase (a part of the model) fetches weights from
-# Streaming Memory. The backward pass of a phase also fetches accumulators. The weight update of a
-# phase needs the weights and the accumulators.
+# Streaming Memory. In phased execution, the backward pass of a phase (a part of the model) also
+# fetches gradient accumulators. In phased execution, the weight update of a phase (a part of the
+# model) needs the weights and the gradient accumulators.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 
 
@@ -143,7 +146,7 @@ def ipu_fits(
 ) -> bool:
     """Return whether the stages of the model on one IPU of a replica fit into the IPU's memory.
 
-    To save time, the function first checks only the data that always stays in memory.
+    To save time, ``fits`` first checks only the data that always stays in memory.
     """
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
@@ -161,13 +164,13 @@ def _always_live(
     tiles: int,
     estimates: Estimates,
 ) -> list[Contribution]:
-    """Return an IPU's data that always stays in memory, without stream buffers and gaps."""
+    """Return an IPU's data that is always in memory, without stream buffers and gaps."""
     parts = [part for stage in stages for part in _always(graph, placement, settings, stage)]
     return [*parts, *_code(graph, placement, settings, stages, tiles, estimates)]
 
 
 def _fullest_tile(parts: Sequence[Contribution], tiles: int, grain: int) -> int:
-    """Return the bytes on the fullest tile, which is the tile where every tensor begins."""
+    """Return the used bytes of an IPU's fullest tile, where every tensor begins."""
     return grain * sum(-(-part.bytes // (tiles * grain)) for part in parts)
 
 
@@ -175,10 +178,11 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
     """Return the number of micro-batches whose activations a pipeline stage keeps in its stash.
 
     The stash of a pipeline stage contains the activations of earlier micro-batches whose backward
-    pass is still to come. The activations of the current micro-batch are not part of the stash. In
-    PopART's pipeline of N stages, stage s keeps the activations of ``2 (N - 1 - s) + 1``
-    micro-batches. In an interleaved pipeline, stage s keeps the activations of ``N - s``
-    micro-batches. The last stage of a pipeline does not need a stash.
+    pass is still to come. The stash (kept activations) of a stage does not contain the activations
+    of the current micro-batch. In PopART's pipeline of N stages, stage s keeps the activations of
+    ``2 (N - 1 - s) + 1`` micro-batches. In an interleaved pipeline of N stages, stage s keeps the
+    activations of ``N - s`` micro-batches. The last stage of a pipeline does not need a stash (kept
+    activations).
     """
     if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
         return 0
@@ -188,8 +192,8 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
 def least_bytes(graph: Graph, settings: Settings) -> list[int]:
     """Return the bytes that each operation adds at least to the memory of its stage.
 
-    An operation adds the size of the weights that it reads and no earlier operation reads. The size
-    of a weight includes its gradient accumulator and its optimiser state.
+    An operation adds the size of those weights that the operation is the first to read. The size of
+    a weight includes its gradient accumulator and its optimiser state.
     """
     if settings.is_phased:
         return [0] * len(graph.operations)
@@ -206,7 +210,7 @@ def least_bytes(graph: Graph, settings: Settings) -> list[int]:
 def _always(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
-    """Yield the variables and the stashed activations of a stage, which always stay in memory."""
+    """Yield the variables and kept activations of a stage, which always stay in memory."""
     if not settings.is_phased:
         for weight in placement.weights_of(graph, stage):
             yield from _variables(weight, settings)
@@ -238,7 +242,7 @@ def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
 def _streams(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
-    """Yield the buffers for the tensors that a stage receives from the host or sends to it."""
+    """Yield the buffers for the tensors that a stage exchanges with the host."""
     if settings.synthetic_data:
         return
     operations = tuple(placement.operations_of(graph, stage))
@@ -262,7 +266,7 @@ def _code(
 ) -> Iterator[Contribution]:
     """Yield the memory for the code on an IPU.
 
-    Operations of equal kind and sizes share their code.
+    Operations of equal kind and sizes share their code, so the code is counted once.
     """
     operations = [o for s in stages for o in placement.operations_of(graph, s)]
     distinct = {_signature(graph, operation): operation for operation in operations}
@@ -284,8 +288,7 @@ def _passes(operation: Operation, settings: Settings) -> int:
     """Return the number of programs that the forward and backward pass of an operation need.
 
     In training, a matrix product of an input and a weight needs three programs. The three programs
-    of a matrix product compute the result, the gradient of the input, and the gradient of the
-    weight.
+    compute the matrix product, the gradient of the input, and the gradient of the weight.
     """
     if operation.kind == "view":
         return 0
@@ -302,7 +305,7 @@ def _signature(graph: Graph, operation: Operation) -> tuple[object, ...]:
 def _worst(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> tuple[str, list[Contribution]]:
-    """Return the operation where an IPU needs the most memory, and the data in memory then.
+    """Return the operation at which an IPU needs the most memory, and the data in memory then.
 
     The returned data does not include weights and other data that always stays in memory.
     """
@@ -316,13 +319,13 @@ def _worst(
 def walks(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
 ) -> Iterator[tuple[list[Contribution], list[Moment]]]:
-    """Yield walks (lists of moments) of an IPU's stages, and the data fetched for each walk.
+    """Yield an IPU's walks (lists of moments), and the data that is fetched for each walk.
 
-    A moment is one pass (forward or backward) of an operation. The fetched data stays in memory
-    during all moments of the walk. If a stage keeps its memory from the forward pass to the
-    backward pass, one walk contains both passes of the stage. If a stage does not keep its memory,
-    its forward pass and its backward pass are separate walks. In training, the weight update of a
-    stage is also a separate walk.
+    A moment is one pass (forward or backward) of an operation. Data that is fetched for a walk
+    stays in memory during all moments of the walk. If a stage keeps its memory from the forward
+    pass to the backward pass, one walk contains both passes of the stage. If a stage does not keep
+    its memory between the passes, its forward pass and its backward pass are separate walks. In
+    training, the weight update of a stage is also a separate walk.
     """
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)
@@ -353,8 +356,8 @@ def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator
     """Yield the moments (passes of single operations) of a stage's forward and backward pass.
 
     If the stage keeps its memory from the forward pass to the backward pass, one list contains the
-    moments of both passes. If the stage does not keep its memory, each pass has its own list of
-    moments.
+    moments of both passes. If the stage does not keep its memory between the passes, each pass has
+    its own list of moments.
     """
     settings = stage.settings
     forward = forward_moments(stage)
@@ -378,7 +381,7 @@ def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator
 
 
 def _of_peak(found: Peak) -> Iterator[Contribution]:
-    """Yield the data in memory at the moment that needs the most memory."""
+    """Yield the blocks of memory in use at the moment that needs the most memory."""
     prefix = "gradient of "
     for name, size in found.live.items():
         is_gradient = name.startswith(prefix)
@@ -389,7 +392,7 @@ def _of_peak(found: Peak) -> Iterator[Contribution]:
 
 
 def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Moment]:
-    """Yield the updates of a stage's weights, one after the other."""
+    """Yield the moments of a stage's weight update, in which the weights are updated in turn."""
     for weight in weights:
         if weight.is_trained:
             yield Moment(f"{weight.name} (update)", temporary=_update_bytes(weight, settings))

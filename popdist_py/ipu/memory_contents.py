@@ -1,7 +1,7 @@
-"""Classes that describe the contents of the memory of IPUs, and whether the contents fit.
+"""Classes for the data and code in the memory of IPUs, and for whether the memory suffices.
 
-The module ``memory`` computes the contents of the memory from a graph of operations. This module
-does not compute the contents.
+The module ``memory`` computes the contents of the memory from a graph of operations. The module
+``memory_contents`` only defines classes, and does not estimate memory.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ Category: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A part of the contents of an IPU's memory, such as one weight.
+    """A contribution to the used memory of an IPU, such as one weight.
 
     Attributes:
         name: The name of a weight, an operation or a tensor, with the name of its module.
-        category: The category of the contents, such as "activations".
-        bytes: The size of the contents on all tiles of the IPU together, in bytes.
-        is_always_live: Whether the contents stay in memory during the whole run of the program.
+        category: The category of this contribution to the used memory, such as "activations".
+        bytes: The bytes of this contribution on all tiles of the IPU together.
+        is_always_live: Whether this contribution stays in memory during the whole run of the
+            program.
     """
 
     name: str
@@ -43,9 +44,10 @@ class Contribution:
     is_always_live: bool
 
     def group(self, depth: int) -> str:
-        """Return the name of this contribution's group in a table of sums.
+        """Return the name under which a table of sums adds up this contribution.
 
-        A table of sums adds up the contributions with the same group and category.
+        A table of sums adds up the contributions to the used memory that have the same category and
+        for which ``group`` returns the same name.
         """
         if self.category in ("code", "profiling"):
             return "the whole program"
@@ -56,17 +58,17 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class IpuMemory:
-    """The contents of one IPU's memory.
+    """The data and code in the memory of one IPU.
 
     A program cannot run if one tile has too little memory, even if other tiles have free memory.
 
     Attributes:
         ipu: The number of the IPU in its replica.
-        tiles: The number of tiles that store the ``contributions``. I/O tiles are not counted in
-            ``tiles``.
+        tiles: The number of tiles that store the ``contributions``. The attribute ``tiles`` does
+            not count I/O tiles.
         tile_bytes: The memory of one tile in bytes.
-        contributions: The contents that always stay in memory, and the contents at the moment when
-            the IPU needs the most memory.
+        contributions: The data and code that always stay in memory, and the temporary data at the
+            moment when the IPU needs the most memory.
         peak_at: The name of the operation and its pass (such as "backward") when the IPU needs the
             most memory.
         fullest_tile: The bytes that the program needs on the fullest tile.
@@ -101,21 +103,21 @@ class IpuMemory:
 
     @property
     def needed(self) -> int:
-        """The largest number of bytes that the program needs on the IPU at any moment."""
+        """The largest number of bytes that the program needs in the IPU's memory at any moment."""
         return sum(part.bytes for part in self.contributions)
 
     @property
     def per_tile(self) -> int:
-        """The bytes per tile, if the contents were distributed equally over all tiles."""
+        """The bytes per tile, if data and code were distributed equally over the IPU's tiles."""
         return -(-self.needed // self.tiles)
 
     @property
     def fits(self) -> bool:
-        """Whether the contents of every tile of the IPU fit into the tile's memory."""
+        """Whether the data and code of every tile of the IPU fit into the tile's memory."""
         return max(self.fullest_tile, self.fullest_io_tile) <= self.tile_bytes
 
     def by_category(self) -> dict[Category, int]:
-        """Return the bytes of each category of contents, with the largest category first."""
+        """Return the bytes of each category, such as "weights", with the largest first."""
         sums: dict[Category, int] = {}
         for part in self.contributions:
             sums[part.category] = sums.get(part.category, 0) + part.bytes
@@ -124,9 +126,10 @@ class IpuMemory:
     def largest(self, count: int = 5, *, depth: int = 2) -> tuple[Contribution, ...]:
         """Return the largest contributions to the IPU's memory, with the largest first.
 
-        Contributions of one category are added up if the first ``depth`` parts of their names are
-        equal. For example, ``layer4.0.conv1`` and ``layer4.0.conv2`` are added up as ``layer4.0``.
-        The code of the whole program counts as one contribution.
+        Contributions of one category are added up if the first ``depth`` parts of their names
+        (separated by dots) are equal. For example, ``layer4.0.conv1`` and ``layer4.0.conv2`` are
+        added up as ``layer4.0``. The code of the whole program counts as one contribution to the
+        used memory.
         """
         sums: dict[tuple[str, Category, bool], int] = {}
         for part in self.contributions:
@@ -138,13 +141,13 @@ class IpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The contents of the memory of all IPUs of a replica."""
+    """The data and code in the memory of every IPU of a replica."""
 
     ipus: tuple[IpuMemory, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether the contents of every IPU fit into the IPU's memory."""
+        """Whether the data and code of every IPU fit into the IPU's memory."""
         return all(ipu.fits for ipu in self.ipus)
 
     @property

@@ -20,8 +20,8 @@ class LiveBytes:
     """The number of used bytes in the memory of an IPU at one moment.
 
     Attributes:
-        moment: The name of the operation and of its pass that run at this moment. An example of
-            such a name is ``layer1.0.conv1 (backward)``.
+        moment: The name of the operation and of its pass that run at this moment. An example of the
+            name of a moment is ``layer1.0.conv1 (backward)``.
         bytes: The used bytes on all tiles of the IPU together. ``bytes`` includes weights and other
             data that always stays in memory.
     """
@@ -34,9 +34,9 @@ def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
     """Return an IPU's used bytes at every moment of forward pass, backward pass and weight update.
 
     If the IPU runs several stages of the model, the moments of an earlier stage come first. The
-    largest of the returned numbers of bytes is the memory that the IPU needs. Each of the returned
-    numbers includes the same number of bytes for gaps between variables. The bytes for gaps are
-    computed at the moment that needs the most memory.
+    largest returned number of used bytes is the memory that the IPU needs. Each returned number of
+    used bytes includes the same number of bytes for gaps between variables. The number of bytes for
+    gaps is computed from the moment that needs the most memory.
     """
     own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []

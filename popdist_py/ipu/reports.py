@@ -4,8 +4,8 @@ A report can be printed as text, shown as HTML or as tables of the library rich,
 JSON. The attributes and the JSON of a report give memory in bytes. The text of a report gives
 memory in MB of a million bytes.
 
-This module is long because it defines all tables of both reports. Other modules compute the figures
-in the tables of the reports.
+The module ``reports`` is long because it defines all tables of both reports. Other modules of the
+package ``ipu`` compute the figures in the tables of the reports.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
     "memory_page",
 ]
 
-# The version of the reports' JSON format. The version of the JSON format is increased when a key is
-# removed or gets another meaning.
+# The version of the reports' JSON format. The version of the reports' JSON format is increased when
+# a key of the JSON is removed or gets another meaning.
 _VERSION: Final = 1
 _LARGEST: Final = 5
 _SLOWEST: Final = 8
@@ -99,8 +99,8 @@ class MemoryPage(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values.
 
-        In the dictionary, memory is given in bytes. The entry ``advice`` is an empty list if the
-        model fits into memory.
+        In the report's dictionary, memory is given in bytes. The entry ``advice`` of the report is
+        an empty list if the model fits into memory.
         """
         return {
             "version": _VERSION,
@@ -163,7 +163,7 @@ class MemoryPage(Report):
         return Section("IPUs (MB; bytes of a tile)", columns, rows, (note,))
 
     def _categories(self) -> Iterator[Section]:
-        """Yield one table for every eight IPUs, because a wider table does not fit into a line."""
+        """Yield one table for every eight IPUs, because more columns do not fit into a line."""
         for first in range(0, len(self.ipus), _IPUS_IN_A_ROW):
             some = self.ipus[first : first + _IPUS_IN_A_ROW]
             sums = {own.ipu: own.by_category() for own in some}
@@ -222,7 +222,7 @@ class IpuExecution:
 
     Attributes:
         ipu: The number of the IPU in its replica.
-        busy: The share of the call's duration that the IPU spends on computing.
+        busy: The time that the IPU spends on computing, divided by the duration of the call.
         tile_balance: The mean work of the IPU's tiles, divided by the work of the busiest tile.
         received: The bytes that the IPU receives from the host.
         sent: The bytes that the IPU sends to the host. ``sent`` counts outputs of the model, and
@@ -244,11 +244,12 @@ class OperationCycles:
     """The clock cycles of one pass (forward or backward) of an operation for one micro-batch.
 
     Attributes:
-        name: The name of the operation.
-        direction: The pass of the operation, which is "forward" or "backward".
+        name: The name of the operation, such as ``layer1.0.conv1``.
+        direction: The pass of the operation, which is the word "forward" or "backward".
         stage: The number of the pipeline stage that contains the operation.
-        cycles: The number of clock cycles of this pass.
-        share: The clock cycles of this pass, divided by the clock cycles of all operations' passes.
+        cycles: The number of clock cycles that this pass of the operation takes.
+        share: The clock cycles of this pass of the operation, divided by the clock cycles of all
+            passes of all operations.
     """
 
     name: str
@@ -268,10 +269,10 @@ class ExecutionPage(Report):
         settings: The options of the run, such as the number of replicas.
         report: The clock cycles of the call and of each pipeline stage.
         stage_ipus: The number of the IPU that runs each stage.
-        ipus: The work and the data transfers of each IPU in one call.
+        ipus: The work and the data transfers of each IPU in one call of the model.
         imbalance: The work of the slowest pipeline stage, divided by the mean work of all stages.
-        idle_share: The share of steps in which an IPU is idle, between two weight updates. For this
-            share, all steps of the schedule are counted as equally long.
+        idle_share: Between two weight updates, the share of the schedule's steps in which an IPU is
+            idle. For ``idle_share``, all steps of the schedule are counted as equally long.
         slowest: The forward or backward passes of operations that take the most clock cycles, with
             the slowest pass first.
         beginning: The first steps of the schedule, which gives the action of each IPU in each step.
@@ -304,7 +305,7 @@ class ExecutionPage(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values.
 
-        The values in the dictionary are clock cycles, bytes, seconds, and shares between 0 and 1.
+        The figures in the dictionary are clock cycles, bytes, seconds, and shares between 0 and 1.
         """
         own = self.report
         return {
@@ -426,7 +427,7 @@ def memory_page(run: Run) -> MemoryPage:
 
 
 def execution_page(run: Run) -> ExecutionPage:
-    """Return the report about the time of one call, even if the model does not fit into memory."""
+    """Return the report about the time of one call of a model, even if memory is too small."""
     graph, placement, settings = run.graph, run.placement, run.settings
     report = cycles(graph, placement, settings, run.ipu, run.model)
     copied = [0] * placement.num_ipus

@@ -1,10 +1,11 @@
 """Schedules, which give the action (such as "forward") of every IPU in each step of a call.
 
-In one step of a schedule, an IPU performs one action. A pipeline cycle consists of one or more
-steps. In PopART's pipeline, which is called "grouped" here, a pipeline cycle contains a forward
-pass and a backward pass of every stage. A pipeline cycle may also contain the recomputation of
-activations. A schedule does not contain steps in which all IPUs are idle. This module does not
-depend on the duration of steps.
+In one step of a schedule, an IPU performs one action, such as the forward pass of a stage. A
+pipeline cycle consists of one or more steps of the schedule. In PopART's pipeline, which is called
+"grouped" here, a pipeline cycle contains a forward pass and a backward pass of every stage. A
+pipeline cycle may also contain the recomputation of activations. A schedule does not contain steps
+in which all IPUs are idle. The module ``schedule`` does not depend on how long a step of the
+schedule takes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Schedule:
     ``print()`` shows a schedule as text, and a notebook shows it as a picture.
 
     Attributes:
-        rows: For each IPU, a tuple with one cell per step. A cell describes the action of the IPU.
+        rows: For each IPU, a tuple with one cell (the IPU's action) per step of the schedule. A
+            cell describes the action of the IPU.
         cycles: For each step of the schedule, the number of its pipeline cycle, counted from 1.
     """
 
@@ -49,9 +51,10 @@ class Schedule:
 
     @property
     def idle_share(self) -> float:
-        """The mean share of IPUs that are idle in a step, over all steps that contain computation.
+        """The mean share of IPUs that are idle in a step of the schedule that contains computation.
 
-        Steps in which the IPUs only exchange data or update weights are not counted.
+        Steps of the schedule in which the IPUs only exchange data or update weights are not
+        counted.
         """
         steps = [cells for cells in zip(*self.rows, strict=True) if _is_work(cells)]
         idle = sum(cell.action == "idle" for cells in steps for cell in cells)
@@ -76,12 +79,13 @@ class Schedule:
 
     @property
     def steps_until_full(self) -> int | None:
-        """The number of steps until the pipeline is full, or None if it never becomes full."""
+        """The number of steps until all IPUs of the pipeline work, or None if some never do."""
         return None if (full := self.full_from) is None else self.cycles.index(full)
 
 
-# The tasks of each IPU, in execution order. A task is an action with the numbers of its micro-batch
-# and its stage. All IPUs start a group of tasks at the same time.
+# For each IPU, its tasks (actions such as "forward") in execution order. A task is an action of an
+# IPU (such as "forward") with the numbers of its micro-batch and its stage. The tasks of each IPU
+# that all IPUs start together, such as the tasks of one pipeline cycle.
 _Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]
 _TaskGroup: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
 
@@ -114,13 +118,14 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
 
 
 def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
-    """Return the share of time in which IPUs are idle, with one stage per IPU, by a formula.
+    """Return a formula's share of time in which a pipeline's IPUs are idle (one stage per IPU).
 
-    The formula for the idle share applies to runs without recomputation. A forward pass and a
-    backward pass of a stage take one step each. A pipeline of N stages needs ``M + N - 1`` forward
-    steps for M micro-batches, and the same number of backward steps. An IPU works in M of the
-    forward steps and in M of the backward steps, and is idle in all other steps. If the cycles of
-    PopART's pipeline are counted instead of steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
+    The formula for the idle share applies to runs without recomputation. The formula assumes that a
+    forward pass and a backward pass of a stage take one step each. A pipeline of N stages needs ``M
+    + N - 1`` forward steps for M micro-batches, and the same number of backward steps. With M
+    micro-batches, an IPU works in M of the forward steps and in M of the backward steps, and is
+    idle in all other steps. If the cycles of PopART's pipeline are counted instead of steps, the
+    idle share is ``(2N - 2) / (M + 2N - 2)``, for N stages and M micro-batches.
     """
     if strategy in ("grouped", "interleaved"):
         return (stages - 1) / (micro_batches + stages - 1)
@@ -128,7 +133,7 @@ def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
 
 
 def least_accumulation(stages: int, *, is_training: bool) -> int:
-    """Return the smallest number of micro-batches that a pipeline accepts per update or call.
+    """Return the fewest micro-batches that a pipeline accepts per weight update or call.
 
     A pipeline needs at least one micro-batch per stage. In training, the backward pass of each
     stage except the last stage counts as an additional stage.
@@ -141,7 +146,7 @@ def _is_work(cells: Iterable[Cell]) -> bool:
 
 
 def _task_groups(placement: Placement, settings: Settings) -> Iterator[tuple[int, _TaskGroup]]:
-    """Yield groups of tasks that IPUs start together, with the number of their pipeline cycle."""
+    """Yield the tasks that all IPUs start together, with the number of their pipeline cycle."""
     window = settings.accumulation if settings.is_training else settings.device_iterations
     windows = settings.device_iterations if settings.is_training else 1
     cycle = 0
@@ -160,7 +165,7 @@ def _task_groups(placement: Placement, settings: Settings) -> Iterator[tuple[int
 def _window(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of all IPUs in each pipeline cycle between two weight updates."""
+    """Yield the tasks (actions) of all IPUs in each pipeline cycle between two weight updates."""
     if settings.strategy == "grouped":
         return _grouped(placement, settings, first, count)
     if settings.strategy == "interleaved":
@@ -173,7 +178,7 @@ def _window(
 def _grouped(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of all IPUs in each pipeline cycle of PopART's pipeline.
+    """Yield the tasks (actions) of all IPUs in each pipeline cycle of PopART's pipeline.
 
     Stage s runs the forward pass of micro-batch m in pipeline cycle m + s. Stage s runs the
     backward pass of micro-batch m 2 (N - 1 - s) pipeline cycles after the forward pass, where N is
@@ -199,7 +204,7 @@ def _grouped(
 def _interleaved(
     placement: Placement, settings: Settings, first: int, count: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of all IPUs in each pipeline cycle of an interleaved pipeline.
+    """Yield the tasks (actions) of all IPUs in each pipeline cycle of an interleaved pipeline.
 
     In an interleaved pipeline, every stage alternates between forward passes and backward passes.
     When a stage runs a forward pass, the stages before and after it run backward passes.
@@ -227,7 +232,7 @@ def _interleaved(
 def _one_by_one(
     placement: Placement, settings: Settings, number: int
 ) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of one micro-batch in runs without a pipeline.
+    """Yield the IPUs' tasks (actions) for one micro-batch in runs without a pipeline.
 
     Without a pipeline, the stages of the model run one after the other.
     """
@@ -236,10 +241,10 @@ def _one_by_one(
 
 
 def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks of one micro-batch in phased execution.
+    """Yield the IPUs' tasks for one micro-batch if phases (parts of the model) run in turn.
 
     A phase (a part of the model) is loaded from Streaming Memory before it runs. In parallel phased
-    execution, an IPU loads the next phase while another IPU computes.
+    execution, an IPU loads the next phase (part of the model) while another IPU computes.
     """
     loaded: int | None = None
     tasks = list(_passage(placement, settings))

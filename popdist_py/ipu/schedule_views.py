@@ -3,8 +3,8 @@
 In the grid, F stands for a forward pass, R for a recomputation, and B for a backward pass. In the
 grid, U stands for a weight update, and E for an exchange of data. In the grid, X stands for a
 forward pass and a backward pass of the same micro-batch on the last stage of a pipeline. In the
-grid, a point stands for an idle IPU. The number behind a letter of the grid is the number of the
-micro-batch. This module does not compute schedules.
+grid, the character ``.`` stands for an idle IPU. The digits behind a letter of the grid are the
+number of the micro-batch. The module ``schedule_views`` does not compute schedules.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Cell:
 
     Attributes:
         step: The number of the step in the schedule, counted from 1.
-        action: The action of the IPU in this step. The action "exchange" is the all-reduce of
-            gradients over the replicas, or a transfer from or to Streaming Memory between phases.
+        action: The action of the IPU in this step of the schedule, such as "forward". The action
+            "exchange" is the all-reduce of gradients over the replicas, or a transfer from or to
+            Streaming Memory between phases.
         micro_batch: The number of the micro-batch, counted from 1 over the whole call of the model;
             None for actions that do not belong to a micro-batch, such as a weight update.
         stage: The number of the pipeline stage or execution phase; None for actions that do not
@@ -69,7 +70,7 @@ class Drawn(Protocol):
 
 
 def grid(schedule: Drawn, *, by: Literal["step", "cycle"] = "step") -> str:
-    """Return a schedule as text, with a line per IPU and a column per step or pipeline cycle."""
+    """Return an IPU schedule as text, with a line per IPU and a column per step or cycle."""
     columns = [[cell] for cell in range(len(schedule.cycles))]
     if by == "cycle":
         groups: dict[int, list[int]] = {}
@@ -102,7 +103,7 @@ def _label(cell: Cell) -> str:
 
 
 def svg(schedule: Drawn) -> str:
-    """Return a schedule as SVG, with a row per IPU, a box per step, and lines between cycles."""
+    """Return an IPU schedule as SVG, with a row per IPU and a box per step of the schedule."""
     steps = len(schedule.cycles)
     width, height = _LEFT + steps * _WIDTH + 8, _TOP + len(schedule.rows) * _HEIGHT + 8
     lines = [

@@ -1,7 +1,7 @@
 """Searches for the best batch, stages or recomputation, with results for printing and as JSON.
 
-Each search returns an ``Answer``, which can be printed and converted to JSON. The search algorithms
-are in the module ``searches``.
+Each search returns an ``Answer``, a result that can be printed and converted to JSON. The search
+algorithms are in the module ``searches``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Answer(Report):
     """The result of a search for the best batch, stages or recomputation.
 
     Attributes:
-        question: The name of the searched setting, which is "batch", "splits" or "recompute".
+        question: The name of the setting that is searched, which is "batch", "splits" or
+            "recompute".
         sentence: The result of the search, as a sentence for the user.
         json_values: The result of the search, as JSON values for programs. ``json_values`` is empty
             if the search found nothing that fits into memory.

@@ -1,8 +1,8 @@
 """Printable documents with a headline and tables, and their display as plain text and as HTML.
 
-A cell of a table is a text, a share of a whole, or a series of values. Plain text, HTML and the
-terminal each draw shares and series in their own way. This module does not depend on the subject of
-a document.
+A cell of a table is a text, a share of a whole (such as 75 %), or a series of numbers. Plain text,
+HTML and the terminal each draw percentages and series of numbers in their own way. The module
+``document`` does not depend on what a document reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 __all__ = ["Cell", "Column", "Course", "Document", "Section", "Share", "html", "levels", "text"]
 
-# The largest number of characters in a line of plain text.
+# The largest number of characters in a line of a report's plain text.
 _WIDTH: Final = 100
 _GAP: Final = "  "
 _RAMP: Final = " .:-=+*#%@"
@@ -27,7 +27,8 @@ _COURSE_WIDTH: Final = 60
 class Share:
     """A share of a whole, which is displayed as a percentage.
 
-    The value 1 stands for the whole. The value of a share may be larger than 1.
+    A share is stored as a number, and the number 1 stands for the whole (100 %). The number may be
+    larger than 1, for example if a model needs more memory than an IPU has.
     """
 
     value: float
@@ -38,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A series of values from 0 to 1, which is drawn as a one-line chart in a table cell."""
+    """A series of numbers from 0 to 1, which is drawn as a one-line chart in a table cell."""
 
     values: tuple[float, ...]
 
@@ -51,7 +52,7 @@ Cell: TypeAlias = str | Share | Course
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The name of a table's column, and its alignment: words to the left, figures to the right."""
+    """A column's name and alignment: words are aligned to the left, numbers to the right."""
 
     name: str
     is_words: bool = False
@@ -59,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of a document, with a title above the table and notes below the table."""
+    """A table of a printable report, with a title above the table and notes below the table."""
 
     title: str
     columns: tuple[Column, ...] = ()
@@ -69,7 +70,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A whole report, with a headline and tables.
+    """A whole printable report, with a headline and tables.
 
     Attributes:
         headline: The line with the main result of the report.
@@ -84,12 +85,12 @@ class Document:
 
 
 def levels(values: Sequence[float], count: int) -> list[int]:
-    """Return the heights of the bars of a one-line chart that draws a series of values.
+    """Return the heights of the bars of a one-line chart that draws a series of numbers.
 
-    The series is divided into at most 60 parts. Each bar of the chart shows the highest value in
-    one part of the series. The heights of bars are numbers from 0 to ``count - 1``, and ``count``
-    must be at least 3. A bar for the value 0 has the height 0, and a bar for a value of at least 1
-    has the height ``count - 1``.
+    The chart of a series of numbers has at most 60 bars. Each bar of the chart shows the highest of
+    the numbers that the bar stands for. The heights of bars are numbers from 0 to ``count - 1``,
+    and ``count`` must be at least 3. A bar for the number 0 has the height 0, and a bar for a
+    number of at least 1 has the height ``count - 1``.
     """
     parts = min(_COURSE_WIDTH, len(values))
     edges = [index * len(values) // parts for index in range(parts + 1)] if parts else []
@@ -104,7 +105,7 @@ def _level(value: float, last: int) -> int:
 
 
 def text(document: Document) -> str:
-    """Return a document as lines of at most 100 characters, without a final newline.
+    """Return a printable report as lines of at most 100 characters, without a final newline.
 
     If a table is too wide, dots replace the middle of long names. A line is longer than 100
     characters only if its table cannot be made narrower, or if a note contains a long word.
@@ -130,7 +131,8 @@ def _lines(section: Section) -> str:
         lines.append((_GAP + _GAP.join(cells)).rstrip())
     for note in section.notes:
         for line in note.split("\n"):
-            # Long words of a note are not broken, so that the user can copy code from the note.
+            # Long words of a note below a table are not broken, so that the user can copy code from
+            # the note.
             parts = wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP, break_long_words=False)
             lines += parts or [""]
     return "\n".join(lines)
@@ -145,7 +147,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 def html(document: Document) -> str:
-    """Return a document as HTML without colours and fonts, so that a notebook's style applies."""
+    """Return a report as HTML without colours and fonts, so that a notebook's style applies."""
     parts = [f"<p><strong>{escape(document.headline)}</strong></p>"]
     for section in document.sections:
         parts.append(f"<h4>{escape(section.title)}</h4>")

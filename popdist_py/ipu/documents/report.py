@@ -1,6 +1,6 @@
 """The base class of reports, which can be printed, shown by rich, and shown in a notebook.
 
-This module does not depend on the subject of a report.
+The module ``report`` does not depend on what a report is about.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Report"]
 
 
 class Report(ABC):
-    """The base class of results that can be displayed as a headline with tables."""
+    """The base class of results that are displayed as a headline (one line of text) with tables."""
 
     __slots__ = ()
 
@@ -29,8 +29,8 @@ class Report(ABC):
         return text(self.document())
 
     def __rich__(self) -> RenderableType:
-        # The import is inside the method, so that programs that only print or store reports do not
-        # import the library rich.
+        # The library rich is imported inside the method ``__rich__``, so that programs that only
+        # print or store reports do not import rich.
         from popdist_py.ipu.documents.tables import rendered
 
         return rendered(self.document())

@@ -1,7 +1,7 @@
 """The conversion of reports to tables of the library rich, which prints them with colours.
 
-Other modules import this module only when rich displays a report, because importing rich takes
-longer than making a report.
+The module ``tables`` is imported only when the library rich displays a report, because importing
+rich takes longer than making a report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def rendered(document: Document) -> RenderableType:
-    """Return a document as an object that the library rich can print."""
+    """Return a report with tables as an object that the library rich can print."""
     headline = Text(document.headline, style="bold green" if document.is_good else "bold red")
     return Group(headline, *(part for section in document.sections for part in _parts(section)))
 
@@ -38,8 +38,8 @@ def _parts(section: Section) -> Iterator[RenderableType]:
                 Text(column.name),
                 justify="left" if column.is_words else "right",
                 overflow="fold",
-                # In a narrow terminal, a line must not break between a bar and the bar's
-                # percentage.
+                # In a narrow terminal, a line must not break between a bar of a table cell and the
+                # bar's percentage.
                 no_wrap=any(isinstance(row[index], Share) for row in section.rows),
             )
         for row in section.rows:
@@ -56,7 +56,7 @@ def _cell(cell: Cell) -> RenderableType:
 class _Drawn:
     """A bar or chart in a table cell, drawn with block characters.
 
-    On a terminal without Unicode, the cell is drawn with ASCII characters.
+    On a terminal without Unicode, the bar or chart is drawn with ASCII characters.
     """
 
     cell: Share | Course

@@ -1,6 +1,7 @@
 """The memory, schedule and time that a model would need on IPUs, as JSON values.
 
-Programs that do not use this library can display the JSON values. This module does not write files.
+Programs that do not use this library can display the JSON values. The module ``device_document``
+does not write files.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from popdist_py.ipu.searches import Run
 
 __all__ = ["model_document"]
 
-# The largest numbers of steps and cells of a schedule in the JSON values. A schedule repeats the
-# same steps, and a picture with more cells would not be readable.
+# The largest numbers of steps and of cells (an IPU's action in a step) of a schedule in the JSON
+# values. More steps are not stored, because a schedule repeats the same steps and a larger picture
+# would not be readable.
 _MOST_STEPS: Final = 96
 _MOST_CELLS: Final = 1024
 
@@ -31,10 +33,11 @@ def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
     of the pipeline cycle of each step.
 
     Args:
-        run: The model's graph and the options of the run, which determine memory and time.
+        run: The model's graph and the options of the run, which determine the model's memory and
+            time.
         name: The name of the user's ``torch.nn.Module``.
-        is_named: Whether the program, the launcher or the environment names a type of IPU. If no
-            type of IPU is named, the results are for the default type.
+        is_named: Whether the program, the launcher or the environment names a type of IPU. If the
+            user does not name a type of IPU, the results are for the default type.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report = memory(run.graph, placement, settings, ipu, run.estimates)

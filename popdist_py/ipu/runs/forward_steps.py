@@ -1,8 +1,8 @@
 """The intermediate representation between torch's operations and the graph for an IPU.
 
 A forward pass is represented as a list of steps. Each step is an operation that computes one new
-value and does not change other values. The package ``poptorch.on_ipu`` makes the steps from torch's
-operations. The module ``graph_of_steps`` converts the steps to a graph.
+value (a tensor or a number) and does not change other values. The package ``poptorch.on_ipu`` makes
+the steps from torch's operations. The module ``graph_of_steps`` converts the steps to a graph.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One step of a forward pass: an operation that computes one new value.
+    """An operation of a forward pass that computes one new value, such as a tensor.
 
     Attributes:
         operator: The name of the operation in torch.
         module: The path of the submodule that calls the operation.
         kind: The kind of the operation on the IPU, such as "norm".
-        inputs: The numbers of the values that the operation reads. The number of a value is its key
-            in ``Forward.values``.
-        output: The number of the value that the operation computes. The number of a value is its
-            key in ``Forward.values``.
+        inputs: For each value that the operation reads, the key of the value in ``Forward.values``.
+        output: The key in ``Forward.values`` of the value that the operation computes.
         weights: The names of the weights that the operation reads.
-        saves: A word for the tensors that the backward pass of the operation reads, such as
-            "inputs". The type ``on_ipu.operation_rules.Saves`` explains the words that ``saves``
-            may contain.
-        product: The sizes of the matrices, only for matrix products and convolutions.
+        saves: A word (such as "inputs") that says which tensors the backward pass of the operation
+            reads. The type ``on_ipu.operation_rules.Saves`` explains the words that ``saves`` may
+            contain.
+        product: The sizes of the matrices, if the operation is a matrix product or a convolution;
+            None for other operations.
         place: The number of the execution phase and the number of the IPU of the operation.
         is_checkpoint: Whether the output of the operation is kept as a recomputation checkpoint.
         memory_proportion: The share of the IPU's memory that the user's program allows the
@@ -72,11 +71,12 @@ class Forward:
     """The forward pass of one micro-batch, as a list of steps.
 
     Attributes:
-        inputs: The name and the number of each input value, which the host sends to the IPUs.
-        values: A mapping from the number of each input or result to its size and type.
+        inputs: The name of each input that the host sends to the IPUs, and the key of the input in
+            ``values``.
+        values: A mapping from the number of each input or operation's result to its size and type.
         weights: A mapping from the name of each parameter, buffer or constant to its size and type.
-        steps: The operations of the forward pass, in execution order.
-        outputs: The numbers of the output values, which the IPUs send to the host.
+        steps: The operations of the forward pass as ``Step`` objects, in execution order.
+        outputs: The keys in ``values`` of the outputs, which the IPUs send to the host.
         batch: The number of samples of the micro-batch.
     """
 

@@ -35,9 +35,9 @@ def graph_of_steps(forward: Forward) -> ModelGraph:
 
 
 def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
-    """Return the steps (operations) that an output of the forward pass depends on.
+    """Return the operations that an output of the forward pass depends on.
 
-    The result does not include operations that only change a buffer of the model.
+    The returned operations do not include those that only change a buffer of the model.
     """
     needed, kept = set(outputs), []
     for step in reversed(steps):
@@ -57,7 +57,7 @@ def _with_identity(forward: Forward) -> Forward:
 
 
 def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
-    """Return the steps, with products and biases merged, and with softmax and loss merged."""
+    """Return the operations, with biases merged into matrix products, and softmax into loss."""
     readers = Counter(number for step in steps for number in step.inputs)
     readers.update(forward.outputs)
     made: dict[int, int] = {}
@@ -88,7 +88,7 @@ def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_bias(product: Step, step: Step) -> bool:
-    """Tell whether a step adds a bias to the product of an activation and a weight matrix."""
+    """Tell whether an operation adds a bias to the product of an activation and a weight matrix."""
     adds = step.kind == "add" and len(step.inputs) == 1 and len(step.weights) == 1
     return adds and product.kind == "product" and len(product.weights) == 1
 
@@ -100,7 +100,7 @@ def _ipus(steps: Sequence[Step], stages: Sequence[int]) -> tuple[int, ...]:
 
 
 def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]:
-    """Return the steps, where each view of another stage's value is changed to a copy."""
+    """Return the operations, where each view of another stage's tensor is changed to a copy."""
     stage_of = {step.output: stage for step, stage in zip(steps, stages, strict=True)}
     return [
         replace(step, kind="elementwise")
@@ -111,9 +111,9 @@ def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]
 
 
 def _names(steps: Sequence[Step]) -> list[str]:
-    """Return a unique name for each step, which begins with the path of its submodule.
+    """Return a unique name for each operation, which begins with the path of its submodule.
 
-    The name of a step also contains the operation if the submodule contains other submodules or
+    The name also contains the kind of operation if the submodule contains other submodules or
     different operations.
     """
     several: dict[str, set[str]] = {}
@@ -184,7 +184,8 @@ def _graph(
 def _is_stored(forward: Forward, name: str) -> bool:
     """Tell whether a parameter, buffer or constant is stored as a variable in an IPU's memory.
 
-    A constant with one element is not stored as a variable, because it is a part of the code.
+    A constant with one element is not stored as a variable, because the constant is a part of the
+    code.
     """
     return not name.startswith("constant") or forward.weights[name].elements > 1
 
@@ -196,7 +197,7 @@ def _tensor(forward: Forward, name: str, number: int) -> Tensor:
 
 
 def _with_gradient(forward: Forward, steps: Sequence[Step]) -> set[int]:
-    """Return the values that depend on a trained weight and can have a gradient."""
+    """Return the numbers of the tensors that depend on a trained weight and can have a gradient."""
     found: set[int] = set()
     for step in steps:
         trained = any(forward.weights[name].is_trained for name in step.weights)
@@ -207,7 +208,7 @@ def _with_gradient(forward: Forward, steps: Sequence[Step]) -> set[int]:
 
 
 def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]:
-    """Return the numbers of the values that the backward pass of a step reads."""
+    """Return the numbers of the tensors that the backward pass of an operation reads."""
     if step.output not in gradients:
         return ()
     inputs = step.inputs
@@ -225,15 +226,17 @@ def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]
 
 
 def _is_needed(forward: Forward, step: Step, number: int, gradients: set[int]) -> bool:
-    """Tell whether the backward pass of a step reads the value with the number ``number``.
+    """Tell whether the backward pass of an operation reads the tensor with the number ``number``.
 
-    The backward pass reads the value of an operand if the gradient of another operand depends on
-    it. The backward pass of a step that multiplies a value by itself also reads the value.
+    The backward pass of an operation reads an operand if the gradient of another operand depends on
+    the operand's elements. The backward pass of an operation that multiplies a tensor by itself
+    also reads the tensor.
     """
     inputs, weights = step.inputs, step.weights
     if step.kind == "product":
-        # A matrix product multiplies only its first two operands. The other operands, such as a
-        # bias, are added to the result, so no gradient depends on them.
+        # A matrix product multiplies only its first two operands. Other operands of a matrix
+        # product, such as a bias, are added to the result, so no gradient depends on these
+        # operands.
         inputs, weights = inputs[: 1 if weights else 2], weights[:1]
     if number not in inputs:
         return False
@@ -248,10 +251,10 @@ def _in_place(
     stages: Sequence[int],
     saved: Sequence[tuple[int, ...]],
 ) -> list[int | None]:
-    """Return, for each step, the number of the input that its result overwrites.
+    """Return, for each operation, the number of the input tensor that its result overwrites.
 
-    A step overwrites only an input that no later step and no backward pass needs. The result
-    contains None for a step that writes its result to new memory.
+    An operation overwrites only an input that no later operation and no backward pass needs. The
+    returned list contains None for an operation that writes its result to new memory.
     """
     root = {number: number for number in forward.values}
     last: dict[int, int] = {}

@@ -1,7 +1,8 @@
 """The estimated times of the micro-batches in one call of a model on IPUs.
 
-The times are computed from the schedule between two weight updates, because all weight updates of a
-call have the same schedule. This module does not measure times.
+The times are computed from the schedule between two weight updates. All weight updates of a call
+have the same schedule. The module ``micro_batch_times`` only estimates times, and does not measure
+times.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Passage:
         input_complete: The time when all inputs of the micro-batch are on the IPUs.
         output: The time when the forward pass of the micro-batch ends.
         output_complete: The time when the results of the micro-batch would be on the host.
-            PopTorch's output mode decides whether the host receives the results of a micro-batch.
+            PopTorch's output mode (which micro-batches' outputs a call returns) decides whether the
+            host receives the results of a micro-batch.
     """
 
     input: float
@@ -37,7 +39,8 @@ class Timeline:
     """The estimated times of one call of a model.
 
     Attributes:
-        passages: The times of each micro-batch of a replica, in execution order.
+        passages: The times of each micro-batch of a replica as ``Passage`` objects, in execution
+            order.
         cycles: The clock cycles of the whole call of the model.
     """
 

@@ -15,7 +15,7 @@ __all__ = ["LEAST_PROPORTION", "ModelGraph"]
 
 # The smallest available memory proportion that is used to estimate memory and time. With a smaller
 # available memory proportion, a matrix product is divided into more parts. PopTorch also accepts
-# the available memory proportion 0, but the number of parts would be infinite.
+# the available memory proportion 0, but the number of the matrix product's parts would be infinite.
 LEAST_PROPORTION: Final = 0.01
 
 

@@ -1,7 +1,7 @@
 """The conversion of the options of ``python -m popdist_py.ipu`` to a configuration of a run.
 
 The module ``poptorch.on_ipu.command`` parses the command line. The module ``command`` passes the
-options to this module, together with the graph of the user's model.
+options to the module ``run_from_command``, together with the graph of the user's model.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "parallel-phased": "parallel phased",
     }
 )
-# For each phased strategy, a function that returns the number of a phase's IPU. In serial phased
-# execution, all phases run on IPU 0. In parallel phased execution, the phases alternate between two
-# IPUs.
+# For each phased execution strategy (which loads and runs parts of the model in turn), a function
+# that returns the number of a phase's IPU. In serial phased execution, all phases (parts of the
+# model) run on IPU 0. In parallel phased execution, the phases (parts of the model) alternate
+# between two IPUs.
 _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {"serial-phased": lambda _: 0, "parallel-phased": lambda phase: phase % 2}
 )
@@ -67,8 +68,8 @@ _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 class CommandOptions:
     """The options of ``python -m popdist_py.ipu`` that describe a run.
 
-    The module that parses the command line sets the default of each option. The value None means
-    that the default of an option depends on other options.
+    The module ``poptorch.on_ipu.command`` parses the command line and sets the default of each
+    option. An option with the default None gets a value that depends on other options.
     """
 
     inference: bool
@@ -209,8 +210,8 @@ def _first_of(graph: Graph, module: str) -> str:
     """Return the name of the first operation of a submodule.
 
     Raises:
-        ValueError: The forward pass does not run the submodule. The error message lists submodules
-            with similar names.
+        ValueError: The forward pass does not run the submodule. If there is no such submodule, the
+            error message lists submodules with similar names.
     """
     for operation in graph.operations:
         if _is_of(operation.name, module):

@@ -1,7 +1,7 @@
 """Spans that show the activities of IPUs during a call of a model, as rows of a timeline.
 
 The beginning and the end of a span are shares of the call's duration, because only the host
-measures the duration. This module does not write to the timeline.
+measures the duration. The module ``timeline_rows`` does not write to the timeline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["MOST_PIECES", "ShownPiece", "call_pieces"]
 # ``MOST_PIECES``, one span shows all micro-batches of an IPU between two weight updates. If the
 # number of spans is then still above ``MOST_PIECES``, one span is drawn for each IPU.
 MOST_PIECES: Final = 200
-# The names of an IPU's activities that belong to a weight update.
+# The names of an IPU's activities (such as "reduce") that belong to a weight update.
 _OF_UPDATE: Final = ("reduce", "update")
 
 
@@ -50,8 +50,8 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
     The returned tuple contains at most ``MOST_PIECES`` spans, or one span for each IPU.
 
     Args:
-        window: The activities of the IPUs from one weight update to the next. A call with several
-            weight updates repeats the activities in ``window``.
+        window: The activities of the IPUs from one weight update to the next. A call of the model
+            with several weight updates repeats the activities in ``window`` for each update.
     """
     total = window.count * window.cycles
     own = window.pieces()
@@ -75,8 +75,8 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
 def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
     """Return fewer activities, with one activity per IPU between two weight updates.
 
-    The activities of a weight update are not merged with other activities. In the result, one
-    activity replaces all activities of an IPU between two weight updates.
+    The activities of a weight update are not merged with other activities. One returned activity
+    replaces all activities of an IPU between two weight updates.
     """
     found: list[Piece] = []
     for is_update, some in groupby(pieces, key=lambda piece: piece.name in _OF_UPDATE):
