@@ -143,8 +143,7 @@ class Agreement:
             numbers.insert(1, _NEAR)
         for number in numbers:
             point = self._point(number)
-            results = self._run(replicas, number)
-            for kind, wrong in self._wrong(point, results):
+            for kind, wrong in self._wrong(point, self._run(replicas, number)):
                 if kind != "gradients" and wrong:
                     return f"its {kind} are not those of the loop"
                 if kind == "gradients":
@@ -165,12 +164,16 @@ class Agreement:
 
         Tensors differ too much if rounding errors cannot explain the difference.
         """
+        far_off_of: dict[str, list[float] | None] = {}
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
-            if len(expected) != len(got):
+            far_off_of[kind] = distances(expected, got) if len(expected) == len(got) else None
+        # The runs that measure the effect of rounding need the memory of these results.
+        del results, got
+        for kind, expected in point.expected.kinds():
+            far_off, allowed = far_off_of[kind], roundings(expected)
+            if far_off is None:
                 yield kind, set(range(len(expected) + 1))
                 continue
-            far_off = distances(expected, got)
-            allowed = roundings(expected)
             wrong = {i for i, far in enumerate(far_off) if not far <= allowed[i]}
             if any(far_off[i] < float("inf") for i in wrong):
                 noise = self._noise(point)[kind]
@@ -332,9 +335,9 @@ class _LoopOverTwo:
         # The gradients of the second replica are multiplied by the number of replicas that it
         # represents. The second replica's loss is not multiplied, because a factor on the loss
         # would change the rounding errors of the backward pass.
-        trained = self._model.trained
-        pairs = zip(gradients, gradients_of(trained), strict=True)
-        set_gradients(trained, [_sum(one, other, others) for one, other in pairs])
+        # Each sum replaces a gradient at once, so that only one more tensor needs memory.
+        for parameter, gradient in zip(self._model.trained, gradients, strict=True):
+            set_gradients([parameter], [_sum(gradient, parameter.grad, others)])
         self.make_alike(self._stacks)
         return list(zip(first, *[second] * others, strict=True))
 
@@ -355,12 +358,12 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
     if first is None:
         first = torch.zeros_like(other)
     if other.dtype.itemsize > 2:
-        return first.add(other, alpha=times)
+        return first.add_(other, alpha=times)
     # In a 16-bit format, the rounding error of one addition is as large as an error that the
     # comparison of back ends must detect. Therefore the tensor ``other`` is added ``times`` times
     # and not multiplied, as in a loop over all replicas.
     for _ in range(times):
-        first = first + other
+        first.add_(other)
     return first
 
 
