@@ -105,7 +105,11 @@ class GraphReplicas:
             for tensor in (*self._state, *buffers, *own_inputs)
         ]
         examples.append(torch.ones_like(self._factor))
-        with self._model.state.attributes.contents_kept(), torch.enable_grad(), _without_other_libraries():
+        with (
+            self._model.state.attributes.contents_kept(),
+            torch.enable_grad(),
+            _without_other_libraries(),
+        ):
             return record(partial(self._joint, call), examples, is_real=is_real)
 
     def _joint(self, call: Call, *flat: torch.Tensor) -> list[Any]:

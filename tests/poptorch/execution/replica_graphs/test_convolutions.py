@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.models import quiet_options
+from torch import nn
 
+import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.execution.replica_graphs.graph_code import function_of
 from popdist_py.poptorch.execution.replica_graphs.recording import record
 
@@ -81,3 +84,31 @@ def test_other_convolutions_stay_as_they_are(convolve, kernels):
     found = [node for node in graph.nodes if "convolution" in str(node.target)]
     assert len(found) == 2
     assert all([2, 2] not in node.args for node in found)
+
+
+class Convolution(nn.Module):
+    """A model that notes in each forward pass whether torch may use NNPACK."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(8, 16, 3)
+
+    def forward(self, images, targets):
+        USES_OF_NNPACK.append(torch._C._get_nnpack_enabled())
+        return F.mse_loss(self.layer(images), targets)
+
+
+USES_OF_NNPACK: list[bool] = []
+
+
+def test_nnpack_is_not_used_while_a_graph_is_recorded():
+    before = torch._C._get_nnpack_enabled()
+    USES_OF_NNPACK.clear()
+    model = Convolution()
+    training = poptorch.trainingModel(
+        model, quiet_options(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training.compile(torch.randn(16, 8, 8, 8), torch.randn(16, 16, 6, 6))
+    assert "graph" in training._compiled.program.back_end
+    assert False in USES_OF_NNPACK
+    assert torch._C._get_nnpack_enabled() == before
