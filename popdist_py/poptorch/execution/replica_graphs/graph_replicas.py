@@ -259,10 +259,11 @@ def _memory(tensor: torch.Tensor | None) -> int | None:
 def _without_other_libraries() -> Iterator[None]:
     """Disable oneDNN and NNPACK in the ``with`` block, in which a graph is recorded.
 
-    A recorded graph cannot run oneDNN's LSTM. The backward pass of oneDNN's LSTM needs data that its
-    forward pass stores only while autograd is enabled, and a recorded graph runs without autograd.
-    Without oneDNN, torch would compute some convolutions with NNPACK. NNPACK never frees the working
-    memory of its largest convolution, which was 61 MB in MobileNet V3 large with 8 replicas.
+    A recorded graph cannot run oneDNN's LSTM. The backward pass of oneDNN's LSTM needs data that
+    its forward pass stores only while autograd is enabled, and a recorded graph runs without
+    autograd. Without oneDNN, torch would compute some convolutions with NNPACK. NNPACK never frees
+    the working memory of its largest convolution, which was 61 MB in MobileNet V3 large with 8
+    replicas.
     """
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
