@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from popdist_py import __version__
 
 # The import of ``popdist_thread_waiting`` must precede the import of torch, which loads the OpenMP
-# runtime. The OpenMP runtime reads a setting that the module ``popdist_thread_waiting`` makes. If
-# the program has imported torch already, the setting for the OpenMP runtime has no effect.
+# runtime. The module ``popdist_thread_waiting`` sets the environment variable GOMP_SPINCOUNT, which
+# the OpenMP runtime reads. If the program has imported torch already, the setting for the OpenMP
+# runtime has no effect.
 from popdist_py.start_hook import popdist_thread_waiting  # noqa: F401
 
 # isort: split
@@ -185,6 +186,7 @@ torch_ops.install()
 Options._names_in_files["poptorch"] = sys.modules[__name__]
 install_excepthook()
 
-# ``__getattr__`` is hidden from type checkers, so that they report unknown names.
+# Type checkers do not see the function ``__getattr__``, because they would then accept every
+# unknown name of the package.
 if not TYPE_CHECKING:
     __getattr__ = old_spellings.module_names("poptorch", __name__)

@@ -1,7 +1,7 @@
 """The automatic casts of PopTorch releases before 3.0, which this library accepts and ignores.
 
-Operations on float16 and float32 tensors follow torch's rules. The results of the emulation are at
-least as precise as with PopTorch's automatic casts.
+In the emulation, operations that mix float16 and float32 tensors follow torch's rules. The results
+of the emulation are at least as precise as with PopTorch's automatic casts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Policy", "autocast", "default"]
 
 
 class Policy:
-    """Lists of operations by the dtype to run them with, which the emulation does not use.
+    """The lists of operations that PopTorch casts to a given dtype, which the emulation ignores.
 
     Args:
         fp16: The operations that should run in float16.

@@ -2,8 +2,8 @@
 
 The module ``poptorch/checkpoint.py`` gathers the state of a training from all instances
 (processes). The state of a training includes the position in the data and the host's random number
-generators. The class PoplarExecutor returns the state of the model. The module
-``popdist_py.checkpoint`` reads and writes the files of checkpoints.
+generators. The class ``PoplarExecutor`` (the wrapper of a model) returns the state of the model.
+The module ``popdist_py.checkpoint`` reads and writes the files of checkpoints.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ class TrainingCheckpoints:
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest complete checkpoint, if one exists. All instances must call ``resume()``.
 
-        Call ``resume()`` before the model runs. The number of steps that the launcher displays
-        continues from the loaded step.
+        Call ``resume()`` before the model runs. The launcher's display of completed training steps
+        continues from the loaded number.
 
         Returns:
             The number of completed training steps, and the values that ``save()`` received as
-            ``extra``. If no checkpoint exists, the returned number of steps is 0.
+            ``extra``. If no checkpoint exists, the returned number of training steps is 0.
 
         Raises:
             Error: The checkpoint does not contain a training, or another version of this package
@@ -229,7 +229,7 @@ class _Stateful:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._is_known = True  # Whether the loaded checkpoint contains the loader's position.
+        self._is_known = True  # Whether the checkpoint contains the loader's position.
 
     def begin(self) -> Iterator[Any]:
         """Begin an epoch, and return the iterator over its batches."""
@@ -335,8 +335,8 @@ class _Rewound:
 
 # torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
 # torch.load permits the call of ``codecs.encode``. Versions of torch before 2.5 do not have the
-# attribute ``safe_globals``. For versions without ``safe_globals``, torch.load needs this
-# registration of ``codecs.encode``.
+# attribute ``safe_globals``. For versions without ``safe_globals``, ``add_safe_globals`` registers
+# ``codecs.encode`` for torch.load.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 
@@ -348,7 +348,7 @@ def _to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise an Error if ``extra`` contains a value that ``resume()`` could not load."""
+    """Raise an Error if ``extra`` contains a value of a type that a checkpoint cannot contain."""
     for key, value in extra.items():
         _check_loadable(value, f"extra[{key!r}]")
 

@@ -94,7 +94,7 @@ class HalfFloatCastingBehavior(IntEnum):
 
 
 class Liveness(IntEnum):
-    """The memory (on or off the IPU) that stores the tensors of a phase while other phases run."""
+    """The memory (on or off the IPU) for the tensors of a phase (model part) while others run."""
 
     AlwaysLive = 0
     OffChipAfterFwd = 1
@@ -149,6 +149,7 @@ class OverlapMode(Enum):
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-# ``__getattr__`` is hidden from type checkers, so that they report unknown names.
+# Type checkers do not see the function ``__getattr__``, because they would then accept every
+# unknown name of the module.
 if not TYPE_CHECKING:
     __getattr__ = old_spellings.module_names("poptorch.enums", __name__)

@@ -1,13 +1,13 @@
 """Functions that cut the inputs of a model call into micro-batches, and that join the outputs.
 
-A model has R replicas (copies), and each group of G replicas gets the same inputs. The number of
-samples in one call is micro-batch size x device iterations x (R / G) x gradient accumulation. In an
-input tensor, the order of samples is row-major over [device iteration][accumulation step][replica
-group][micro-batch].
+A model has R replicas (copies), and each group of G replicas gets the same inputs. For R replicas
+in groups of G, the number of samples in one call is micro-batch size x device iterations x (R / G)
+x gradient accumulation. In an input tensor, the order of samples is row-major over [device
+iteration][accumulation step][replica group][micro-batch].
 
-An input is first cut into combined micro-batches. A combined micro-batch contains one micro-batch
-for each replica group. Each combined micro-batch is then cut into the micro-batches of the
-replicas.
+Each input of a call is first cut into combined micro-batches. A combined micro-batch is one tensor
+that contains a micro-batch for each replica group. Each combined micro-batch (a tensor for all
+replica groups) is then cut into one micro-batch for each replica.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
 
 
 def check_output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
-    """Check an output mode and its period, and return the values that the options store.
+    """Check an output mode (which outputs a call returns) and its period, and return the pair.
 
-    The returned period is 1 for all output modes except EveryN.
+    For all output modes except EveryN, the returned period is 1.
 
     Raises:
         AssertionError: ``mode`` is not an OutputMode, or the mode EveryN has no positive period.
@@ -101,17 +101,23 @@ class Batching:
 
     @property
     def num_groups(self) -> int:
-        """The number R / G of replica groups. Different replica groups get different inputs."""
+        """The number R / G of replica groups, for R replicas in groups of G.
+
+        Different replica groups get different inputs.
+        """
         return self.replicas // self.group_size
 
     @property
     def num_steps(self) -> int:
-        """The number DI x GA of micro-batches that one replica runs in one call of the model."""
+        """The number of micro-batches that one replica runs in one call of the model.
+
+        The number is the product of the device iterations and the gradient accumulation.
+        """
         return self.device_iterations * self.gradient_accumulation
 
     @property
     def num_slices(self) -> int:
-        """The number DI x (R / G) x GA of slices into which each input of a call is cut."""
+        """The number of micro-batches of all replica groups into which a call cuts each input."""
         return self.num_steps * self.num_groups
 
     def check(self) -> None:
@@ -150,9 +156,10 @@ class Batching:
     def combined_micro_batches(
         self, inputs: Sequence[torch.Tensor]
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """Cut the inputs of a call into one combined micro-batch for each of DI x GA steps.
+        """Cut a call's inputs into combined micro-batches, which are run one after the other.
 
-        A combined micro-batch of an input has the shape [replica groups x micro-batch, ...].
+        A combined micro-batch is one tensor for all replica groups, of the shape [replica groups x
+        micro-batch, ...].
         """
         steps = self.num_steps
         if steps == 1:
@@ -161,7 +168,7 @@ class Batching:
         return [[part[step] for part in parts] for step in range(steps)]
 
     def per_replica(self, combined: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the micro-batch of each replica, as R views [micro-batch, ...] of ``combined``."""
+        """Return each replica's micro-batch, a view of the tensor ``combined`` for all replicas."""
         groups = self.num_groups
         if groups == 1:
             return [combined] * self.replicas
@@ -169,14 +176,14 @@ class Batching:
         return [parts[self._group_of(replica)] for replica in range(self.replicas)]
 
     def inputs_of_replicas(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return each replica's micro-batches of all inputs, cut from combined micro-batches."""
+        """Return each replica's micro-batches, cut from inputs with all replicas' samples."""
         if self.group_size == self.replicas:
             return [list(inputs)] * self.replicas
         parts = [self.per_replica(combined) for combined in inputs]
         return [[part[replica] for part in parts] for replica in range(self.replicas)]
 
     def stacked(self, combined: torch.Tensor) -> torch.Tensor:
-        """Return a combined micro-batch as one tensor of the shape [R, micro-batch, ...]."""
+        """Return all replicas' micro-batches in the shape [replicas, micro-batch, ...]."""
         groups = self.num_groups
         parts = combined.view(groups, combined.shape[0] // groups, *combined.shape[1:])
         if self.group_size == 1:
@@ -196,7 +203,7 @@ class Batching:
         return replica // self.group_size
 
     def wanted(self, step: int) -> bool:
-        """Tell whether a call returns the outputs of micro-batch ``step`` (0 to DI x GA - 1)."""
+        """Tell whether a call returns the outputs of the micro-batch with the index ``step``."""
         if self.output_mode == enums.OutputMode.Final:
             return step == self.num_steps - 1
         if self.output_mode == enums.OutputMode.EveryN:
@@ -205,7 +212,7 @@ class Batching:
 
     @property
     def num_returned(self) -> int:
-        """The number of micro-batches, counted on all replicas, whose outputs a call returns."""
+        """The number of micro-batches, summed over all replicas, whose outputs a call returns."""
         if self.output_mode == enums.OutputMode.All:
             return self.replicas * self.num_steps
         if self.output_mode == enums.OutputMode.EveryN:
@@ -221,7 +228,7 @@ class Collector:
         self._parts: list[torch.Tensor] = []
 
     def add(self, step: int, values: Values) -> None:
-        """Add the output's values on all replicas for micro-batch ``step``."""
+        """Add one output of all replicas for the micro-batch with the index ``step``."""
         part = joined(values)
         if self._sum and step > 0:
             self._parts[0] = self._parts[0] + part

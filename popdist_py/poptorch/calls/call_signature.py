@@ -31,7 +31,8 @@ class CallSignature:
     Attributes:
         template: The flattened arguments of the first call, with meta tensors (shape and dtype
             without data) in place of the tensors.
-        names: The parameter names of the forward method that belong to the positional arguments.
+        names: The names of the forward method's parameters for the positional arguments in
+            ``template``.
         defaults: The default values for the parameters that a call leaves out.
     """
 
@@ -71,10 +72,10 @@ class CallSignature:
     ) -> Call:
         """Return the flattened arguments of a later call.
 
-        The keys of dictionaries in the later call get the order of the first call. From an argument
-        of a custom type, only the tensors of the later call are used. All other contents of an
-        argument of a custom type come from the first call, even if the forward method runs in
-        Python.
+        The keys of each dictionary are sorted in the order that they had in the first call. From an
+        argument of a custom type, only the tensors of the later call are used. The attributes of a
+        custom-type argument that are not tensors keep their values from the first call, even if the
+        forward method runs in Python.
 
         Raises:
             AssertionError: The arguments of the call do not match the parameters of ``forward``.

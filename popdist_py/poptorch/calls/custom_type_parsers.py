@@ -1,7 +1,8 @@
 """The registry of parsers for a program's custom argument types.
 
-A parser takes the tensors out of an argument, and rebuilds the argument from other tensors. The
-model wrappers and the data loader call ``parser_of`` to find the parser of a value.
+A parser extracts the tensors from an argument of a custom type, and rebuilds the argument from
+other tensors. The model wrappers and the data loader call ``parser_of`` to find the parser of a
+value.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ __all__ = [
 
 
 class ICustomArgParser:
-    """Base class of parsers, which split a value into tensors and rebuild it from tensors.
+    """Base class of parsers, which extract the tensors from a custom-type value or replace them.
 
-    A subclass must override the methods ``yieldTensors`` and ``reconstruct``.
+    Each subclass of ``ICustomArgParser`` must override the methods ``yieldTensors`` and
+    ``reconstruct``.
     """
 
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
-        """Yield every tensor of ``struct``, always in the same order."""
+        """Yield every tensor in the custom-type value ``struct``, always in the same order."""
         raise NotImplementedError(f"{type(self).__name__} must define yieldTensors")
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Build a structure like ``original_structure`` from other tensors.
+        """Build a custom-type value like ``original_structure`` from other tensors.
 
         The iterator ``tensor_iterator`` returns the other tensors in the same order as
         ``yieldTensors``.
@@ -50,10 +52,11 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> 
 
     Args:
         typename: The class of the arguments (the class object, not a text with its name).
-        parser: The parser to register. None removes the parser that is registered for the class.
+        parser: The parser to register. If ``parser`` is None, the parser of the class ``typename``
+            is removed.
 
     Raises:
-        Error: The class of the parser does not derive from ICustomArgParser.
+        Error: The argument ``parser`` is neither None nor an ``ICustomArgParser``.
     """
     if parser is None:
         _parsers.pop(typename, None)
@@ -67,7 +70,7 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser | None) -> 
 
 
 def parser_of(value: object) -> ICustomArgParser | None:
-    """Return the parser for ``value``; None if no class of ``value`` has a parser.
+    """Return the registered parser for the type of ``value``, or None without such a parser.
 
     The type of ``value`` and its base classes are tried in the method resolution order.
     """
@@ -77,22 +80,22 @@ def parser_of(value: object) -> ICustomArgParser | None:
 
 
 def registered() -> dict[type, ICustomArgParser]:
-    """Return a copy of the registry of parsers, for :func:`restore` in another process."""
+    """Return the registered parsers of custom types, for :func:`restore` in another process."""
     return dict(_parsers)
 
 
 def restore(parsers: dict[type, ICustomArgParser]) -> None:
-    """Register parsers in this process that ``registered`` returned in another process."""
+    """Register the parsers of custom types that ``registered()`` returned in another process."""
     _parsers.update(parsers)
 
 
 class CarriesParsers:
-    """Base class of objects whose pickled form contains the registered parsers.
+    """Base class of objects whose pickled form contains the registered parsers of custom types.
 
-    Subclasses handle values of custom types in a data loader's worker processes. A worker process
-    that is started with the method fork has the registered parsers already. A worker process that
-    is started with the method spawn may lack the parsers, because it does not run all of the
-    program's code.
+    The subclasses of ``CarriesParsers`` handle values of custom types in a data loader's worker
+    processes. A worker process that is started with the method fork inherits the registered
+    parsers. A worker process that is started with the method spawn may lack the parsers, because it
+    does not run all of the program's code.
     """
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Default values for the parameters of a forward method that a call leaves out.
 
 If a default value is a tensor, it usually becomes an input of the compiled model. Some calls of the
-model may therefore pass the argument, and other calls may leave it out. The module
-``call_signature`` compares the arguments of different calls of a model.
+model may therefore pass a tensor for the parameter, and other calls may leave the parameter out.
+The module ``call_signature`` compares the arguments of different calls of a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Defaults:
         names: The names of the first positional parameter whose default is a tensor, and of all
             later positional parameters. The forward method gets the arguments for the parameters in
             ``names`` by keyword, even if the caller passes them by position.
-        first: The position of the first parameter in ``names``.
+        first: The index, among the forward method's parameters, of the first parameter in
+            ``names``.
     """
 
     values: Mapping[str, Any]
@@ -41,7 +42,7 @@ class Defaults:
         kwargs: Mapping[str, Any],
         num_slices: int,
     ) -> Defaults:
-        """Return the defaults for a model whose first call has the given arguments.
+        """Return the default values that complete a model's calls, computed from the first call.
 
         Args:
             signature: The signature of the model's forward method.
@@ -71,7 +72,7 @@ class Defaults:
     def completed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments of a call, completed by defaults for the omitted parameters."""
+        """Return a call's arguments, completed by default values for the omitted parameters."""
         if self.first < len(args) <= self.first + len(self.names):
             by_position = dict(zip(self.names, args[self.first :], strict=False))
             if by_position.keys() & kwargs.keys():
@@ -86,7 +87,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tuple[str, ...], int]:
-    """Return ``Defaults.names`` and ``Defaults.first`` for ``count`` positional arguments."""
+    """Return ``Defaults.names`` and ``.first`` for a call with ``count`` positional arguments."""
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
     for first, parameter in enumerate(parameters):
         if parameter.kind == plain and isinstance(parameter.default, torch.Tensor):
@@ -98,11 +99,11 @@ def _by_keyword(parameters: Sequence[inspect.Parameter], count: int) -> tuple[tu
 
 
 def _as_input(default: torch.Tensor, given: Any, num_slices: int) -> torch.Tensor | None:
-    """Return the input tensor for a default; None if the default stays a constant.
+    """Return the input tensor for a default value, or None if the value stays a constant.
 
-    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. A
-    default that cannot be an input stays a constant of the model if the first call leaves out the
-    parameter.
+    A complex tensor, a tensor without elements and a 0-d tensor cannot be inputs of a model. If the
+    first call leaves out the parameter, a default value that cannot be an input stays a constant of
+    the model.
 
     Args:
         default: The default value of the parameter.

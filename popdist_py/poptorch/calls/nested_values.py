@@ -5,9 +5,9 @@ custom types. A value that is neither a tensor, a container nor a registered cus
 constant. All code that traverses nested values calls the module ``nested_values``.
 
 Torch's pytree (``torch.utils._pytree``) is not used here, because it recognises exact types only.
-For pytree, a subclass of list or dict is a leaf, so pytree does not find the tensors in it. A
-program would have to register each subclass of list or dict with pytree, for the whole process. In
-the package ``poptorch.calls``, a parser for a class also handles the subclasses of the class.
+For pytree, a subclass of list or dict is a leaf, so pytree does not find the tensors in it. To use
+pytree, a program would have to register each subclass of list or dict for the whole process. In the
+package ``poptorch.calls``, a parser for a class also handles the subclasses of the class.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class Tree:
 
     Attributes:
         kind: The type of the value, or one of the marker classes ``_Constant`` and ``_Custom``.
-        keys: The keys of the value, if it is a dictionary. For a custom type, the only key is the
-            number of tensors.
-        children: The structures of the items, if the value is a tuple, list or dictionary.
-        constant: The value itself, if it is a constant. For a custom type, ``constant`` is a tuple
-            of the parser and the value.
+        keys: The keys of the dictionary, if the value is a dictionary. For a value of a registered
+            custom type, ``keys`` contains only the number of tensors in the value.
+        children: The structures of the contained values, if the value is a tuple, list or
+            dictionary.
+        constant: The value itself, if the value is neither a tensor nor a container nor of a custom
+            type. For a value of a registered custom type, ``constant`` is a tuple of the type's
+            parser and the value.
     """
 
     kind: type
@@ -51,7 +53,7 @@ class Tree:
     constant: Any = None
 
     def rebuild(self, leaves: Iterator[Any]) -> Any:
-        """Return the value with its tensors replaced by the next tensors from ``leaves``."""
+        """Return the nested value, with its tensors replaced by the next tensors of ``leaves``."""
         if self.kind is torch.Tensor:
             return next(leaves)
         if self.kind is _Constant:
@@ -82,11 +84,11 @@ class Tree:
 
 
 class _Constant:
-    """The marker that the attribute ``kind`` of a Tree contains for a constant."""
+    """The marker in the attribute ``kind`` of a ``Tree`` (a value's structure) for a constant."""
 
 
 class _Custom:
-    """The marker that the attribute ``kind`` of a Tree contains for a registered custom type."""
+    """The marker in the attribute ``kind`` of a ``Tree`` (value structure) for a custom type."""
 
 
 _LEAF = Tree(torch.Tensor)
@@ -97,8 +99,9 @@ def _sequence(kind: Any, values: list[Any]) -> Any:
     try:
         return kind(values)
     except TypeError:
-        # If ``kind`` cannot be constructed from a list of items, the result is a list instead.
-        # Torch's data loader also returns a list for a type that cannot be constructed from a list.
+        # If the container type ``kind`` cannot be constructed from a list of elements, the result
+        # is a list. Torch's data loader also returns a list for a type that cannot be constructed
+        # from a list.
         return values
 
 
@@ -198,8 +201,9 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 def check_outputs(outputs: Tree) -> None:
     """Check that a forward method's result contains no tensors inside unregistered classes.
 
-    An object of an unregistered class counts as a constant of the result. Every call would return
-    the object from the first forward pass, with old values in the object's tensors.
+    In a forward method's result, an object of an unregistered class counts as a constant. Without
+    the check, every call of the model would return the same object, whose tensors contain results
+    of the first forward pass.
 
     Raises:
         Error: The result contains an object of an unregistered class with tensors inside.
@@ -219,7 +223,7 @@ def check_outputs(outputs: Tree) -> None:
 
 
 def _custom_parser(value: Any) -> Any:
-    """Return the parser for ``value``; None for tensors and for types without a parser."""
+    """Return the custom-type parser for ``value``; None for tensors and unregistered types."""
     parser = parser_of(value)
     return None if parser is None or isinstance(value, torch.Tensor) else parser
 
@@ -243,15 +247,16 @@ class Call:
         """Return the flattened form of the arguments of a call."""
         leaves: list[torch.Tensor] = []
         positional = tuple(flatten(value, leaves) for value in args)
-        # The names are sorted, so that two calls are equal even if their keyword arguments have
-        # another order.
+        # The names of keyword arguments are sorted, because two calls with another order of keyword
+        # arguments are equal.
         keywords = tuple((name, flatten(kwargs[name], leaves)) for name in sorted(kwargs))
         return cls(positional, keywords, leaves)
 
     def like(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Return the flattened arguments of another call.
+        """Return another call's flattened arguments, to compare them with this ``Call``.
 
-        The keys of dictionaries in the other call get the order that they have in this call.
+        The keys of each dictionary in the other call are sorted in the order of the dictionary in
+        this ``Call``.
         """
         if not kwargs and len(args) == len(self.positional):
             # Most calls pass only tensors as positional arguments, so a shorter and faster path
@@ -267,7 +272,7 @@ class Call:
         )
 
     def arguments(self, leaves: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and the keyword arguments, rebuilt with the tensors ``leaves``."""
+        """Return the call's positional and keyword arguments, with ``leaves`` as their tensors."""
         tensors = iter(leaves)
         return (
             [tree.rebuild(tensors) for tree in self.positional],
@@ -276,11 +281,11 @@ class Call:
 
     @property
     def num_samples(self) -> int:
-        """The length of the first tensor that is not 0-d; 0 if all tensors are 0-d."""
+        """The number of samples in the first input that is not 0-d; 0 if all inputs are 0-d."""
         return next((leaf.shape[0] for leaf in self.leaves if leaf.dim()), 0)
 
     def fits(self, other: Call) -> bool:
-        """Tell whether the call ``other`` has arguments with the same structure, shapes and dtypes.
+        """Tell whether this call's arguments have the structure, shapes and dtypes of ``other``.
 
         The method ``fits`` is fast, but it may return False for equal calls, for example if the
         keys of a dictionary have another order.
@@ -296,12 +301,12 @@ class Call:
         )
 
     def without_data(self) -> Call:
-        """Return this call with meta tensors, which have a shape and a dtype but no data."""
+        """Return this ``Call`` with meta tensors, which have a shape and a dtype but no data."""
         meta = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in self.leaves]
         return Call(self.positional, self.keywords, meta)
 
     def example(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return arguments with the structure of this call, in which all tensors contain ones."""
+        """Return example arguments with the structure of this call, whose tensors contain ones."""
         return self.arguments([torch.ones(t.shape, dtype=t.dtype) for t in self.leaves])
 
     @property

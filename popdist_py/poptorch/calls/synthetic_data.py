@@ -20,10 +20,10 @@ _SEED = 0
 
 
 class SyntheticTransfer(Transfer):
-    """A Transfer that makes synthetic inputs on the device instead of copying the host's inputs.
+    """A ``Transfer`` that makes synthetic inputs on the device and does not copy the host's inputs.
 
-    Later calls with inputs of the same shapes use the same synthetic inputs again. Integer inputs
-    are zeros in every mode, because 0 is a valid index and a valid label for every model.
+    Later calls with inputs of the same shapes use the same synthetic inputs again. Synthetic
+    integer inputs are always zeros, because 0 is a valid index and a valid label for every model.
 
     Args:
         mode: The kind of values that floating-point inputs get: zeros or random numbers.

@@ -1,10 +1,10 @@
 """The class ``Transfer``, which converts tensors that are copied between host and device.
 
-The class ``Transfer`` converts the dtype and the memory layout of a tensor. The caller passes
-decisions that depend on the model, such as ``widen_integers``, as arguments.
+The class ``Transfer`` converts the dtype and the memory layout of a tensor. Settings that depend on
+the model, such as ``widen_integers``, are arguments of the methods of ``Transfer``.
 
-The supported dtypes are the dtypes that PopTorch supports. PopTorch transfers 64-bit integers as
-32-bit integers, and float64 and bfloat16 as float32.
+The emulated device supports the same dtypes of tensors as PopTorch. PopTorch transfers 64-bit
+integers as 32-bit integers, and float64 and bfloat16 as float32.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Transfer:
         return self.dtype(tensor.dtype)
 
     def to_host(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the results of a call with the dtypes that the host gets.
+        """Return the results of a model call, converted to the dtypes of the host.
 
         Each returned tensor is contiguous and does not share memory with the other results.
         """
@@ -137,7 +137,7 @@ class Transfer:
                 host[index].detach().copy_(device[index])
 
     def warn_once(self, text: str) -> None:
-        """Log a warning, unless this Transfer has logged the same text before."""
+        """Log a warning, unless this ``Transfer`` object has logged the same text before."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning(text)

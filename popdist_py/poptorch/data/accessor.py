@@ -1,10 +1,11 @@
-"""PopTorch's class AsynchronousDataAccessor, which loads items ahead of time in another process.
+"""PopTorch's class AsynchronousDataAccessor, which loads batches ahead of time in another process.
 
-The module ``accessor`` contains the code that runs in the training process. The code of the
-training process starts and ends the loader process, receives messages about the shared memory of
-the next item, and returns the item's tensors without a copy. The module ``loader_process.py``
-contains the code that runs in the loader process. The module ``loader_messages.py`` defines the
-messages between the training process and the loader process.
+An item is an element that an iteration over the data set yields, usually a batch. The module
+``accessor`` contains the code that runs in the training process. The code of the training process
+starts and ends the loader process, receives messages about the shared memory of the next item, and
+returns the item's tensors without a copy. The module ``loader_process.py`` contains the code that
+runs in the loader process. The module ``loader_messages.py`` defines the messages between the
+training process and the loader process.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from popdist_py.poptorch.logger import logger
 __all__ = ["AsynchronousDataAccessor"]
 
 # The time in seconds that the accessor waits for the loader process to end before it sends a
-# signal. PopTorch's accessor also waits 10 seconds.
+# signal. PopTorch's accessor also waits 10 seconds for its loader process to end.
 _SECONDS_TO_STOP: Final = 10.0
 _SECONDS_TO_TERMINATE: Final = 5.0
 # PopTorch's default of ``miss_sleep_time_in_ms``, in milliseconds.
@@ -68,7 +69,7 @@ _START_METHODS: Final = {
 
 
 class AsynchronousDataAccessor:
-    """An iterable that loads the items of a data set ahead of time in another process.
+    """An iterable that loads the items (batches) of a data set ahead of time in another process.
 
     Args:
         dataset: A DataLoader, a data set or any other iterable. The items of the iterable are
@@ -86,8 +87,8 @@ class AsynchronousDataAccessor:
             ``iter()``. With any value of ``early_preload``, the first item is loaded as soon as the
             accessor is made.
         sharing_strategy: The strategy to start the loader process and to send the data set to it,
-            or the strategy's name. The strategies are ForkServer, Fork, SharedMemory (spawn), and
-            FileSystem (spawn, with the data set in a temporary file).
+            or the strategy's name. The sharing strategies are ForkServer, Fork, SharedMemory
+            (spawn), and FileSystem (spawn, with the data set in a temporary file).
         rebatched_size: The size of the batches that the accessor assembles from the items, as the
             number of elements along the first dimension. If ``rebatched_size`` is not given, the
             accessor returns the items unchanged.
@@ -103,7 +104,7 @@ class AsynchronousDataAccessor:
     Raises:
         Error: The data set is empty or cannot be pickled, the first item cannot be loaded, or the
             DataLoader already has an accessor.
-        AssertionError: The accessor does not accept this combination of arguments. During
+        AssertionError: The accessor does not accept the given combination of arguments. During
             iteration, the accessor raises an AssertionError with the traceback if an item cannot be
             loaded.
     """
@@ -123,8 +124,8 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # The epochs of the sampler and the data set that the accessor last sent to the loader
-        # process.
+        # The epochs from the program's calls of ``set_epoch()`` that the accessor last sent to the
+        # loader process.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,
@@ -144,7 +145,8 @@ class AsynchronousDataAccessor:
         )
         self._slots = job.slots
         self._buffer_size = len(job.slots)
-        # The structure and the tensor positions of the item that was received last.
+        # The structure of the item that was received last, and the positions of its tensors in
+        # shared memory.
         self._description: Any = None
         # The index of the shared-memory slot that contains the tensors of the last returned item.
         self._held: int | None = None
@@ -155,7 +157,7 @@ class AsynchronousDataAccessor:
         # The number of items of the current epoch that ``__next__`` has returned.
         self._position = 0
         # The state of the random generators before the current epoch. The state of the random
-        # generators before an epoch determines the order of the epoch.
+        # generators before an epoch determines the order of the items in the epoch.
         self._start: dict[str, Any] | None = None
         # The difference between the number of complete epochs and ``self._epoch``.
         self._epochs_before = 0
@@ -202,7 +204,10 @@ class AsynchronousDataAccessor:
         )
 
     def terminate(self) -> None:
-        """End the loader process. The program cannot iterate over the accessor afterwards."""
+        """End the loader process.
+
+        After a call of ``terminate()``, a program cannot iterate over the accessor.
+        """
         self._iterating = False
         self._finalizer()
 
@@ -268,7 +273,7 @@ class AsynchronousDataAccessor:
 
         The state contains the number of complete epochs and the number of returned items of the
         current epoch. The state also contains the random state at the start of the current epoch,
-        which determines the order of the epoch. The state consists of plain values and tensors, so
+        which determines the order of the items. The state consists of plain values and tensors, so
         loading the state from a file executes no code. The state does not include the random
         generators of persistent worker processes.
         """

@@ -52,7 +52,7 @@ _NO_SHARED_MEMORY: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOEN
 
 @dataclass(slots=True)
 class _Place:
-    """A DataLoader's position in an epoch; ``position`` counts the batches that it has returned."""
+    """A DataLoader's position in an epoch, which counts the batches that it has returned."""
 
     epoch: int
     start: dict[str, Any]
@@ -96,12 +96,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_size: The number of elements in one micro-batch; None if the data set yields whole
             batches.
         shuffle: Whether to read the data set in a new random order in each epoch. The order of an
-            iterable data set cannot be random. All instances use the same order, which is computed
-            from the seed ``options.randomSeed``. The seed ``options.randomSeed`` must be equal on
-            all instances. If the options do not contain a seed, instance 0 draws a random seed for
-            all instances. Without a seed in the options, all instances must make the DataLoader. A
-            torch sampler without its own generator also uses the seed that all instances share.
-            Samplers that the program defines must yield the same order on every instance.
+            iterable data set cannot be random. All instances shuffle the data set in the same
+            order, which is computed from the seed ``options.randomSeed``. The seed
+            ``options.randomSeed`` must be equal on all instances. If the options do not contain a
+            seed, instance 0 draws a random seed for all instances. Without a seed in the options,
+            all instances must make the DataLoader, because they exchange a random seed. A torch
+            sampler without its own generator also uses the seed that all instances share. Samplers
+            that the program defines must yield the same order on every instance.
         num_workers: The number of worker processes that load batches.
         drop_last: Whether to drop the last elements of the data set if they do not fill a batch.
         persistent_workers: Whether worker processes stay alive between epochs, which is the
@@ -112,8 +113,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             process. The DataLoader does not divide the order of a DistributedSampler for several
             processes again.
         mode: The mode Sync loads batches in the program's process. The mode Async loads batches
-            ahead of time in another process. The mode AsyncRebatched loads ahead like Async, and
-            its workers may load batches of another size.
+            ahead of time in another process. The mode AsyncRebatched loads batches ahead of time
+            like Async, but its worker processes may load batches of another size.
         async_options: Keyword arguments for :class:`AsynchronousDataAccessor`.
         rebatched_worker_size: The batch size of the worker processes in the mode AsyncRebatched.
         batch_sampler: An iterable that yields the indices of one micro-batch at a time. The
@@ -123,7 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Raises:
         AssertionError: The options have a wrong type, or the data set cannot be partitioned or
-            rebatched with these arguments.
+            rebatched with the given arguments.
         Error: The program combines ``batch_sampler`` with batch_size, shuffle or automatic
             partitioning.
 
@@ -161,8 +162,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._place: _Place | None = None
         # The loaded state of the position in the data, where the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
-        # The epochs that the data set and its inner data sets have in the existing worker
-        # processes.
+        # The epochs from ``set_epoch()`` that the data set and its inner data sets have in the
+        # existing worker processes.
         self._dataset_epochs: tuple[Any, ...]
         partitioned = (
             auto_distributed_partitioning
@@ -170,9 +171,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             and not is_partition(kwargs.get("sampler"))
         )
         shuffle = bool(shuffle)
-        # The program's batch sampler, if it has a batch size. The inherited attribute
-        # ``batch_sampler`` may be a GroupedBatchSampler instead, which groups the batches of the
-        # program's batch sampler.
+        # The program's batch sampler, if the batch sampler has an attribute ``batch_size``. The
+        # inherited attribute ``batch_sampler`` may be a GroupedBatchSampler, which groups the
+        # batches of the program's batch sampler.
         self._given_batches: Any = batch_sampler if hasattr(batch_sampler, "batch_size") else None
 
         if batch_sampler is not None:
@@ -244,7 +245,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """The number of elements for one call of the model, or None without a batch size."""
+        """The number of elements in a batch; None if the data set itself yields whole batches."""
         return self._sizes.combined
 
     @property
@@ -327,8 +328,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         The state contains the number of complete epochs and the number of returned batches of the
         current epoch. The state also contains the random state at the start of the current epoch,
-        which determines the order of the epoch. The state consists of plain values and tensors, so
-        loading the state from a file executes no code.
+        which determines the order of the batches. The state consists of plain values and tensors,
+        so loading the state from a file executes no code.
 
         The state also includes the result of the sampler's method ``state_dict()``, or the
         sampler's attributes ``generator`` and ``epoch``. The state of the DataLoader does not
@@ -341,7 +342,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _elements_of_batch(self) -> int | None:
         """The number of elements that all instances together need for one call of the model.
 
-        As for ``combinedBatchSize``, the value is None if the DataLoader has no batch size.
+        The number of elements is None if the data set yields whole batches.
         """
         combined = self._sizes.combined
         return None if combined is None else combined * self._options.Distributed.numProcesses
@@ -395,7 +396,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return batches
 
     def _loader_source(self, size: int | None) -> Source:
-        """Return a description of the items that an accessor's loader process loads.
+        """Return a ``Source``, which describes how an accessor's loader process loads the batches.
 
         Args:
             size: The number of elements in the batches that the accessor assembles; None if the
@@ -418,7 +419,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         # In the modes Async and AsyncRebatched, the DataLoader refers to its accessor. With a weak
         # reference from the accessor to the DataLoader, the DataLoader and the accessor do not form
-        # a reference cycle. Python therefore deletes the DataLoader and the accessor promptly.
+        # a reference cycle. Without a reference cycle, Python deletes unused DataLoaders and
+        # accessors at once.
         reference = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
         # If this DataLoader rebatches, its length is already the number of batches after
         # rebatching.

@@ -56,7 +56,7 @@ class Draws:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a state, so that the next epoch draws the saved epoch's random numbers again."""
+        """Restore an epoch's saved random state, so that the next epoch repeats its numbers."""
         if state["has_workers"] and self.loader is not None and not self._has_workers:
             # Torch draws a seed when it starts worker processes, but the saved epoch used worker
             # processes that existed already. The worker processes are therefore started before the
@@ -79,7 +79,7 @@ class Draws:
     def end_workers(self) -> None:
         """End the worker processes of an earlier epoch.
 
-        New workers will get a new copy of the data set.
+        New worker processes will get a new copy of the data set.
         """
         if self._has_workers:
             self.loader._iterator = None  # type: ignore[union-attr]

@@ -64,8 +64,8 @@ def load_sizes(
         async_options: The program's keyword arguments for the accessor.
 
     Raises:
-        AssertionError: The worker size is not between 1 and the combined size, or the accessor's
-            arguments contain ``rebatched_size``.
+        AssertionError: The argument ``rebatched_worker_size`` is not between 1 and the number of
+            elements for one call, or ``async_options`` contains ``rebatched_size``.
     """
     combined = None if batch_size is None else batch_size * micro_batches
     assert "rebatched_size" not in (async_options or {}), (
@@ -117,7 +117,8 @@ def check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool
     """Check the arguments that a program passes to DataLoader together with a batch sampler.
 
     Raises:
-        Error: The program also passes a batch size, shuffle or automatic partitioning.
+        Error: Besides the batch sampler, the program passes a batch size, shuffle or automatic
+            partitioning.
     """
     if batch_size != 1 or shuffle:
         raise Error(
@@ -137,7 +138,7 @@ def check_iterable(num_workers: int, partitioned: bool, kwargs: dict[str, Any]) 
     ``check_iterable`` logs a warning if every worker process would return the whole data set.
 
     Raises:
-        AssertionError: The program also requests automatic partitioning.
+        AssertionError: The program requests automatic partitioning of the iterable data set.
     """
     assert not partitioned, (
         "auto_distributed_partitioning is not supported for an IterableDataset with several "

@@ -64,9 +64,9 @@ class Ready(NamedTuple):
 
     Attributes:
         start: The state of the random generators at the start of the first epoch, which determines
-            the order of the epoch.
-        order: A description of the order of the items; None if a sampler of the program did not
-            draw this order.
+            the order of the items.
+        order: The length and a hash of the sequence of indices that the program's sampler drew;
+            None if no sampler of the program determines the order of the items.
     """
 
     start: dict[str, Any]
@@ -83,7 +83,7 @@ class Begun(NamedTuple):
     Attributes:
         epoch: The number of the epoch that begins.
         start: The state of the random generators at the start of the epoch, which determines the
-            order of the epoch.
+            order of the items.
     """
 
     epoch: int
@@ -97,7 +97,7 @@ class Filled(NamedTuple):
         epoch: The number of the item's epoch.
         slot: The index of the slot, which is an area of shared memory for one item.
         description: The structure of the item and the positions of its tensors in the slot; None if
-            the description is equal to that of the previous item.
+            the description is equal to the description of the previous item.
     """
 
     epoch: int
@@ -111,7 +111,7 @@ class EndOfEpoch(NamedTuple):
     Attributes:
         epoch: The number of the epoch that ends.
         start: The state of the random generators at the start of the next epoch, which determines
-            the order of that epoch.
+            the order of the items in the next epoch.
     """
 
     epoch: int

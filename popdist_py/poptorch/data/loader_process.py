@@ -54,7 +54,8 @@ class Job:
     """The data set and the settings that an accessor sends to its loader process.
 
     Attributes:
-        source: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
+        source: An iterable of items, a map-style data set, or :class:`LoaderArguments` (the
+            arguments for a torch DataLoader).
         slots: The areas of shared memory for items. The number of slots is large enough that one
             slot is always free when the loader process loads an item.
         buffer_size: The maximum number of loaded items that the accessor is using or has not yet
@@ -63,7 +64,7 @@ class Job:
             None to send the items unchanged.
         drop_last: Whether the last batch is dropped if it is incomplete, when batches are
             assembled.
-        in_place: Whether the source is a map-style DataLoader whose batches can be collated
+        in_place: Whether the items are the batches of a map-style DataLoader, which can be collated
             directly in slots.
         load_indefinitely: Whether the loader process begins every later epoch without a command
             from the accessor.
@@ -112,8 +113,8 @@ class _Slots:
         self.free.append(slot)
 
 
-# --- Sources of items. Each pass over a source yields every item, as the index of its slot and its
-# description. ---
+# --- Sources of items. Each iteration over a source yields every item, as the index of the item's
+# slot and the item's description. ---
 
 _Token = tuple[int, Any]
 
@@ -284,7 +285,7 @@ class _Loader:
         # The description of the item that was sent to the accessor last.
         self._sent: Any = None
         # The state of the random generators at the start of the current epoch, which determines the
-        # order of the epoch.
+        # order of the items.
         self._start: dict[str, Any] = {}
         # The saved random state at the start of the next epoch and the number of items to skip,
         # from the command ``Start``.
@@ -350,7 +351,7 @@ class _Loader:
         return tokens, next(tokens, None)
 
     def _wait_for(self, epoch: int) -> None:
-        """Execute the accessor's commands until one permits the given epoch or a later epoch."""
+        """Execute the accessor's commands until it permits the given epoch or a later epoch."""
         while self._newest < epoch:
             self._answer()
 

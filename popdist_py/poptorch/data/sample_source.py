@@ -33,7 +33,8 @@ class Source:
     """The object that a loader process reads items from, and the properties of this object.
 
     Attributes:
-        items: An iterable of items, a map-style data set, or :class:`LoaderArguments`.
+        items: An iterable of items, a map-style data set, or :class:`LoaderArguments` (the
+            arguments for a torch DataLoader).
         in_place: Whether the items are batches that can be collated directly in shared memory.
         ahead: The number of batches that the DataLoader's workers load ahead of time.
         drop_last: Whether the last batch is dropped if it is incomplete, when batches are
@@ -60,7 +61,7 @@ class Source:
 
 
 def source_of(dataset: Any, size: int | None) -> Source:
-    """Return the Source that describes the items of a data set, a loader or any other iterable.
+    """Return a ``Source``, which describes how to load a data set, a loader or another iterable.
 
     Args:
         dataset: The data set, the loader or the other iterable.
@@ -89,7 +90,7 @@ def loader_source(
     drop_last: bool,
     length: Callable[[], int],
 ) -> Source:
-    """Return the Source that describes a loader that iterates like torch's DataLoader.
+    """Return a ``Source``, which describes how to load the batches of a torch DataLoader.
 
     The loader process makes a torch DataLoader with the same arguments as the loader.
 

@@ -26,8 +26,8 @@ class DrawnOrder(NamedTuple):
     """A description of the first sequence of indices that a sampler drew.
 
     Attributes:
-        number: The index of the sampler among this process's samplers. The index counts only
-            samplers whose sequences are divided among the instances.
+        number: The index of the sampler among this process's samplers. The index ``number`` counts
+            only samplers whose sequences are divided among the instances.
         sampler: The class name of the sampler.
         length: The number of indices in the sequence.
         digest: A hash of the first indices in the sequence.
@@ -40,7 +40,7 @@ class DrawnOrder(NamedTuple):
 
     @classmethod
     def of(cls, number: int, sampler: Any, order: Sequence[Any]) -> DrawnOrder:
-        """Return the description of a sequence of indices that a sampler drew.
+        """Return the length and the hash of a sequence of indices that a sampler drew.
 
         Args:
             number: The index of the sampler among this process's samplers whose sequences are

@@ -45,7 +45,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
             In each epoch, all processes draw the same new permutation, and each process reads a
             different part of the permutation.
 
-    PopTorch's class ``_SubDataset`` divides a data set by the same rule.
+    PopTorch's class ``_SubDataset`` divides a data set by the same rule as ``ShardSampler``.
     """
 
     def __init__(self, order: Iterable[int], shard: Shard, seed: int | None) -> None:
@@ -180,7 +180,7 @@ def sampler_state(sampler: Any) -> dict[str, Any]:
 def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
     """Restore a state of a sampler that :func:`sampler_state` returned.
 
-    A DataLoader for another number of instances may have samplers of other classes. The values of
+    A DataLoader for another number of instances may have samplers of other classes. Saved values of
     attributes that the sampler does not have are therefore ignored.
     """
     if "state_dict" in state:

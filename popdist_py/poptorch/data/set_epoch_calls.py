@@ -22,10 +22,10 @@ class ToldEpochs:
     """The epochs that the program last set on samplers and data sets with ``set_epoch()``.
 
     Attributes:
-        samplers: The epochs of a sampler and its inner samplers. Samplers without an attribute
-            ``epoch`` are left out.
-        datasets: The epochs of the data sets that have a method ``set_epoch()``. None stands for a
-            data set whose ``set_epoch()`` the program has not called.
+        samplers: The epochs of a sampler and its inner samplers. The tuple ``samplers`` does not
+            contain samplers without an attribute ``epoch``.
+        datasets: The epochs of the data sets that have a method ``set_epoch()``. In ``datasets``,
+            None stands for a data set whose ``set_epoch()`` the program has not called.
     """
 
     samplers: tuple[int, ...]
@@ -54,8 +54,8 @@ class ToldEpochs:
 class _RecordedCalls:
     """A replacement for a data set's ``set_epoch`` method, which records the epoch.
 
-    A data set may store its epoch in any form, so the epoch cannot be read from the data set. The
-    calls of ``set_epoch`` are recorded instead.
+    A data set may store its epoch in any form, so the epoch cannot be read from the data set.
+    Instead of reading the epoch, the ``_RecordedCalls`` object records the calls of ``set_epoch``.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -77,7 +77,7 @@ def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
 
 
 def _with_set_epoch(dataset: Any) -> Iterator[Any]:
-    """Yield a data set and its inner data sets, except those without a method ``set_epoch()``.
+    """Yield a data set and its inner data sets, if they have a method ``set_epoch()``.
 
     The function ``_with_set_epoch`` also starts to record the calls of ``set_epoch()``.
     """

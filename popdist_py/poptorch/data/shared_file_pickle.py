@@ -1,4 +1,4 @@
-"""The class Parcel, which sends a data set to a new process through one anonymous file.
+"""The class ``Parcel``, which sends a data set to a new process through one anonymous file.
 
 The picklers of Python and torch send one file descriptor for each tensor, but a process cannot send
 more than a few hundred file descriptors. Tensors that Python's or torch's pickler sends also need
@@ -98,7 +98,7 @@ class Parcel:
 
 
 def _opened(handle: Any, spans: list[tuple[int, int]]) -> Any:
-    """Return a Parcel's content, whose tensors and arrays use a private memory map of the file."""
+    """Return the content of a ``Parcel``, whose tensors use a private memory map of its file."""
     file = handle.detach()
     memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE))
     os.close(file)

@@ -24,9 +24,9 @@ _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-# The drawn seeds; each key contains the indices of the instances that share the seed. Every
-# instance in a key stores the seed. All instances in a key therefore agree whether to make the
-# collective call that exchanges a seed.
+# The drawn seeds, by the indices of the instances that share the seed. Every instance that shares a
+# seed stores the seed. Instances that share a seed therefore agree whether to make the collective
+# call that exchanges the seed.
 _seeds: dict[tuple[int, ...], int] = {}
 
 

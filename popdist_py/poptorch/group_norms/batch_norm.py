@@ -109,9 +109,9 @@ class GroupNorms(TorchFunctionMode):
 class OneValueAllowed(TorchFunctionMode):
     """A torch function mode that lets training batch norms accept one value for each channel.
 
-    Without the mode, torch rejects inputs of a training batch norm with a single value per channel.
-    Use this torch function mode for the first forward pass, which runs a single replica. In later
-    forward passes, the replicas of a group together have more than one value per channel.
+    Without ``OneValueAllowed``, torch rejects inputs of a training batch norm with a single value
+    per channel. Use ``OneValueAllowed`` for the first forward pass, which runs a single replica. In
+    later forward passes, the replicas of a group together have more than one value per channel.
     """
 
     def __torch_function__(
@@ -137,7 +137,8 @@ class OneValueAllowed(TorchFunctionMode):
 class _GroupNorm(torch.autograd.Function):
     """The autograd function of a batch norm with the statistics of a replica group.
 
-    The function returns the normalised samples, the group's mean and the group's unbiased variance.
+    A call of ``_GroupNorm.apply`` returns the normalised samples, the group's mean and the group's
+    unbiased variance.
     """
 
     @staticmethod
@@ -156,8 +157,8 @@ class _GroupNorm(torch.autograd.Function):
         mean, variance, total = _statistics_of_group(samples, replicas, handle)
         result = torch.native_batch_norm(samples, weight, bias, mean, variance, False, 0.0, eps)[0]
         ctx.save_for_backward(samples, weight, mean, variance, total)
-        # Without the clamp of the divisor, the unbiased variance of one number would be 0 / 0. With
-        # the clamp of the divisor, the variance of one number is 0.
+        # Without the clamp of the divisor, the unbiased variance of a single sample would be 0 / 0.
+        # With the clamp of the divisor, the variance of a single sample is 0.
         unbiased = variance * (total / (total - 1).clamp(min=1))
         ctx.mark_non_differentiable(mean, unbiased)
         return result, mean, unbiased
@@ -172,7 +173,7 @@ class _GroupNorm(torch.autograd.Function):
         samples, weight, mean, variance, total = ctx.saved_tensors
         scale = (variance + ctx.eps).rsqrt()
         # The gradients of weight and bias are sums over the samples of one replica. The samples are
-        # normalised with the group's mean and scale.
+        # normalised with the group's mean and standard deviation.
         _, of_weight, of_bias = _ATEN.native_batch_norm_backward(
             gradient, samples, None, None, None, mean, scale, True, ctx.eps, [False, True, True]
         )
@@ -203,12 +204,14 @@ def _statistics_of_group(
 
     The formula comes from Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
     computing sample variances", 1979. The paper of Chan, Golub and LeVeque combines two sets of
-    samples at a time. This function combines the samples of all replicas of a group at once.
+    samples at a time. ``_statistics_of_group`` combines the samples of all replicas of a group at
+    once.
 
     Args:
         samples: A tensor of the shape [micro-batch, replicas x channels, ...].
         replicas: The number of replicas whose channels ``samples`` contains.
-        handle: The attribute ``handle`` of the ``GroupExchange``.
+        handle: The attribute ``handle`` of the ``GroupExchange`` (the exchange of numbers between
+            the replicas of a group).
 
     Returns:
         Three tensors of the shape [replicas x channels]: mean, biased variance and number of

@@ -1,9 +1,9 @@
 """A scheduler that runs several functions one at a time and synchronises them at given points.
 
-A function that calls ``meet()`` pauses until the other functions have also called ``meet()``. Each
-function has its own thread, because one thread cannot pause in an autograd backward pass and resume
-the pass later. At any time, either one function or the caller of the scheduler runs. The scheduled
-functions can compute anything.
+A function that the scheduler runs pauses in ``meet()`` until the other functions have also called
+``meet()``. Each function has its own thread, because one thread cannot pause in an autograd
+backward pass and resume the pass later. At any time, either one function or the caller of the
+scheduler runs. The scheduler does not depend on the computations of its functions.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Result = TypeVar("Result")
 
 
 class OneEnded(Exception):
-    """Some of the scheduled functions ended while others wait in ``meet()``.
+    """The error that some functions of ``in_turns`` ended while others wait in ``meet()``.
 
     Attributes:
-        ended: The index of the first scheduled function that ended.
+        ended: The index of the first function that ended.
         waiting: The index of the first function that waits in ``meet()``.
         value: The argument that the waiting function passed to ``meet()``.
     """
@@ -41,18 +41,18 @@ class OneEnded(Exception):
 
 
 class _Closed(BaseException):
-    """The exception that ``meet()`` raises to stop a scheduled function."""
+    """The exception that ``meet()`` raises to stop a function that ``in_turns`` runs."""
 
 
 class _Ended:
-    """The return value of a scheduled function that has ended."""
+    """The return value of a function that ``in_turns`` has run to its end."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
 class _Failed:
-    """The exception that a scheduled function raised."""
+    """The exception that a function of ``in_turns`` raised."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -206,7 +206,7 @@ _current: Final[ContextVar[_Thread | None]] = ContextVar("current", default=None
 
 
 class _Surroundings:
-    """Torch's per-thread settings, copied from the thread that creates the _Surroundings."""
+    """Torch's per-thread settings, copied from the thread that creates the ``_Surroundings``."""
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
@@ -225,7 +225,8 @@ class _Surroundings:
             if is_cast:
                 stack.enter_context(torch.autocast("cpu", dtype))
             # The torch modes are pushed without calling their method __enter__, because the caller
-            # has entered the modes already. A second call of __enter__ could have further effects.
+            # has entered the modes already. A second call of a mode's method __enter__ could have
+            # further effects.
             for mode in self._function_modes:
                 _push_function_mode(mode)
                 stack.callback(_pop_function_mode)

@@ -64,10 +64,10 @@ class GroupExchange:
     def alone(self) -> Iterator[None]:
         """Do not exchange numbers with other instances inside the ``with`` block.
 
-        Use the context manager while replica back ends are compared, because the comparison does
-        not need the numbers of other instances. In place of another instance's numbers, each
-        replica gets the numbers of this instance times two. The factor of two makes the
-        contribution of other instances to a result differ from the instance's own contribution.
+        Use ``alone()`` while ways to run the replicas are compared, because the comparison does not
+        need the numbers of other instances. In place of another instance's numbers, each replica
+        gets the numbers of this instance times two. The factor of two makes the contribution of
+        other instances to a result differ from the instance's own contribution.
         """
         self._is_alone = True
         try:
@@ -76,7 +76,7 @@ class GroupExchange:
             self._is_alone = False
 
     def rows_of_groups(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the numbers of all replicas in each replica's group.
+        """Return, for each replica, the numbers that all replicas of its group have sent.
 
         Args:
             rows: A tensor of the shape [replicas, numbers], with the numbers of all replicas of
@@ -154,13 +154,14 @@ def _rows_of_groups(rows: torch.Tensor, handle: int, name: str) -> torch.Tensor:
 
 _LIBRARY: Final = torch.library.Library("popdist", "FRAGMENT")
 # The tag ``nondeterministic_seeded`` keeps torch from removing or merging calls of the operator.
-# Every call of the operator must take place, because the result also depends on other replicas.
+# Every call of the operator ``of_group`` must take place, because the operator's result also
+# depends on other replicas.
 _LIBRARY.define(
     "of_group(Tensor rows, int handle, str name) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _LIBRARY.impl("of_group", _rows_of_groups, "CPU")
 OF_GROUP: Final = torch.ops.popdist.of_group.default
-# For each torch operator of the module ``statistics_exchange``, the Python function that a recorded
-# graph calls directly, without torch's dispatcher.
+# The Python function for each torch operator of the module ``statistics_exchange``. A recorded
+# graph of operations calls the Python function directly, without torch's dispatcher.
 KERNELS: Final[dict[Any, Callable[..., Any]]] = {OF_GROUP: _rows_of_groups}
