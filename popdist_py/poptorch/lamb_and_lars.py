@@ -39,7 +39,7 @@ class _LayerWise(torch.optim.Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Update all parameters of one group, with one torch call for each kind of operation."""
+        """Update the parameters of a parameter group, with one torch call per kind of operation."""
         raise NotImplementedError
 
 

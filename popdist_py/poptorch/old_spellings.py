@@ -47,8 +47,8 @@ class Spelling:
     """One old spelling of a name or an argument.
 
     Attributes:
-        where: The module, group of options or enumeration that contains the name. For an argument,
-            ``where`` is the name of the function with ``()``.
+        where: The module, group of options or enumeration that contains the old name. For an
+            argument, ``where`` is the name of the function with ``()``.
         old: The old name or argument.
         new: The new name or argument with the same effect, which may be a dotted path.
         how: Whether the old spelling works like a new spelling, does nothing or is refused.
@@ -85,7 +85,7 @@ def _written(where: str, name: str) -> str:
 _NO_AUTOCAST: Final = "half and float mix as in torch; call .half() on what is to be in half"
 
 TABLE: Final = (
-    # Earlier PopTorch releases called output modes "anchor modes".
+    # Earlier PopTorch releases called output modes (which outputs a call returns) "anchor modes".
     Spelling("poptorch", "AnchorMode", "OutputMode"),
     Spelling("poptorch.enums", "AnchorMode", "OutputMode"),
     Spelling("Options", "anchorMode", "outputMode"),
@@ -108,7 +108,8 @@ TABLE: Final = (
         "accumulation_reduction_type",
         "accumulation_and_replication_reduction_type",
     ),
-    # The strategies PostAndLoss and Post give the same mean.
+    # The mean reduction strategies (ways to average gradients) PostAndLoss and Post give the same
+    # mean.
     Spelling("MeanReductionStrategy", "PostAndLoss", "Post"),
     Spelling(
         "Options.Jit",
@@ -133,7 +134,7 @@ TABLE: Final = (
     ),
     # PopTorch 3.0 removed automatic casts.
     Spelling("poptorch", "autocast", "autocasting.autocast", How.NOTHING, _NO_AUTOCAST),
-    # Old names of execution strategies and blocks.
+    # Old names of execution strategies and of blocks of operations.
     Spelling("poptorch", "PhasedExecution", "SerialPhasedExecution"),
     Spelling(
         "poptorch",
@@ -185,7 +186,7 @@ _said: set[str] = set()
 
 
 def find(where: str, old: str) -> Spelling | None:
-    """Return the table's entry for the old name ``old`` in ``where``, or None."""
+    """Return the entry of the table of old spellings for the name ``old`` in ``where``, or None."""
     return _FOUND.get((where, old))
 
 
@@ -222,8 +223,8 @@ def attribute(spelling: Spelling, owner: Any) -> Any:
     """
     path = current_name(spelling)
     if not path:
-        # An old setter without effect accepts all arguments, and returns the object for further
-        # setters.
+        # A setter of earlier PopTorch releases that has no effect here accepts all arguments. The
+        # setter returns the options object, so that a program can call further setters.
         return lambda *_, **__: owner
     value = attrgetter(path)(owner)
     return partial(value, **spelling.given) if spelling.given else value

@@ -105,7 +105,8 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
     Args:
         tensor: The result of the operation whose memory is limited.
-        available_memory_proportion: The proportion of the memory of each tile, from 0 to 1.
+        available_memory_proportion: The proportion of each IPU tile's memory that the operation may
+            use, from 0 to 1.
 
     Returns:
         A view of ``tensor``.
@@ -133,15 +134,17 @@ def serializedMatMul(
     Args:
         lhs: The left factor of the matrix product, with the shape [..., M, K].
         rhs: The right factor of the matrix product, with the shape [..., K, N].
-        mode: The dimension of the matrix product that is split into parts. InputChannels splits M,
-            ReducingDim splits K, and OutputChannels splits N.
-        factor: The number of parts of the matrix product. The number of parts must divide the size
-            of the split dimension.
+        mode: The dimension of the matrix product that is split into parts. For the shapes [M, K]
+            and [K, N] of the matrices, InputChannels splits M, ReducingDim splits K, and
+            OutputChannels splits N.
+        factor: The number of parts of the matrix product, which must divide the size of the split
+            dimension.
         keep_precision: Whether the parts of a float16 matrix product are added in float32.
 
     Raises:
         AssertionError: An argument has a wrong type.
-        Error: The number of parts does not divide the size of the split dimension.
+        Error: The number ``factor`` of parts of the matrix product does not divide the size of the
+            split dimension.
     """
     assert isinstance(keep_precision, bool), f"keep_precision is a bool, got {keep_precision!r}"
     assert isinstance(factor, int), f"factor is an int, got {factor!r}"
@@ -275,10 +278,10 @@ def dynamic_slice(
 
     Args:
         tensor: A tensor of any shape.
-        dim: The number of the dimension along which to slice.
+        dim: The index of the dimension of ``tensor`` along which to slice.
         start: The index of the first element, as an integer tensor with one element. If the slice
             exceeds the end of the dimension, it continues at the beginning of the dimension.
-        size: The extent of the slice, which must divide the extent of the dimension.
+        size: The extent of the slice, which must divide the size of the dimension ``dim``.
         step: The distance between the elements of the slice.
 
     Returns:
@@ -309,7 +312,7 @@ def dynamic_update(
         input: A tensor of any shape. ``dynamic_update`` does not change ``input``.
         src: A tensor of the new elements, with ``size`` elements along ``dim``. All other
             dimensions of ``src`` have the same size as in ``input``.
-        dim: The number of the dimension along which to update.
+        dim: The index of the dimension of ``input`` along which to replace elements.
         start: The index of the first replaced element, as an integer tensor with one element.
         size: The number of replaced elements along ``dim``.
 

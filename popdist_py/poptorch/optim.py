@@ -267,8 +267,8 @@ class LARS(Optimizer, lamb_and_lars.LARS):
         adapt: Whether to compute the factor ``trust`` for the group's parameters. If ``adapt`` is
             False, the factor ``trust`` is 1. The parameters of norm layers and the biases usually
             have their own parameter group with ``{"adapt": False, "weight_decay": 0.0}``.
-        loss_scaling, accum_type, velocity_accum_type, max_grad_norm: These arguments are the same
-            as in the class SGD.
+        loss_scaling, accum_type, velocity_accum_type, max_grad_norm: The same arguments as of the
+            class ``SGD``.
 
     Raises:
         ValueError: A numeric setting of LARS is below 0.
@@ -300,6 +300,7 @@ class LARS(Optimizer, lamb_and_lars.LARS):
         self._begin(lamb_and_lars.LARS, locals())
 
 
-# ``__getattr__`` is hidden from type checkers, so that they report unknown names.
+# Type checkers do not see the function ``__getattr__``, because they would then accept every
+# unknown name of the module.
 if not TYPE_CHECKING:
     __getattr__ = old_spellings.module_names("poptorch.optim", __name__)

@@ -66,7 +66,7 @@ class Optimizer:
     defaults: dict[str, Any]
 
     def _begin(self, base: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
-        """Pass a constructor's arguments to torch's class, and store the other arguments.
+        """Pass torch's arguments of a constructor to torch's optimiser, and store the others.
 
         Args:
             base: The optimiser class of torch that this optimiser extends.
@@ -75,7 +75,8 @@ class Optimizer:
                 by the program.
 
         Raises:
-            AssertionError: The dtype of an accumulator is neither float32 nor float16.
+            AssertionError: An argument for the dtype of an accumulator is neither float32 nor
+                float16.
         """
         passed = {n: v for n, v in arguments.items() if v is not None and n != "self"}
         torchs: dict[str, Any] = {n: v for n, v in passed.items() if n not in self._own}
@@ -169,10 +170,10 @@ class Optimizer:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that ``state_dict()`` returned and that the program may have changed.
 
-        The device receives the loaded state with the next call of the model. If an entry is missing
-        in the loaded state, the device keeps its present value of this entry. The rates in
-        ``ipu_param`` apply until the program sets another learning rate, weight decay, dampening or
-        loss scaling.
+        The device receives the loaded state with the next call of the model. If an entry of the
+        optimiser state is missing in the loaded state, the device keeps its present value of the
+        entry. The rates in ``ipu_param`` apply until the program sets another learning rate, weight
+        decay, dampening or loss scaling.
 
         Raises:
             RuntimeError: The state is empty, does not come from a PopTorch optimiser, or comes from
@@ -215,7 +216,7 @@ class Optimizer:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the values to pickle: torch's state, the device's state and other attributes."""
+        """Return the values of the optimiser to pickle, which include its state on the device."""
         if self._fetch is not None and not self._pending:
             self._fetch()
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]

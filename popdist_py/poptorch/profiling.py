@@ -45,7 +45,7 @@ class Channel:
         return obj
 
     def tracepoint(self, name: str) -> spans.span:
-        """Return a tracepoint to use as a context manager or as a function decorator."""
+        """Return a tracepoint (timed span) to use as a context manager or function decorator."""
         return spans.row_span(f"channel {self.name}", name)
 
 

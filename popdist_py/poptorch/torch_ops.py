@@ -24,11 +24,11 @@ from popdist_py.poptorch.tracing.losses import identity_loss
 __all__ = ["OPERATORS", "install"]
 
 
-# --- Operators for blocks of operations and for prefixes of names ---------------------------------
+# --- Operators for blocks of operations and for prefixes of tensor names --------------------------
 
 
 def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
-    """Begin a block on the given stage and IPU, without a call of the execution strategy."""
+    """Begin a block of operations on the given IPU, stage and phase (part of the model)."""
     blocks = current_blocks()
     if blocks is not None:
         place = BlockPlace(str(stage_id), ipu_id, max(stage_id, 0), max(phase_id, 0))
@@ -63,8 +63,8 @@ def _pop_name_scope() -> None:
 
 # --- Operators that return tensors or set properties of tensors -----------------------------------
 
-# The notations for printed floating-point numbers. The position of a notation in ``_FLOAT_FORMATS``
-# is PopTorch's number for the notation.
+# The notations for printed floating-point numbers. The index of a notation in ``_FLOAT_FORMATS`` is
+# PopTorch's number for the notation.
 _FLOAT_FORMATS: Final = ("auto", "fixed", "scientific", "none")
 
 

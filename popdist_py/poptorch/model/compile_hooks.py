@@ -28,7 +28,7 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
     """Register a function that is called before every compilation of a model.
 
     Args:
-        hook: The function to call before a compilation, which takes no arguments.
+        hook: The function to call before a compilation, without arguments.
 
     Returns:
         A handle, whose method remove() unregisters the function.
@@ -43,7 +43,7 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
     """Register a function that is called after every compilation of a model.
 
     Args:
-        hook: The function to call after a compilation, which takes no arguments.
+        hook: The function to call after a compilation, without arguments.
 
     Returns:
         A handle, whose method remove() unregisters the function.

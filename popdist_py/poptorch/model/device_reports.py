@@ -28,19 +28,19 @@ class DeviceReports(ModelOnDevice):
     """Methods that report the schedule, memory and time of a model on an IPU.
 
     For a compiled model, the methods that return reports do not need arguments. For a model that is
-    not compiled, the methods that return reports take example arguments of a call. The methods then
-    run the forward method on tensors that have shapes but no data. The options can name the type of
-    IPU for the reports; the default type is the Mk2.
+    not compiled, the methods that return reports take example arguments of a call. For a model that
+    is not compiled, the forward method runs on tensors that have shapes but no data. The options
+    can name the type of IPU for the reports; the default type is the Mk2.
     """
 
     # -- Estimates of the schedule, the memory and the time on an IPU -------------------------
 
     def schedule(self, *args: Any, steps: int | None = None, **kwargs: Any) -> Schedule:
-        """Return a schedule with the action of every IPU of a replica in each step of a call.
+        """Return a table of the actions of a replica's IPUs in each step of a model call.
 
         Args:
             *args: Example positional arguments of a model call, if the model is not compiled.
-            steps: The maximum number of steps to return; None for all steps.
+            steps: The maximum number of schedule steps to return; None for all steps of the call.
             **kwargs: Example keyword arguments of a model call, if the model is not compiled.
 
         Raises:
@@ -86,7 +86,7 @@ class DeviceReports(ModelOnDevice):
         return execution_page(run)
 
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Return a Run, which contains the model's graph and the settings for the reports."""
+        """Return a ``Run``, which contains the model's graph and the settings for the reports."""
         optimizer = None if self._link is None else self._link.optimizer
         graph = self._model_graph(args, kwargs)
         return run_from_options(graph, self._options, optimizer, training=self._training)
@@ -113,11 +113,11 @@ class DeviceReports(ModelOnDevice):
         """Return the times of the input and output transfers of the last call, in seconds.
 
         The keys of the returned dictionary are the events ``input``, ``input_complete``, ``output``
-        and ``output_complete``. The value of each key contains one list for each tensor, with the
-        times of the event in all steps of the call. If ``Options.Emulator.device`` names a device,
-        the times are computed for this device, and count from the beginning of the call. Without a
-        named device, the times are measured on the host, with a clock that has an arbitrary
-        starting point.
+        and ``output_complete``. For each event, the dictionary contains one list per tensor, with
+        the event's times in all micro-batches of the call. If ``Options.Emulator.device`` names a
+        device, the times are computed for this device, and count from the beginning of the call.
+        Without a named device, the times are measured on the host, with a clock that has an
+        arbitrary starting point.
         """
         return inspection.perf_counters(self._compiled)
 
@@ -130,7 +130,7 @@ class DeviceReports(ModelOnDevice):
         return inspection.latency(self._compiled, "input", "input_complete")
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean time of the computation in a step, in seconds.
+        """Return the minimum, maximum and mean time to compute a micro-batch, in seconds.
 
         The docstring of ``getHostIpuLatency`` explains whether the time is computed or measured.
         """
@@ -144,11 +144,11 @@ class DeviceReports(ModelOnDevice):
         return inspection.latency(self._compiled, "output", "output_complete")
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean time of a step and its data transfers, in seconds.
+        """Return the minimum, maximum and mean time of a micro-batch and its transfers, in seconds.
 
-        The time of a step begins with the transfer of the inputs and ends after the transfer of the
-        outputs. The docstring of ``getHostIpuLatency`` explains whether the time is computed or
-        measured.
+        The time of a micro-batch begins with the transfer of the inputs and ends after the transfer
+        of the outputs. The docstring of ``getHostIpuLatency`` explains whether the time is computed
+        or measured.
         """
         return inspection.latency(self._compiled, "input", "output_complete")
 

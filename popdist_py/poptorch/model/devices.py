@@ -40,7 +40,7 @@ _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 # launcher and with useIpuModel().
 _holders: dict[int, weakref.ref[Any]] = {}
 # A finalizer for each attached model, which releases the model's device. The dictionary ``_given``
-# is used in programs without the launcher and without useIpuModel().
+# is used in programs that run without the launcher and without useIpuModel().
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -146,8 +146,8 @@ def _acquire_of(
         counted(len(held.device.ipus), "IPU"),
     )
     _given[holder] = weakref.finalize(holder, _give_back, held)
-    # The finalizer need not run when the process ends, because the pod then releases all devices of
-    # the process at once.
+    # The finalizer of an attached model need not run when the process ends, because the pod then
+    # releases all devices of the process at once.
     _given[holder].atexit = False
     return True
 

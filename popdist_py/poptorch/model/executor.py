@@ -36,8 +36,8 @@ class PoplarExecutor(DeviceReports):
     A call of the wrapper runs the model. The first dimension of every input must have the size
     micro-batch x device iterations x (replicas / input group size) x gradient accumulation. The
     results of a call have the same structure as the outputs of the forward method. The first
-    dimension of a result contains the micro-batches that the option for the output mode selects.
-    Attributes that the wrapper does not have are read from the user's module.
+    dimension of a result contains the outputs of the micro-batches that ``Options.outputMode()``
+    selects. Attributes that the wrapper does not have are read from the user's module.
     """
 
     # -- The user's module --------------------------------------------------------------------
@@ -107,7 +107,7 @@ class PoplarExecutor(DeviceReports):
         Adam, and no state has been loaded into the new optimiser.
 
         Args:
-            optimizer: The user's optimiser.
+            optimizer: The user's new optimiser.
             scheduler: A torch scheduler that is stepped after each weight update inside a call.
                 Without a scheduler, the optimiser's settings stay constant until the next call of
                 setOptimizer().
@@ -115,7 +115,7 @@ class PoplarExecutor(DeviceReports):
         Raises:
             AssertionError: The device does not support the optimiser.
             ValueError: The optimiser uses amsgrad, or needs a different mean reduction strategy
-                than the strategy at compile time.
+                (way to average gradients) than at compile time.
             Error: An attribute of the optimiser that was constant at compile time has changed, the
                 scheduler cannot be stepped after each weight update, or this model is an inference
                 model.

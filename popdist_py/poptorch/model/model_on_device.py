@@ -1,7 +1,7 @@
 """The class ``ModelOnDevice``, which compiles a module, attaches it to a device and runs it.
 
-The class ``PoplarExecutor`` is the public subclass of ``ModelOnDevice``. The results of calls are
-computed by other modules, and files are written by other modules.
+The class ``PoplarExecutor`` is the public subclass of ``ModelOnDevice``. Other modules compute the
+results of model calls, and write compiled models to files.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ModelOnDevice:
             self._acquire()
 
     def _compiled_for(self, executable: Executable | None) -> tuple[Compiled, int]:
-        """Compile the model for the last call's arguments; also return the number of instances."""
+        """Return the model compiled for the last call's arguments, and the number of instances."""
         compiling = activities.doing(activities.COMPILING)
         with compiling, progress_bar(shown=self._shows_progress) as advance:
             source = self._source()
@@ -424,7 +424,7 @@ class ModelOnDevice:
 
 
 def _transfer(options: Options) -> Transfer:
-    """Return an object that converts tensors between the host and the device.
+    """Return a ``Transfer``, which converts tensors between the host and the device.
 
     Raises:
         Error: The options contain an unknown mode of synthetic data.
@@ -438,8 +438,8 @@ def _transfer(options: Options) -> Transfer:
 def _own_options(options: Options, *, training: bool) -> Options:
     """Return a frozen copy of the options of one model.
 
-    If the output mode in ``options`` is Default, the copy contains the mode that Default means for
-    the model.
+    If the output mode (which outputs a call returns) in ``options`` is Default, the copy contains
+    the mode that Default means for the model.
     """
     own = options.clone()
     if own.defaultOutputMode():

@@ -85,7 +85,7 @@ class OptimizerLink:
         self.connect()
 
     def rebuilt_to(self, compiled: Compiled) -> None:
-        """Connect the optimiser to a rebuilt program, and keep the state that still fits."""
+        """Connect the optimiser to a rebuilt program, and keep its state if still possible."""
         before, self._compiled = self._training, compiled
         layout, self._layout = self._layout, Layout.of(self.optimizer)
         if layout is not None and layout.type is self._layout.type:
@@ -119,7 +119,7 @@ class OptimizerLink:
         Raises:
             AssertionError: The device does not support the optimiser.
             ValueError: The optimiser uses amsgrad, or the optimiser needs another mean reduction
-                strategy than the strategy at compile time.
+                strategy (way to average gradients) than at compile time.
             Error: An optimiser attribute that was constant at compile time has changed, or the
                 scheduler cannot be stepped after each weight update.
         """
@@ -154,7 +154,7 @@ class OptimizerLink:
 
     @property
     def fits_program(self) -> bool:
-        """Whether the compiled program can run the optimiser without being built again.
+        """Whether the compiled program can run the user's optimiser without being built again.
 
         The compiled program need not be built again for other values of settings such as the
         learning rate.
@@ -287,7 +287,7 @@ class OptimizerLink:
     # -- The optimiser's settings -------------------------------------------------------------
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return each parameter group's settings that a checkpoint can store, such as lr."""
+        """Return the settings of each parameter group (such as lr) that a checkpoint can store."""
         return [
             {
                 key: _plain(value)

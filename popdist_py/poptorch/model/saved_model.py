@@ -58,12 +58,13 @@ class SavedModel:
     rng_state: list[int] | None
 
     def write(self, path: Path) -> None:
-        """Write the file ``path``, or the file ``model.poptorch`` in the folder ``path``.
+        """Write a compiled model to the file ``path``, or into the folder ``path``.
 
-        Parent folders that do not exist are made. The user's module and optimiser are pickled
-        directly. Objects of this package's classes are stored as bytes that contain a second
-        pickle. Another version of this package can therefore read the version number in the file,
-        even if the package has different classes.
+        In the folder ``path``, the new file has the name ``model.poptorch``. Parent folders that do
+        not exist are made. The user's module and optimiser are pickled directly. Objects of this
+        package's classes are stored as bytes that contain a second pickle. Another version of this
+        package can therefore read the version number in the file, even if the package has different
+        classes.
 
         Raises:
             AssertionError: The parent of ``path`` is a file, and not a folder.
@@ -119,7 +120,7 @@ class SavedModel:
 
 
 def _not_for_others(path: str, flags: int) -> int:
-    """Open a file; if the file is new, other users cannot write to it.
+    """Open a file for a compiled model; if the file is new, other users cannot write to it.
 
     The method ``read`` refuses to load a file that other users can write to.
     """
@@ -127,7 +128,7 @@ def _not_for_others(path: str, flags: int) -> int:
 
 
 def _content(path: Path) -> Any:
-    """Return the unpickled content of the file ``path``.
+    """Return the unpickled content of the file ``path``, which contains a compiled model.
 
     Raises:
         Error: The file is damaged or cannot be read, or another user may have written it.

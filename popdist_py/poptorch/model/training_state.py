@@ -21,7 +21,7 @@ __all__ = ["instance_state", "load_device_state", "load_host_state", "own_state"
 
 
 def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
-    """Return the state of module and optimiser, which is equal on all instances."""
+    """Return the state of the user's module and optimiser, which is equal on all instances."""
     return {
         "model": dict(module.state_dict()),
         "settings": link.settings(),

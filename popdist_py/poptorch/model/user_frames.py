@@ -75,8 +75,8 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
 
     Args:
         error: The error whose traceback is shortened.
-        keeps_first: Whether to keep the first frame, which contains the program's call of the model
-            wrapper.
+        keeps_first: Whether the result includes the first frame, which contains the program's call
+            of the model wrapper.
     """
     entries = []
     at = error.__traceback__

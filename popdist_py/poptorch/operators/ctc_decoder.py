@@ -71,9 +71,9 @@ def ctc_beam_search_decoder(
 
 def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Prefix, float]]:
     """Return label prefixes and their log-probabilities, beginning with the most likely prefix."""
-    # For each label prefix, ``beam`` contains two log-probabilities. The first number is the
-    # log-probability of all alignments that end in a blank. The second number is the
-    # log-probability of all alignments that end in the last label of the prefix.
+    # For each label prefix, ``beam`` contains two log-probabilities. The first log-probability of a
+    # prefix is that of all alignments that end in a blank. The second log-probability of a prefix
+    # is that of all alignments that end in the prefix's last label.
     beam: dict[_Prefix, tuple[float, float]] = {(): (0.0, -inf)}
     for step in steps:
         following: dict[_Prefix, tuple[float, float]] = {}

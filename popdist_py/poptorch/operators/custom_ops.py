@@ -28,10 +28,11 @@ def registerCustomOp(name: str, domain: str, function: Callable[..., Any]) -> No
     Args:
         name: The name of the operation.
         domain: The domain (namespace) of the operation's name.
-        function: The Python function. The positional arguments of the function are the input
-            tensors, and the keyword arguments are the attributes of the operation. The function
-            returns a tensor or a sequence of tensors. For training, autograd must be able to
-            differentiate the function.
+        function: The Python function that computes the outputs of the custom operation. The
+            positional arguments of the registered function are the input tensors, and the keyword
+            arguments are the attributes of the operation. The registered function returns a tensor
+            or a sequence of tensors. For training, autograd must be able to differentiate the
+            registered function.
     """
     _registry[domain, name] = function
 

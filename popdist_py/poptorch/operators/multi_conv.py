@@ -1,7 +1,8 @@
 """The class MultiConv, a hint to the device that some convolutions may run in parallel.
 
-A MultiConv does not change the results of a model. The checks are the same as in Graphcore's
-PopTorch. The settings must be valid, and a MultiConv must contain at least one convolution.
+A MultiConv does not change the results of a model. The checks of a MultiConv's settings are the
+same as in Graphcore's PopTorch. The settings must be valid, and a MultiConv must contain at least
+one convolution.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class MultiConv:
         """Set the proportion of each tile's memory that a convolution may use.
 
         Args:
-            value: One proportion for all convolutions, or a list with a proportion for each
-                convolution.
+            value: One memory proportion for all convolutions, or a list with a memory proportion
+                for each convolution.
 
         Raises:
             AssertionError: ``value`` is neither a float from 0 to 1 nor a list of such floats.
@@ -102,7 +103,7 @@ class MultiConv:
         """Set whether the device plans the convolutions to run in parallel or one after another.
 
         Args:
-            value: The plan type; None to use the device's default.
+            value: The plan type, a ``MultiConvPlanType``; None to use the device's default.
 
         Raises:
             AssertionError: ``value`` is not None and not a MultiConvPlanType.
@@ -183,9 +184,10 @@ class MultiConv:
 
 
 def _as_list(value: Any, kind: type) -> list[Any]:
-    """Return a list for one value of type ``kind``, or for a list or tuple of values.
+    """Return a setting's values as a list, for one value of the type ``kind`` or for several.
 
-    For any other argument, the function returns [None], which is not valid for any setting.
+    If ``value`` is neither of the type ``kind`` nor a list or tuple, ``_as_list`` returns [None],
+    which is not valid for any setting.
     """
     if isinstance(value, kind):
         return [value]

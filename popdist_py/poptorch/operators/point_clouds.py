@@ -75,11 +75,11 @@ def nearest(
     """Return the index of the nearest point in ``y`` for each point in ``x``.
 
     Args:
-        x: Points with shape [N, dimensions].
-        y: Points with shape [M, dimensions].
-        batch_x: The number of the cloud that each point in ``x`` belongs to. A point in ``x`` is
+        x: The points whose nearest neighbours are searched, with shape [N, dimensions].
+        y: The points among which the neighbours are searched, with shape [M, dimensions].
+        batch_x: The index of the cloud that each point in ``x`` belongs to. A point in ``x`` is
             compared only with the points of the same cloud in ``y``.
-        batch_y: The number of the cloud that each point in ``y`` belongs to.
+        batch_y: The index of the cloud that each point in ``y`` belongs to.
 
     Returns:
         The indices with shape [N] (int32).

@@ -3,8 +3,9 @@
 The Python code of torchvision registers implementations of two operators. The schemas of the two
 operators are defined in torchvision's binary library, but the library of a CUDA build is not
 available with a CPU build of torch. For a CUDA build of torchvision with a CPU build of torch, the
-module ``torchvision_shim`` defines the two schemas. For all other builds, the module does nothing.
-The module does not change an operator that other code has already defined.
+module ``torchvision_shim`` defines the schemas of the two operators. For all other builds, the
+module ``torchvision_shim`` does nothing. The module ``torchvision_shim`` does not change an
+operator that other code has already defined.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _library: torch.library.Library | None = None
 
 
 def define_when_imported() -> None:
-    """Define the missing operators as soon as torchvision is imported.
+    """Define the missing torchvision operators as soon as torchvision is imported.
 
-    If torchvision is already imported, the function defines the operators at once. If torchvision
-    is not imported yet, the function waits for the import, because other code may define the
-    operators before the import. A second definition of a torch operator fails with an error.
+    If torchvision is already imported, ``define_when_imported`` defines the operators at once. If
+    torchvision is not imported yet, ``define_when_imported`` waits for the import, because other
+    code may define the operators before the import. A second definition of a torch operator fails
+    with an error.
     """
     if "torchvision" not in sys.modules:
         with contextlib.suppress(ImportError):
@@ -44,7 +46,7 @@ def define_when_imported() -> None:
 
 
 def define_missing_operators() -> bool:
-    """Define the missing operators if torchvision is a CUDA build and torch is a CPU build.
+    """Define torchvision's missing operators, if it is a CUDA build and torch is a CPU build.
 
     Returns:
         Whether the call of the function has defined any operator.
