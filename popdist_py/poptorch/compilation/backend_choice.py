@@ -1,4 +1,4 @@
-"""The class BackendChoice, which chooses the back end (the code) that runs a model's replicas.
+"""The class BackendChoice, which chooses the code (replica back end) that runs the replicas.
 
 The results of a back end must agree with the results of the loop back end, which runs one replica
 after the other. The choice of a back end depends only on the model and not on measured times, so
@@ -50,12 +50,13 @@ class BackendChoice:
 
     Args:
         model: The compiled model on the device.
-        call: The arguments of a call of the model.
-        inputs: One tensor for each input, with a micro-batch for each group of replicas.
+        call: Example arguments for calling the model.
+        inputs: One tensor for each input of the model, with a micro-batch for each group of
+            replicas that get the same inputs.
         communicator: The communicator that connects the instances. All instances choose the same
             replica back end.
-        tell: A function that is called with a short description of each step of the choice, for a
-            progress bar.
+        tell: A function that updates the progress bar of the compilation. The function gets a short
+            text about what ``BackendChoice`` does next.
     """
 
     def __init__(
@@ -75,20 +76,21 @@ class BackendChoice:
         self._agreement = Agreement(model, call, inputs)
 
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
-        """Return the first back end with correct results on all instances.
+        """Return the first replica back end with correct results on all instances.
 
-        If the results of every tried back end are wrong, the method returns the loop back end.
+        If the results of every other back end are wrong, the method ``choose`` returns the loop
+        back end, which runs one replica after the other.
 
         Args:
             wanted: The requested back end: the back end's name, a value of the option
                 ``replicaExecution``, or "auto".
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
-                same model. The results of the back end ``chosen_before`` are not compared with the
-                results of the loop back end again.
+                same model. If ``chosen_before`` is given, the results of this back end are not
+                compared with the results of the loop back end again.
 
         Raises:
-            Error: The option ``replicaExecution`` selects a kind of back end, and no back end of
-                this kind can run the replicas.
+            Error: The option ``replicaExecution`` selects a kind of replica back end, and no back
+                end of the selected kind can run the model.
         """
         # While back ends are compared, the instances may run different numbers of micro-batches.
         # Therefore batch norms must not wait for other instances during the comparison.
@@ -100,13 +102,13 @@ class BackendChoice:
             loop = backends.BACKENDS[0]
             chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
         logger.debug("Replicas run as %s", chosen.name)
-        # The comparison of back ends leaves fragmented free memory that training steps could not
-        # reuse. Therefore the free memory is given back to the operating system.
+        # The comparison of replica back ends leaves fragmented free memory that training steps
+        # could not reuse. Therefore the free memory is returned to the operating system.
         give_back_kept_memory()
         return chosen
 
     def _trusted(self, name: str | None) -> Chosen | None:
-        """Return the back end ``name``; None if instances chose different back ends earlier."""
+        """Return the back end ``name``; None if the instances chose different back ends earlier."""
         row = next((row for row in backends.BACKENDS if row.name == name), None)
         position = -1 if row is None else backends.BACKENDS.index(row)
         if self._smallest(position) != position or -self._smallest(-position) != position:
@@ -130,7 +132,7 @@ class BackendChoice:
         return [row for row in reversed(others) if row.is_worthwhile(self._model, samples)]
 
     def _common(self, row: Backend, *, compares: bool) -> Chosen | None:
-        """Return a back end; None if the back end cannot run the replicas of every instance."""
+        """Return an object of a back end; None if it cannot run the replicas of every instance."""
         reason = row.can_run(self._model)
         if reason is not None:
             self._reasons.append(reason)
@@ -148,10 +150,10 @@ class BackendChoice:
         return int(together[0])
 
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
-        """Return an object of a back end; None if its results are wrong.
+        """Return an object that runs the replicas with a back end; None if its results are wrong.
 
-        Wrong results differ from the results of the loop back end by more than rounding. The method
-        also returns None if the tried back end raises an error.
+        Results are wrong if they differ from the results of the loop back end by more than rounding
+        errors. The result is also None if the tried back end raises an error.
         """
         try:
             with _silent():
@@ -162,9 +164,9 @@ class BackendChoice:
                 # A vectorised forward pass may store tensors in a list of the model, and a later
                 # run cannot use the stored tensors. Therefore ``contents_kept`` undoes the changes
                 # that a tried back end makes to the lists of the model. The changes that the loop
-                # back end makes to lists are undone only after a back end has been chosen. If the
-                # changes were undone earlier, the comparison of back ends would not detect that a
-                # forward pass counts its calls in a list.
+                # back end makes to lists are undone only after a back end has been chosen. If these
+                # changes to lists were undone earlier, the comparison of back ends would not detect
+                # that a forward pass counts its calls in a list.
                 with self._model.state.attributes.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)
@@ -184,8 +186,8 @@ class BackendChoice:
         """Log why the replicas run one after the other, unless there is only one replica.
 
         Raises:
-            Error: The option ``replicaExecution`` selects a kind of back end that cannot run the
-                replicas.
+            Error: The option ``replicaExecution`` selects a kind of replica back end that cannot
+                run the model.
         """
         reasons = list(dict.fromkeys(self._reasons))
         is_option = wanted in {row.option for row in backends.BACKENDS[1:]}
@@ -206,8 +208,9 @@ class BackendChoice:
 def _silent() -> Iterator[None]:
     """Discard the text that the current thread prints in the ``with`` block.
 
-    The choice of a back end runs the forward pass several times, but the program expects the text
-    of only one forward pass. On a real IPU, PopTorch traces the forward pass only once.
+    The choice of a replica back end runs the forward pass several times, but the user expects
+    printed text from only one forward pass. On a real IPU, PopTorch traces the forward pass only
+    once.
     """
     stdout = sys.stdout
     sys.stdout = _OtherThreads(stdout)
@@ -245,10 +248,10 @@ class _OtherThreads:
 def _collections_paused() -> Iterator[None]:
     """Disable Python's cyclic garbage collector in the ``with`` block.
 
-    Recording a graph makes tens of thousands of objects that remain in use. As the number of
-    objects grows, the garbage collector would search all objects again and again. Without
-    ``_collections_paused``, searches by the garbage collector took 6 per cent of the time to
-    compile ResNet-101.
+    Recording a graph of a model's operations makes tens of thousands of Python objects that remain
+    in use. As the number of Python objects grows, the garbage collector would search all objects
+    again and again. Without ``_collections_paused``, searches by the garbage collector took 6 per
+    cent of the time to compile ResNet-101.
     """
     was_enabled = gc.isenabled()
     gc.disable()

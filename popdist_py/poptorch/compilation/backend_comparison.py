@@ -2,12 +2,12 @@
 
 A replica back end is code that runs the forward and backward passes of all replicas. The simplest
 back end, the loop back end, runs one replica after the other. The results of the loop back end are
-correct by definition. The results of another back end may differ by rounding errors, because the
-same sum in another order is rounded differently. Deep models amplify rounding errors. For example,
-a gradient of ResNet-50 changes by 2 per cent if the last bits of the weights change. Therefore the
-comparison measures the effect of rounding on every tensor that the loop back end computes. The
-module ``backend_comparison`` does not depend on how a back end works, and does not compare the
-speed of back ends.
+correct by definition. The results of another replica back end may differ from the results of the
+loop back end by rounding errors, because the same sum in another order is rounded differently. Deep
+models amplify rounding errors. For example, a gradient of ResNet-50 changes by 2 per cent if the
+last bits of the weights change. Therefore the comparison measures the effect of rounding on every
+tensor that the loop back end computes. The module ``backend_comparison`` does not depend on how a
+replica back end works, and does not compare the speed of back ends.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 __all__ = ["Agreement"]
 
 # The noise of a tensor is the norm of the tensor's change if random rounding errors are added to
-# all weights and inputs. A tensor of a back end agrees with the tensor of the loop back end if the
-# norm of the difference of the tensors is at most _NOISE times the noise, plus the tolerance that
-# the function roundings() returns. In measurements of ResNet, MobileNet, BERT and small models, the
-# differences of correct back ends were below 1.5 times the noise. An error that added 1e-4 of one
-# replica's values to another replica's values caused a difference of 150 times the noise.
+# all weights and inputs. A tensor that a back end computes agrees with the same tensor of the loop
+# back end if the norm of their difference is at most _NOISE times the noise of the tensor, plus the
+# tolerance that the function roundings() returns. In measurements of ResNet, MobileNet, BERT and
+# small models, the differences of correct back ends were below 1.5 times the noise. A back end that
+# wrongly added 1e-4 times the tensors of one replica to the tensors of another replica differed by
+# 150 times the noise.
 _NOISE: Final = 12.0
-# The results of back ends are compared at several test points. A test point is a set of values for
-# weights, inputs and buffers. If the input of a ReLU is nearly zero, rounding may change the sign
-# of the input. A change of the input's sign causes a large change of gradients, but only a small
-# change of the ReLU's output. Therefore each gradient must agree with the gradient of the loop back
-# end at only one of _MAX_POINTS test points. Outputs and buffers must agree with those of the loop
-# back end at every tested point.
+# The results of back ends are compared at several test points. A test point is one set of numbers
+# for all weights, inputs and buffers of a model. If the input of a ReLU is nearly zero, rounding
+# may change the sign of the input. A change of the input's sign causes a large change of gradients,
+# but only a small change of the ReLU's output. Therefore each gradient must agree with the gradient
+# of the loop back end at only one of _MAX_POINTS test points. Outputs and buffers must agree with
+# those of the loop back end at every tested point.
 _MAX_POINTS: Final = 4
-# The number of the test point whose values are close to the values in the program. If weights and
-# inputs differ much from the values in the program, a model may compute only NaN, and NaN cannot be
-# compared. If all numbers of a tensor are NaN or infinite at test point 0, the comparison also uses
-# the test point _NEAR.
+# The number of the test point whose weights and inputs are close to those in the user's program. If
+# weights and inputs differ much from the weights and inputs in the user's program, a model may
+# compute only NaN, and NaN cannot be compared. If all numbers of a result are NaN or infinite at
+# test point 0 (the first set of weights and inputs), the comparison also uses the test point _NEAR.
 _NEAR: Final = _MAX_POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The tensors that the model computes or changes for one micro-batch, separated by kind."""
+    """A model's results for one micro-batch: outputs, gradients and changed buffers."""
 
     outputs: Tensors
     gradients: Tensors
@@ -75,12 +76,14 @@ class _Results:
 
 @dataclass(slots=True)
 class _Point:
-    """A test point: one set of values of weights, inputs and buffers to compare back ends.
+    """A test point: one set of numbers for weights, inputs and buffers to compare back ends.
 
     Attributes:
-        number: The number of the test point. The values of each test point differ from the values
-            of every other test point, and from the values that were used for recording a graph.
-        expected: The results that the loop back end computes from the values of the test point.
+        number: The number of the test point. The weights, inputs and buffers of each test point
+            differ from those of every other test point. They also differ from the tensors with
+            which a graph was recorded.
+        expected: The results that the loop back end computes from the weights, inputs and buffers
+            of the test point.
         noise: For each kind of tensor, the size of the change that rounding causes in each result
             of the loop back end; None if the noise has not been measured.
     """
@@ -102,8 +105,9 @@ class Agreement:
 
     Args:
         model: The compiled model on the device.
-        call: The arguments of a call of the compared model.
-        inputs: One tensor for each input, with a micro-batch for each group of replicas.
+        call: Example arguments for calling the model.
+        inputs: One tensor for each input of the model, with a micro-batch for each group of
+            replicas that get the same inputs.
     """
 
     def __init__(self, model: DeviceModel, call: Call, inputs: Sequence[torch.Tensor]) -> None:
@@ -131,9 +135,9 @@ class Agreement:
         self._point(0)
 
     def difference(self, replicas: Replicas) -> str | None:
-        """Return a text about results that differ from the loop back end's results.
+        """Return a text that names the results in which a back end differs from the loop back end.
 
-        The method returns None if all results agree.
+        The text is None if all results of the back end agree with the results of the loop back end.
         """
         first = self._point(0).expected
         empty = says_nothing(first.outputs)
@@ -160,9 +164,10 @@ class Agreement:
         return self._points[number]
 
     def _wrong(self, point: _Point, results: _Results) -> Iterator[tuple[str, set[int]]]:
-        """Yield each kind of tensor, with the indices of tensors that differ too much.
+        """Yield each kind of result, such as gradients, with the indices of wrong tensors.
 
-        Tensors differ too much if rounding errors cannot explain the difference.
+        A tensor of a back end is wrong if rounding errors cannot explain its difference from the
+        tensor of the loop back end.
         """
         far_off_of: dict[str, list[float] | None] = {}
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
@@ -183,11 +188,12 @@ class Agreement:
     def _noise(self, point: _Point) -> dict[str, list[float]]:
         """Return the size of the change that rounding causes in each result of the loop back end.
 
-        To measure the effect of rounding, the method runs the loop back end with random rounding
-        errors in all weights and inputs. The method also repeats the loop back end with unchanged
-        weights and inputs. If a tensor changes when the loop back end is repeated with unchanged
-        values, the cause is not rounding, but for example a Python variable that the forward pass
-        changes. The method returns 0 for a tensor that changes in a repetition.
+        To measure the effect of rounding, ``_noise`` runs the loop back end with random rounding
+        errors in all weights and inputs. The method ``_noise`` also runs the loop back end again
+        with unchanged weights and inputs. If a tensor changes when the loop back end runs again
+        with unchanged weights and inputs, the cause is not rounding, but for example a Python
+        variable that the forward pass changes. For a tensor that changes without a change of
+        weights and inputs, ``_noise`` returns 0.
         """
         if point.noise is None:
             # The loop back end is repeated twice, before and after the run with rounding errors. If
@@ -211,7 +217,7 @@ class Agreement:
         return point.noise
 
     def _repeated(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of each result's change if the loop back end runs again."""
+        """Return how much each result changes if the loop back end runs again."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
     # -- methods that run a micro-batch -------------------------------------------------------
@@ -223,7 +229,7 @@ class Agreement:
         number: int,
         change: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ) -> _Results:
-        """Run one micro-batch with the values of a test point, which ``change`` changes first."""
+        """Run a micro-batch with a test point's tensors, after ``change`` has changed them."""
         model, scale = self._model, _scale(number)
         inputs = [_other(tensor, number, scale) for tensor in self._inputs]
         if isinstance(self._loop, _LoopOverTwo):
@@ -241,9 +247,9 @@ class Agreement:
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
     def _host_weights(self) -> dict[int, torch.Tensor]:
-        """Return the host parameters that have the same values as on the device.
+        """Return the host parameters whose numbers are equal to those on the device.
 
-        The keys of the result are the ``id`` of each device parameter.
+        The result is a dictionary whose keys are the ``id`` of each device parameter.
         """
         if self._hosts is None:
             self._hosts = self._model.state.host_copies()
@@ -255,10 +261,10 @@ class Agreement:
     ) -> Iterator[None]:
         """Change the weights and buffers during the ``with`` block, and restore them afterwards."""
         # The changed weights get new memory, because other instances may read the old memory. If a
-        # back end wrongly reads the old memory, the comparison detects that its results differ from
-        # the results of the loop back end. To save memory, a weight's old memory is freed if the
-        # host has an equal copy of the weight and no other tensor uses the memory. A weight whose
-        # old memory was freed is restored from the host's copy.
+        # back end wrongly reads the old memory of a weight, the comparison detects that its results
+        # differ from the results of the loop back end. To save memory, a weight's old memory is
+        # freed if the host has an equal copy of the weight and no other tensor uses the memory. A
+        # weight whose old memory was freed is restored from the host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data
@@ -294,7 +300,7 @@ class _LoopOverTwo:
 
     While back ends are compared, all replicas except the first get equal inputs and buffers.
     Therefore the results of the second replica are also the results of all later replicas. If a
-    back end mixes up replicas, values of the first replica get into the results of other replicas,
+    back end mixes up replicas, data of the first replica get into the results of other replicas,
     and the comparison detects the difference.
     """
 
@@ -307,17 +313,17 @@ class _LoopOverTwo:
 
     @staticmethod
     def suffices(model: DeviceModel) -> bool:
-        """Tell whether replicas of the model with equal inputs and buffers have equal results."""
+        """Tell whether two replicas with equal inputs and buffers always have equal results."""
         first, batching = model.first_forward, model.batching
         differ = first.is_random or first.changed_inputs or batching.group_size > 1
         return batching.replicas > 2 and not differ and model.norm_groups is None
 
     @staticmethod
     def make_alike(stacks: Sequence[torch.Tensor]) -> None:
-        """Copy the second replica's values to all later replicas.
+        """Copy the second replica's slice of each tensor to the slices of all later replicas.
 
         Args:
-            stacks: Tensors of the shape [replicas, ...], which contain one value for each replica.
+            stacks: Tensors of the shape [replicas, ...], with one slice for each replica.
         """
         for stack in stacks:
             stack[2:] = stack[1].clone()
@@ -359,7 +365,7 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
         first = torch.zeros_like(other)
     if other.dtype.itemsize > 2:
         return first.add_(other, alpha=times)
-    # In a 16-bit format, the rounding error of one addition is as large as an error that the
+    # In float16 or bfloat16, the rounding error of one addition is as large as an error that the
     # comparison of back ends must detect. Therefore the tensor ``other`` is added ``times`` times
     # and not multiplied, as in a loop over all replicas.
     for _ in range(times):
@@ -380,7 +386,7 @@ def _is_alone(tensor: torch.Tensor) -> bool:
 
 
 def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
-    """Return a changed copy of an input tensor, with values that the model accepts.
+    """Return a changed copy of an input tensor, with numbers that the model accepts.
 
     The samples get another order, and floating-point numbers are multiplied by ``scale``. Integers
     are not multiplied by ``scale``. To change the sum of an integer tensor over the samples, a copy

@@ -1,18 +1,20 @@
 """The list of replica back ends, with rules for choosing the back end of a model.
 
-To add a back end, write a class that runs replicas, and call ``register()`` with a row. Every
-instance of a job must add the same rows to ``BACKENDS``. The first row of ``BACKENDS`` is the loop
-back end, which runs one replica after the other. By definition, the results of the loop back end
-are correct. When a model is compiled for the first time, the results of other back ends are
-compared with the results of the loop back end.
+To add a back end, write a class that runs replicas, and call ``register()`` with a ``Backend``
+object. Every instance of a job must add the same rows (back ends) to ``BACKENDS``. The first row of
+``BACKENDS`` is the loop back end, which runs one replica after the other. By definition, the
+results of the loop back end (which runs one replica after the other) are correct. When a model is
+compiled for the first time, the results of other back ends are compared with the results of the
+loop back end.
 
-With the option "auto", the library tries the back ends from the last row to the first row. A back
-end is worthwhile for a model if the back end is expected to be faster than the loop back end. The
-library uses the first worthwhile back end whose results agree with the results of the loop back
-end. The choice does not depend on measured times, so a program uses the same back end in every run.
-The rules about worthwhile back ends were derived from the step times in the following table. Each
-entry of the table is a back end's step time divided by the step time of the loop back end, measured
-with one thread on a machine of two cores:
+With ``replicaExecution("auto")``, the library tries the back ends from the last row of ``BACKENDS``
+to the first row. A replica back end is worthwhile for a model if it is expected to be faster than
+the loop back end. The library uses the first worthwhile back end whose results agree with the
+results of the loop back end. The choice of a back end does not depend on measured times, so a
+program uses the same back end in every run. The rules about worthwhile back ends were derived from
+the step times in the following table. Each entry of the table is the time of a training step with a
+back end, divided by the time with the loop back end. The times were measured with one thread on a
+machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
@@ -56,7 +58,7 @@ from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 __all__ = ["BACKENDS", "ONE_REPLICA", "Backend", "register", "why_not_copied"]
 
 # The reason why back ends that compute several replicas at once do not run a single replica. For a
-# single replica, the library uses the loop back end, and does not raise an error.
+# single replica, the library uses the loop back end instead, and does not raise an error.
 ONE_REPLICA: Final = "there is one replica only"
 
 # The torch functions that are slower in a recorded graph, because recorded graphs do not use
@@ -73,16 +75,17 @@ class Backend:
     """A replica back end, as one row of the list ``BACKENDS``.
 
     Attributes:
-        name: The name of the back end, which is stored in executables.
+        name: The name of the back end, which is stored in executables (compiled models).
         option: The value of the option ``replicaExecution`` that selects the back end; None if only
-            "auto" can select it. If several back ends have the same option value, the library uses
-            the first one whose results agree with the results of the loop back end.
-        can_run: A function that returns None if the back end can run a model, and otherwise the
-            reason why not.
+            "auto" can select it. If the same value of ``replicaExecution`` selects several back
+            ends, the library uses the first back end whose results agree with the results of the
+            loop back end.
+        can_run: A function that gets a model and returns the reason why the back end cannot run the
+            model; None if the back end can run the model.
         make: A function that returns an object that runs a model's replicas. The arguments of
-            ``make`` are the model, the arguments of a call, and one tensor for each input, with a
-            micro-batch for each group of replicas. If ``make`` raises an error, the library does
-            not use the back end.
+            ``make`` are the model, the arguments of a call, and one tensor for each input of the
+            model, with a micro-batch for each group of replicas that get the same inputs. If
+            ``make`` raises an error, the library does not use the back end.
         is_worthwhile: A function that returns whether "auto" tries the back end, given the model
             and the number of samples in a micro-batch.
     """
@@ -95,7 +98,7 @@ class Backend:
 
 
 def _always(_: DeviceModel) -> None:
-    """Return None instead of a reason, because the loop back end can run every model."""
+    """Return None, because there is no model that the loop back end cannot run."""
 
 
 def _why_not_recorded(model: DeviceModel) -> str | None:
@@ -107,7 +110,7 @@ def _why_not_recorded(model: DeviceModel) -> str | None:
 
 
 def _kind(mode: Mode) -> Any:
-    """Return the class of a torch mode; the mode is a class or a ``partial`` of a class."""
+    """Return the class of a torch mode, which is given as a class or a ``partial`` of a class."""
     return mode.func if isinstance(mode, partial) else mode
 
 
@@ -187,12 +190,14 @@ BACKENDS: Final[list[Backend]] = [
 
 
 def register(row: Backend) -> None:
-    """Add a row to ``BACKENDS``, and the row's option to the values of ``replicaExecution``.
+    """Add a back end to ``BACKENDS``, and its option value to the values of ``replicaExecution``.
 
-    The option "auto" tries the new row before all other rows.
+    With ``replicaExecution("auto")``, the library tries the new back end before all other back
+    ends.
 
     Raises:
-        ValueError: The list ``BACKENDS`` already contains a row with this name.
+        ValueError: The list ``BACKENDS`` already contains a back end with the name of the new back
+            end.
     """
     if row.name in {other.name for other in BACKENDS}:
         raise ValueError(f"the replica back end {row.name!r} is registered already")

@@ -1,7 +1,7 @@
-"""The results of a compilation: an Executable to store, and a Compiled on the device.
+"""The results of a compilation: an ``Executable`` to store, and a ``Compiled`` model on the device.
 
-The module ``compiler`` makes an Executable, and the module ``program_builder`` makes a Compiled
-model.
+The module ``compiler`` makes an ``Executable``, and the module ``program_builder`` makes a
+``Compiled`` object.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ __all__ = ["Compiled", "Executable"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Executable:
-    """The result of a compilation, without references to tensors, so that it can be stored.
+    """The result of compiling a model, without references to tensors, so that it can be stored.
 
     Attributes:
-        first_forward: The properties of the model that were found in its first forward pass.
+        first_forward: The facts about the model that were found when its first forward pass was
+            traced, such as the buffers that the forward pass changes.
         replica_execution: The value of the option ``replicaExecution``, which is "auto" or selects
-            a back end.
+            a replica back end (the code that runs the replicas).
         widen_integers: Whether the model's integers of fewer than 64 bits are converted to 64 bits,
             because torch requires indices of 64 bits.
         mixed_precision: Whether the forward pass multiplies float16 tensors with float16 or float32
             tensors.
-        back_end: The name of the chosen back end; None until a back end has been chosen.
+        back_end: The name of the chosen replica back end; None until a back end has been chosen.
         model_graph: The forward pass as a graph for the device model, which estimates time and
             memory on an IPU; None if no graph was requested or no graph can be made from the
             forward pass.

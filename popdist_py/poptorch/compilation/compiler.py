@@ -1,7 +1,7 @@
-"""The function compile_model, which makes a program from a module and example arguments.
+"""The function ``compile_model``, which makes a program from a module and example arguments.
 
-The module ``model_checks`` checks a model against its options. The module ``execution/device_loop``
-runs the compiled program.
+The module ``model_checks`` checks that a model and its options fit together. The module
+``execution/device_loop`` runs the compiled program.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ from popdist_py.timeline import spans
 
 __all__ = ["compile_model"]
 
-# The progress bar of the compilation shows _FIRST_PERCENT when the choice of a back end starts.
-# Each step of choosing a back end adds _PERCENTS to the progress bar, up to _LAST_PERCENT.
+# The progress bar of the compilation shows _FIRST_PERCENT when the choice of a replica back end
+# starts. For each replica back end that is tried, the progress bar advances by _PERCENTS, up to
+# _LAST_PERCENT.
 _FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
 
@@ -61,13 +62,13 @@ def compile_model(
 
     Args:
         source: The module, its options and its optimiser.
-        call: Example arguments of a whole call of the model.
-        earlier: The result of an earlier compilation, which makes tracing the forward pass
-            unnecessary; None without an earlier compilation.
+        call: Example arguments of one call of the model, with the samples of all its micro-batches.
+        earlier: The result of an earlier compilation of the same model, which makes tracing the
+            forward pass unnecessary; None without an earlier compilation.
         advance: A function that is called with the completed percentage of the compilation and the
             name of its next step.
-        placed: A function that is called with the number of IPUs of all replicas, as soon as the
-            compilation has determined the number.
+        placed: A function that is called with the number of IPUs that all replicas need, as soon as
+            the compilation has determined this number of IPUs.
 
     Raises:
         Error, AssertionError: The model, its options and its arguments do not match.
@@ -129,7 +130,8 @@ def _make_state(source: SourceModel) -> DeviceState:
 def _trace(source: SourceModel, call: Call, sizes: Sequence[int], state: DeviceState) -> Executable:
     """Trace the forward pass.
 
-    If torch raises an error, the function traces the forward pass again with integers of 64 bits.
+    If torch raises an error in the forward pass, ``_trace`` traces the forward pass again with
+    integers of 64 bits.
     """
     try:
         return _trace_with(source, call, sizes, state, widen_integers=False)
@@ -181,11 +183,11 @@ def _trace_with(
 def _give_buffers(
     source: SourceModel, first: FirstForward, state: DeviceState, batching: Batching
 ) -> None:
-    """Give replicas their own copies of the buffers that the forward pass changes.
+    """Make a separate copy, for each replica, of the buffers that the forward pass changes.
 
     Each replica always has its own statistics of norm layers, because each replica normalises its
-    own micro-batches. The options must allow separate copies of all buffers that are not statistics
-    of norm layers.
+    own micro-batches. The model's options must allow each replica a separate copy of every changed
+    buffer that is not a statistic of a norm layer.
     """
     if first.modified_buffers and batching.replicas > 1:
         others = first.modified_buffers - norm_statistics(source.model)

@@ -33,8 +33,8 @@ class ExecutableCache:
     """The cache file of one model in a folder of executables (compiled models).
 
     Args:
-        path: The cache file for the model with its options. With None, the object neither loads nor
-            stores executables.
+        path: The cache file for the model with its options. With None, ``ExecutableCache`` neither
+            loads nor stores executables (compiled models).
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -59,11 +59,12 @@ class ExecutableCache:
     def locked(self) -> Iterator[None]:
         """Let only one process at a time execute the ``with`` block for the same model.
 
-        The first process compiles the model, and the other processes load the result. The cache
-        file of a model is also its lock file, so the cache folder has only one file for each model.
-        The cache file is empty until the first process has compiled the model. If a process cannot
-        write or lock files in the cache folder, the process loads executables but does not store
-        executables. If other users can change the cache folder, the cache is not used.
+        The first process compiles the model, and the other processes load the compiled model from
+        the cache file. The cache file of a model is also its lock file, so the cache folder has
+        only one file for each model. The cache file is empty until the first process has compiled
+        the model. If a process cannot write or lock files in the cache folder, the process loads
+        executables but does not store executables. If other users can change the cache folder, the
+        cache is not used.
         """
         with ExitStack() as stack:
             try:
@@ -93,7 +94,7 @@ class ExecutableCache:
         self._path = None
 
     def load(self) -> Executable | None:
-        """Return the executable in the cache file; None if the file is not usable.
+        """Return the executable (compiled model) in the cache file; None if the file is not usable.
 
         The next call of :meth:`store` replaces a cache file with unusable content.
         """

@@ -102,13 +102,13 @@ def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) ->
 
 
 def check_changed_buffers(names: Collection[str], options: Options, batching: Batching) -> None:
-    """Check that the options let each replica have a separate copy of the changed buffers.
+    """Check that the options allow each replica a separate copy of the changed buffers.
 
     Args:
-        names: The names of the buffers that the forward pass changes, except the statistics of norm
-            layers.
+        names: The names of the buffers that the forward pass changes, without the running
+            statistics of norm layers.
         options: The options of the model.
-        batching: The numbers that divide a call's samples into micro-batches.
+        batching: The numbers that determine how a call's samples are divided into micro-batches.
 
     Raises:
         Error: The options require equal buffers on all replicas, but the forward pass changes a

@@ -25,13 +25,13 @@ _FORMAT = 5
 def model_key(
     model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None, call: Call
 ) -> str:
-    """Return a hash of the values that determine the result of compiling a model.
+    """Return a hash of everything that determines the result of compiling a model.
 
-    The hash depends on the model's code and settings, the options, the structure, shapes and dtypes
-    of the arguments, the optimiser's class, and the versions of Python, torch and ``popdist_py``.
-    The hash does not depend on the optimiser's settings, because these settings affect only the
-    weight update, which is not compiled. The hash of a model also does not depend on the content of
-    files that the forward pass reads.
+    The hash of a model depends on the model's code and settings, the options, the structure, shapes
+    and dtypes of the arguments, the optimiser's class, and the versions of Python, torch and
+    ``popdist_py``. The hash of a model does not depend on the optimiser's settings, such as the
+    learning rate, because these settings affect only the weight update, which is not compiled. The
+    hash of a model also does not depend on the content of files that the forward pass reads.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
@@ -60,5 +60,5 @@ def model_key(
 
 
 def _blocks(module: nn.Module) -> list[str]:
-    """Return descriptions of a module's BeginBlock annotations, which assign it to an IPU."""
+    """Return texts about a module's BeginBlock annotations, which assign the module to an IPU."""
     return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]

@@ -1,11 +1,12 @@
-"""The function code_text, which describes a model's settings and code for the executable cache.
+"""The function ``code_text``, which returns a model's settings and code as text for the cache key.
 
-The description of a model is a part of the model's key in the cache. The description contains the
-code that the forward pass can call, except code of libraries in two cases. Parameters and buffers
-are described only by their shapes and dtypes. Code of Python's standard library, torch and
-``popdist_py`` is described only by names, because the key contains the versions of these packages.
-Code of other libraries is included only if the model calls the code directly. A search through all
-further calls would take seconds.
+The text about a model is a part of the model's key in the cache of executables (compiled models).
+The text about a model contains the code that the forward pass can call, except code of libraries in
+two cases. For parameters and buffers, the text about a model contains only shapes and dtypes.
+Functions of Python's standard library, torch and ``popdist_py`` are included only by name, because
+the key of a model in the cache contains the versions of these packages. Code of other libraries is
+included in the text about a model only if the model calls the code directly. A search through all
+functions that the code of other libraries calls would take seconds.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _MAPPINGS: Final = (dict, MappingProxyType)
 _NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# The names of the attributes that every module has. The values of these attributes either appear
-# elsewhere in the key of a model, or do not affect the computation.
+# The names of the attributes that every module has. These attributes, which every module has,
+# either appear elsewhere in the cache key of a model, or do not affect the computation.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
 # The names of the attributes in ``_OF_ALL_MODULES`` that are described if a module is not a
 # submodule, but is stored in another object.
@@ -61,11 +62,12 @@ _Code = FunctionType | type
 
 
 def code_text(model: nn.Module) -> list[str]:
-    """Return descriptions of the settings of a model's modules, and of the code that they can call.
+    """Return texts for the settings of a model's modules and for the code that they can call.
 
-    The settings of a module are its attributes and its hooks. An attribute may be a plain value, a
-    constant tensor, a function, or a collection or object that contains such values. If pickle
-    cannot handle an object, for example a lock, the description contains only the object's class.
+    The settings of a module are its attributes and its hooks. An attribute of a module may be a
+    number or string, a constant tensor, a function, or a collection or object that contains
+    numbers, strings, tensors or functions. If pickle cannot handle an object, for example a lock,
+    the text contains only the object's class.
     """
     reached = _Reached(set(map(id, model.buffers())))
     settings = [
@@ -78,7 +80,7 @@ def code_text(model: nn.Module) -> list[str]:
 
 
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return names and values of a module's hooks, and of attributes that a plain module lacks."""
+    """Return a module's hooks, and its attributes that a plain ``nn.Module`` lacks, by name."""
     attributes = vars(module)
     hooks = [(name, list(attributes[name].values())) for name in _HOOKS if attributes.get(name)]
     return [*((k, v) for k, v in attributes.items() if k not in _OF_ALL_MODULES), *hooks]
@@ -88,27 +90,28 @@ class _Reached:
     """The functions, classes and objects that were found in a model so far."""
 
     def __init__(self, buffers: set[int]) -> None:
-        # The ``id`` numbers of the model's buffers. The description must not contain the values of
-        # buffers, because these values are state of the model.
+        # The ``id`` numbers of the model's buffers. The text about a model must not contain the
+        # numbers in buffers, because these numbers change during training.
         self._buffers = buffers
         self._met: list[Any] = []
-        # The number of each found function, class or object, keyed by its ``id``. The keys are
-        # ``id`` numbers, because some objects do not have a hash.
+        # The number that each found function, class or object gets in the text, keyed by its
+        # ``id``. The keys of the dictionary are ``id`` numbers, because some objects do not have a
+        # hash.
         self._numbers: dict[int, int] = {}
         self._parents: list[int] = []
         self._is_in_library = False
 
     def made_of(self) -> Iterator[str]:
-        """Yield descriptions of the contents of the functions, classes and objects in the model."""
-        # The method ``text``, which this loop calls, appends to the list ``_met`` during the loop.
+        """Yield texts for the contents of the functions, classes and objects that a model uses."""
+        # The method ``text`` appends to the list ``_met`` while the loop over ``_met`` runs.
         for value in self._met:
             self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
             yield from map(self.text, _made_of(value))
 
     def text(self, value: Any) -> str:
-        """Return a description of a value, and register the functions and objects in the value.
+        """Return the text for an attribute's value, and register its functions and objects.
 
-        The text that stands for the value in a cache key is the same in every process.
+        The text that stands for an attribute's value in a cache key is the same in every process.
         """
         if isinstance(value, _PLAIN):
             return repr(value)
@@ -136,8 +139,8 @@ class _Reached:
             is_weight = isinstance(tensor, nn.Parameter) or id(tensor) in self._buffers
             if is_weight or tensor.layout != torch.strided or tensor.device.type != "cpu":
                 return text
-            # The values of a constant tensor are included, because Python code of a forward pass
-            # may read the values.
+            # The numbers in a constant tensor are included in the text, because Python code of a
+            # forward pass may read the numbers.
             values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
             return f"{text} {_digest(values.view(torch.uint8).numpy())}"
         except RuntimeError:  # Some subclasses of Tensor do not allow access to their values.
@@ -154,8 +157,8 @@ class _Reached:
         self._parents.append(id(value))
         try:
             if isinstance(value, set | frozenset):
-                # Found objects are numbered in the order of their discovery. The order of a set
-                # differs between processes, so the items of a set are sorted.
+                # Found objects are numbered in the order of their discovery. The iteration order of
+                # a Python set differs between processes, so the items of a set are sorted.
                 parts = sorted(value, key=lambda item: (_name(type(item)), _sort_text(item)))
             else:
                 parts = list(value.items()) if isinstance(value, _MAPPINGS) else list(value)
@@ -174,8 +177,8 @@ class _Reached:
     def _code(self, value: _Code) -> str:
         """Return the name of a function or class.
 
-        If the key also describes the code of the function or class, the name contains its number in
-        the key.
+        If the cache key also contains the code of the function or class, the name contains the
+        number of the function or class in the key.
         """
         if _is_versioned(value) and not getattr(value, "__closure__", None):
             return _name(value)
@@ -213,7 +216,7 @@ def _sort_text(value: Any) -> str:
 
 
 def _of_object(value: Any) -> list[Any]:
-    """Return the values that determine how an object behaves, such as its attributes."""
+    """Return the data that determine how an object behaves, such as its attributes."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, nn.Module):
@@ -224,10 +227,11 @@ def _of_object(value: Any) -> list[Any]:
         attributes = _attributes(value)
         if attributes:
             return attributes
-    # The number of a hook's handle is left out, because the number differs in every run.
+    # The text does not contain the ``id`` of a hook's handle, because the ``id`` differs in every
+    # run.
     if isinstance(value, RemovableHandle):
         return []
-    # All other objects, for example dates or functions written in C, are described by the values
+    # For other objects, for example dates or functions written in C, the text contains the data
     # that pickle would store.
     kind: Any = type(value)
     try:
@@ -265,8 +269,8 @@ def _of_class(kind: type) -> Iterator[Any]:
             yield name, value.fget, value.fset
         elif isinstance(value, staticmethod | classmethod):
             yield name, value.__func__
-        # The pickle module adds the attribute __slotnames__ to a class, so the attribute is left
-        # out.
+        # The pickle module adds the attribute __slotnames__ to a class, so the text about a class
+        # does not contain __slotnames__.
         elif name not in ("__doc__", "__dict__", "__weakref__", "__slotnames__"):
             yield name, value
 
@@ -301,7 +305,7 @@ def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
 
 
 def _content(value: memoryview | ContextVar[Any]) -> Any:
-    """Return the content of an object that pickle cannot handle."""
+    """Return the data of an object that pickle cannot handle."""
     if isinstance(value, memoryview):
         return value.tobytes()
     with suppress(LookupError):

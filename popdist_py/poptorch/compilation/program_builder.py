@@ -1,4 +1,4 @@
-"""The function build_program, which makes the program that runs a compiled model.
+"""The function ``build_program``, which makes the program that runs a compiled model.
 
 The module ``execution/device_loop`` runs the compiled program.
 """
@@ -50,11 +50,11 @@ def build_program(
 
     Args:
         source: The module, its options and its optimiser.
-        executable: The result of the compilation.
+        executable: The result of compiling the model.
         state: The parameters and buffers on the device.
-        call: Example arguments of a whole call of the model.
-        tell: A function that is called with a short description of each step of the compilation,
-            for a progress bar.
+        call: Example arguments of one call of the model, with the samples of all its micro-batches.
+        tell: A function that updates the progress bar of the compilation. The function gets a short
+            text about what the compilation does next.
     """
     batching = source.batching
     run = source.device_run(executable.model_graph)
@@ -103,7 +103,7 @@ def _device_model(
     anchors: Anchors,
     streams: RandomStreams,
 ) -> DeviceModel:
-    """Return the object that describes the model to the replica back ends."""
+    """Return the ``DeviceModel``: the properties of a model that replica back ends need."""
     if training is not None:
         state.hook_gradients(source.user_model.parameters())
     groups = _norm_groups(source)
@@ -137,7 +137,7 @@ def _device_model(
 def _norm_groups(source: SourceModel) -> GroupExchange | None:
     """Return the object that exchanges batch norm statistics between replicas.
 
-    The function returns None if each replica uses only its own statistics.
+    The result is None if each replica uses only its own batch norm statistics.
     """
     size = source.options.Training.norm_group_size
     if not source.training or size == 1:
@@ -164,7 +164,7 @@ def _anchors(
     call: Call,
     training: Training | None,
 ) -> Anchors:
-    """Return the object that stores anchors, which are tensors that the options make readable."""
+    """Return the object that stores the tensors that ``Options.anchorTensor()`` selected."""
     trained = [name for name in sorted(first.used_parameters) if training is not None]
     return Anchors(
         source.options.anchored_tensors,
@@ -192,7 +192,7 @@ def _modes(source: SourceModel, executable: Executable) -> tuple[Mode, ...]:
 def _why_loop(
     source: SourceModel, anchors: Anchors, executable: Executable, state: DeviceState, call: Call
 ) -> str | None:
-    """Return the reason why replicas must run one after the other; None if they need not."""
+    """Return why a model's replicas must run one after the other; None if they may run at once."""
     if source.options.Emulator.deterministic_reduction and source.training:
         return "the reduction is deterministic"
     if anchors.needs_each_backward:
@@ -218,7 +218,7 @@ def _why_loop(
 def _watched(source: SourceModel, anchors: Anchors) -> Forward:
     """Return a function that runs the forward pass and passes operation results to ``anchors``.
 
-    Each operation gets the same name as in the first forward pass, which was traced.
+    Each operation of the model gets the same name as in the first forward pass, which was traced.
     """
 
     def forward(call: Call, leaves: Sequence[torch.Tensor]) -> Any:
@@ -238,7 +238,7 @@ def _watched(source: SourceModel, anchors: Anchors) -> Forward:
 def _first_inputs(
     source: SourceModel, call: Call, executable: Executable
 ) -> Sequence[torch.Tensor]:
-    """Return the first micro-batch of each input, as one tensor for all groups of replicas."""
+    """Return the first micro-batch of each model input, as one tensor for all replica groups."""
     leaves = source.transfer.inputs(call.leaves, widen_integers=executable.widen_integers)
     return source.batching.combined_micro_batches(leaves)[0]
 

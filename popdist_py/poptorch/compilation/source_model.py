@@ -53,7 +53,7 @@ class SourceModel:
 
     @property
     def batching(self) -> Batching:
-        """The division of a call's samples into micro-batches."""
+        """The numbers that determine how a call's samples are divided into micro-batches."""
         return self.options.batching(training=self.training)
 
     @property
@@ -62,9 +62,9 @@ class SourceModel:
         return self.communicator.instance_index * int(self.options.replication_factor)
 
     def device_run(self, graph: ModelGraph | None) -> Run | None:
-        """Return the input of the device model; None if no device model is used.
+        """Return the settings for the device model; None if no device model is used.
 
-        The device model estimates a program's time and memory on an IPU.
+        The device model estimates the time and memory that a program needs on an IPU.
         """
         if graph is None:
             return None

@@ -15,9 +15,10 @@ __all__ = ["Tensors", "distance", "distances", "roundings", "says_nothing"]
 
 Tensors = list[torch.Tensor | None]
 
-# The tolerance for a tensor is eps * (_ROUNDINGS * norm + _ROUNDINGS_OF_LARGEST * largest norm). In
-# the formula, ``eps`` is the machine epsilon of the tensor's dtype, and ``norm`` is the norm of the
-# tensor. The largest norm is the maximum over all compared tensors of the same kind.
+# The tolerance for rounding errors of a tensor is eps * (_ROUNDINGS * norm + _ROUNDINGS_OF_LARGEST
+# * largest norm). In the formula, ``eps`` is the machine epsilon of the tensor's dtype, and
+# ``norm`` is the norm of the tensor. In the formula, the largest norm is the maximum over all
+# compared tensors of the same kind, such as all gradients.
 _ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
 # To save memory, large tensors are processed in pieces of about _PIECE numbers. A search for a
 # finite number in a tensor begins with the first _FEW numbers.
@@ -50,7 +51,7 @@ def distances(expected: Tensors, got: Tensors) -> list[float]:
 def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
     """Return the Euclidean norm of the difference of two tensors.
 
-    The distance is infinite if the shapes or dtypes of the tensors differ, if only one of them is
+    The distance of two tensors is infinite if their shapes or dtypes differ, if only one of them is
     None, or if tensors of integers differ.
     """
     if expected is None or got is None:
@@ -69,16 +70,16 @@ def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
 
 
 def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return the difference of two tensors, with 0 where both are NaN or the same infinity."""
+    """Return the difference of two tensors, with 0 where both contain NaN or the same infinity."""
     same = (expected == got) | (expected.isnan() & got.isnan())
     return torch.where(same, torch.zeros_like(expected), expected - got)
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield corresponding pieces of tensors of the same shape.
+    """Yield pieces (the same rows) of several tensors of the same shape.
 
-    A piece consists of the same rows of each tensor. The pieces save memory, because the difference
-    of two whole tensors would need as much memory as one of the tensors.
+    A piece of a tensor consists of some of its rows. Pieces save memory, because the difference of
+    two whole tensors would need as much memory as one of the tensors.
     """
     numbers, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].dim() else 1
     if numbers <= _PIECE:
@@ -96,7 +97,8 @@ def _norm(tensor: torch.Tensor) -> float:
 def _norm_of_piece(tensor: torch.Tensor) -> float:
     """Return the norm of a tensor, computed in float64 if float32 could overflow or underflow.
 
-    All other norms are computed in float32, because float32 is several times faster than float64.
+    If float32 can neither overflow nor underflow, the norm is computed in float32, because float32
+    is several times faster than float64.
     """
     norm = float(torch.linalg.vector_norm(tensor.float()))
     if 1e-15 < norm < 1e15:

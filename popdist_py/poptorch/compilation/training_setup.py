@@ -1,7 +1,7 @@
-"""The class TrainingSetup, which chooses how a model's gradients are reduced and weights updated.
+"""The class TrainingSetup, which chooses how gradients are reduced and weights are updated.
 
-The compiler calls TrainingSetup.make(). The choice of the gradient reduction and the weight update
-depends on the options, the optimiser and the other instances.
+The compiler calls TrainingSetup.make(). The code for the gradient reduction and the weight update
+depends on the options of the model, the optimiser, and the other instances of the job.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class TrainingSetup:
         """Return the object that reduces the gradients and updates the weights of a model.
 
         Args:
-            first_forward: The properties of the model that were found in its first forward pass.
+            first_forward: The facts about the model that were found when its first forward pass was
+                traced, such as the buffers that the forward pass changes.
             state: The parameters and buffers on the device.
             seed_update: A function that seeds the random generator for a weight update. The
                 argument of ``seed_update`` is the number of the micro-batch that runs just before
@@ -155,12 +156,12 @@ class TrainingSetup:
             self._settings.shared_weights
             and can_share(self.optimizer, parameters, self.communicator)
             and not self._overlap
-            # The bits of a weight update may depend on the position at which the updated slice of
-            # the weights begins.
+            # The bits of a weight update may depend on the index of the first element in the
+            # updated slice of the weights.
             and not self.options.Emulator.deterministic_reduction
             and not state.has_groups
-            # If forward passes change shared weights, each instance's pass would change the weights
-            # of all instances.
+            # If forward passes change shared weights, the forward pass of one instance would change
+            # the weights of all instances.
             and not first_forward.modified_parameters
         )
 
@@ -192,7 +193,7 @@ class TrainingSetup:
 
     @property
     def _overlap(self) -> bool | None:
-        """Whether gradients are reduced in the backward pass; None to measure which is faster."""
+        """Whether the backward pass reduces gradients; None to measure the faster way."""
         if self._has_half_accumulators or self._scales_automatically:
             # Float16 accumulators and automatic loss scaling use an instance's gradients before the
             # reduction between instances. An instance's gradients are complete only after the
@@ -219,8 +220,9 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
     """Return the parameters that the model uses, with every replica group's copy, by name.
 
-    The first forward pass uses only one replica group's copy of a replica-grouped parameter. All
-    other replica groups use their own copies of the parameter in later forward passes.
+    The first forward pass uses only one replica group's copy of a replica-grouped parameter (a
+    parameter whose values differ between groups of replicas). Other replica groups use their own
+    copies of a replica-grouped parameter in later forward passes.
     """
     stems = {name.partition("[")[0] for name in used if name.endswith("]")}
     return {

@@ -45,7 +45,7 @@ def tensor_names(
         parameters: The names of the parameters and buffers.
         updated: The names of the parameters that training updates.
         operations: The names of the model's operations, in the order of their execution.
-        settings: The names of the optimiser's settings.
+        settings: The names of the optimiser's settings, such as the learning rate.
         training: Whether the model is a training model, which has a loss, gradients and weight
             updates.
     """
@@ -63,14 +63,16 @@ class Anchors:
 
     Args:
         wanted: The anchored tensors by their short names, from ``Options.anchored_tensors``.
-        batching: The batching factors and the output mode of the model. Each anchored tensor has an
-            output mode, which may differ from the output mode of the model.
-        parameters: The device's parameters and buffers by name.
+        batching: The batching factors of the model, and the output mode of the model. An output
+            mode determines which micro-batches' results a call returns. An anchored tensor may have
+            another output mode than the model.
+        parameters: The device's parameters and buffers, keyed by their names.
         updated: The names of the parameters that training updates.
         operations: The names of the results of the model's operations.
         num_inputs: The number of input tensors.
         loss_output: The index of the output that is the loss; None if no output is the loss.
-        settings: A function that returns the optimiser's settings by name.
+        settings: A function that returns the optimiser's settings, such as the learning rate, keyed
+            by their names.
 
     Raises:
         Error: The model does not have one of the tensors to anchor.
@@ -113,13 +115,13 @@ class Anchors:
     def needs_operations(self) -> bool:
         """Whether the result of an operation is anchored.
 
-        If the result of an operation is anchored, ``see()`` must be called for the results of
-        operations.
+        If the property ``needs_operations`` is True, ``see()`` must be called with the results of
+        the model's operations.
         """
         return bool(self._results)
 
     def see(self, name: str, result: torch.Tensor) -> None:
-        """Store the result of an operation of the running replica, if the result is anchored."""
+        """Store the result of one of the model's operations, if the result is anchored."""
         if name in self._results:
             self._results[name].append(result.detach().clone())
 
@@ -164,7 +166,7 @@ class Anchors:
         )
 
     def begin(self) -> None:
-        """Start a call of the model, and remove the values of the previous call."""
+        """Remove the values that anchored tensors had in the previous call of the model."""
         if self._anchors:
             self._collectors = {
                 short: Collector(batching) for short, (batching, _) in self._anchors.items()
@@ -173,8 +175,8 @@ class Anchors:
     def after_step(self, step: int, inputs: Sequence[torch.Tensor], results: Results) -> None:
         """Store the values of the anchored tensors for micro-batch ``step``.
 
-        If a weight update follows the micro-batch, the method must be called after the update, so
-        that anchored weights have their new values.
+        If a weight update follows the micro-batch, ``after_step`` must be called after the weight
+        update, so that anchored weights have their new values.
         """
         for short, (batching, getter) in self._anchors.items():
             tensors = getter(inputs, results)

@@ -38,8 +38,9 @@ def folded_batches() -> Iterator[None]:
 
     The context manager also disables torch's warning about operations that ``vmap`` vectorises
     slowly. A program that does not call ``vmap`` itself should not get the warning that an
-    operation is slow inside ``vmap``. The previous setting of the warning cannot be read. Therefore
-    torch's warning about slow operations is always enabled at the end of the ``with`` block.
+    operation is slow inside ``vmap``. Torch does not provide a function to read whether the warning
+    about slow operations was enabled. Therefore the warning is always enabled at the end of the
+    ``with`` block.
     """
     _functorch._set_vmap_fallback_warning_enabled(False)
     for place, name, _, folding in _FOLDINGS:
@@ -69,7 +70,7 @@ def _is_batched(value: Any) -> bool:
 def _folding(
     function: Callable[..., Any], dims: Sequence[int], unless: Callable[..., bool] | None = None
 ) -> Callable[..., Any]:
-    """Return a version of ``function`` that folds the replicas of its leading arguments.
+    """Return a wrapper of ``function`` that folds the replicas of its leading arguments.
 
     Args:
         function: One of torch's functions.
@@ -100,7 +101,8 @@ def _unfolded(run: Callable[[], Any], size: int, side_by_side: bool) -> Any:
     Args:
         run: A function without arguments, which computes the folded results.
         size: The number of replicas.
-        side_by_side: Whether the folded tensors have the replicas side by side in memory.
+        side_by_side: Whether the memory of the folded tensors contains one sample of every replica,
+            then the next sample of every replica, and so on.
     """
     level = _functorch.maybe_current_level()
     with temporarily_pop_interpreter_stack():
@@ -138,7 +140,7 @@ def _drops_out(*args: Any, dropout_p: float = 0.0, **_: Any) -> bool:
 
 
 def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of a classification loss with a separate reduction for each replica."""
+    """Return a replacement for a classification loss that reduces each replica's losses alone."""
 
     def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         settings = dict(kwargs)
@@ -153,8 +155,8 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         size = _batch_size([input])
         scores, classes = _fold(input, 0, size), _fold(target, 0, size)
         level = _functorch.maybe_current_level()
-        # Only the reduced loss of each replica is a loss of the model. Therefore torch function
-        # modes must not record the losses of single samples.
+        # Only the reduced loss of each replica (the mean or sum over its samples) is a loss of the
+        # model. Therefore torch function modes must not record the losses of single samples.
         with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
             losses = function(scores, classes, ignore_index=ignored, reduction="none")
             result = losses.unflatten(0, (size, -1))
@@ -172,12 +174,12 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_off(setting: Any) -> bool:
-    """Tell whether an optional argument of a loss is false, and not for example a tensor."""
+    """Tell whether an optional argument of a loss function is false, None or 0."""
     return not (isinstance(setting, torch.Tensor) or setting)
 
 
 def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of an LSTM or GRU function that folds the replicas into the batch.
+    """Return a wrapper of an LSTM or GRU function that folds the replicas into the batch.
 
     The batch dimension of the hidden states of an LSTM or GRU is dimension 1.
     """
@@ -207,7 +209,7 @@ def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of batch norm that computes separate statistics for each replica.
+    """Return a wrapper of torch's batch norm that computes separate statistics for each replica.
 
     In evaluation mode, a batch norm uses given statistics, so a sample's result does not depend on
     other samples. Therefore the replicas are folded into the batch in evaluation mode.
@@ -249,10 +251,10 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of multiplication whose result has the memory order of the larger factor.
+    """Return a wrapper of ``Tensor.__mul__`` that keeps the memory order of the larger operand.
 
-    Torch would use the memory order of the first factor, even if the first factor has only one
-    number for each channel.
+    Torch's own multiplication would use the memory order of the first operand, even if the first
+    operand has only one number for each channel.
     """
 
     def run(left: Any, right: Any) -> Any:
@@ -264,15 +266,15 @@ def _folding_product(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of ``Tensor.view`` that accepts tensors with replicas side by side.
+    """Return a wrapper of ``Tensor.view`` that accepts tensors with replicas side by side.
 
     A tensor has the replicas side by side if it stores the first sample of every replica, then the
     second sample of every replica, and so on.
 
     If torch cannot view the tensor because of its memory order, the result is a view of a copy of
-    the tensor. An in-place change of the copy's view does not change the original tensor. If a
-    model needs the change of the original tensor, the comparison with the results of the loop back
-    end detects the difference.
+    the tensor. An in-place change of the copy's view does not change the original tensor. A model
+    that needs the change of the original tensor then has other results than with the loop back end,
+    which runs one replica after the other. The comparison of the back ends detects the difference.
     """
 
     def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:
@@ -297,12 +299,12 @@ def _have_format(dtype: torch.dtype, *tensors: Any) -> bool:
 
 
 def _are_own(statistics: Sequence[Any]) -> bool:
-    """Tell whether every replica has separate batch norm statistics, or there are none."""
+    """Tell whether each replica has its own batch norm statistics, or no statistics exist."""
     return all(map(_is_batched, statistics)) or all(value is None for value in statistics)
 
 
 def _batch_size(values: Sequence[Any]) -> int:
-    """Return the number of replicas, which is the size of the dimension that ``vmap`` batches."""
+    """Return the number of replicas, which is the size of the dimension that ``vmap`` maps over."""
     batched = next(value for value in values if _is_batched(value))
     plain = _functorch.get_unwrapped(batched)
     return int(plain.shape[_functorch.maybe_get_bdim(batched)])
@@ -330,7 +332,7 @@ def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
 
 
 def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) -> torch.Tensor:
-    """Return a plain tensor, with the replica dimension folded into dimension ``dim``.
+    """Return a plain tensor whose dimension ``dim`` contains the samples of all replicas.
 
     Args:
         value: A tensor that ``vmap`` batches over the replicas, or a plain tensor that all replicas
@@ -377,11 +379,11 @@ def _foldings() -> list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]
 
 
 def _in_its_place(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of ``function`` that puts torch's own function back while it runs.
+    """Return a wrapper that puts torch's own ``function`` back while ``function`` runs.
 
-    Torch's function reads the replaced attribute of the module and passes its value to torch
-    function modes. The torch function modes must get torch's own function, and not the replacement
-    of the function.
+    A torch function such as ``F.conv2d`` reads the attribute ``conv2d`` of its own module, and
+    passes the attribute's value to torch function modes. The torch function modes must get torch's
+    own function, and not the replacement of the function.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

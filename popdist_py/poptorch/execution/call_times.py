@@ -1,7 +1,8 @@
-"""The times of each micro-batch in a call, and latencies and cycles computed from the times.
+"""The start and end times of each micro-batch in a model's call, and latencies and cycle counts.
 
-The times are either measured with the host's clock or computed by a model of the device. The times
-that the model of the device computes are the same for every call.
+The times of the micro-batches are either measured with the host's clock or computed by the device
+model (a model of an IPU's speed). The times that the device model computes are the same for every
+call.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Latency = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class CallTimes:
-    """The times that a model of the device computes for every call.
+    """The times of a call that the device model (a model of an IPU's speed) computes.
 
     Attributes:
-        times: For each event such as ``input``, the times of all micro-batches, in seconds after
-            the beginning of the call.
-        cycles: The number of cycles of the call.
+        times: For each event such as ``input`` (the inputs of a micro-batch arrive), the times of
+            the event in all micro-batches, in seconds after the beginning of the call.
+        cycles: The number of IPU clock cycles that the call takes.
     """
 
     times: Mapping[str, Sequence[float]]
@@ -47,8 +48,8 @@ class Counters:
         num_outputs: The number of output tensors of a call.
         synthetic: Whether the inputs are synthetic data. With synthetic data, no transfer times are
             reported, because inputs are not transferred.
-        modelled: A function that computes the times of a call with a model of the device; None to
-            measure the times. The object calls the function at most once.
+        modelled: A function that computes the times of a call with the device model (a model of an
+            IPU's speed); None to measure the times. ``Counters`` calls ``modelled`` at most once.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Counters:
         self._times: dict[str, list[float]] = {event: [] for event in _EVENTS}
 
     def begin(self) -> None:
-        """Start a call of the model, and delete the times of the previous call."""
+        """Delete the times of the model's previous call, because a new call begins."""
         self._times = {event: [] for event in _EVENTS}
 
     def input(self, step: int) -> None:
@@ -82,19 +83,19 @@ class Counters:
 
     @property
     def _shown(self) -> Mapping[str, Sequence[float]]:
-        """The times from the model of the device, or the measured times if no model is used.
+        """The times from the device model, or the measured times if no device model is used.
 
-        Before the first call of the model, all lists are empty.
+        Before the first call of the model, all lists of times are empty.
         """
         if self._modelled is None or not self._times["output"]:
             return self._times
         return self._modelled().times
 
     def as_dict(self) -> dict[str, list[list[float]]]:
-        """Return the times for each event, as one list for each tensor.
+        """Return one list of times for each event, such as ``input``, and each tensor.
 
-        The list of a tensor contains one time for each micro-batch and replica, in the order
-        [micro-batch][replica].
+        The list of a tensor contains one time for each replica in each micro-batch. The times of
+        the first micro-batch on all replicas are at the beginning of the list.
         """
         result = {}
         shown = self._shown

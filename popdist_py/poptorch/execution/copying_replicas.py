@@ -61,13 +61,13 @@ class CopyingReplicas:
         self._kept += stacks
         self._changed = stacks or [state.buffers[name] for name in sorted(first.modified_buffers)]
         # The dictionary ``_copies`` contains the copies on the other device, and ``_versions``
-        # contains the version counters of the copied tensors. The keys of the two dictionaries are
-        # the ``id`` of each copied tensor.
+        # contains the version counters of the copied tensors. The keys of ``_copies`` and
+        # ``_versions`` are the ``id`` of each copied tensor.
         self._copies: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the replicas in the order of their indices."""
+        """Run the replicas of this instance one after the other, in the order of their indices."""
         model = self._model
         self._copy_newer()
         copies = [self._to_device(tensor) for tensor in inputs]
@@ -92,8 +92,9 @@ class CopyingReplicas:
                 copy = self._to_device(tensor.detach())
                 self._copies[key] = copy.requires_grad_(tensor.requires_grad)
                 self._versions[key] = tensor._version
-        # The versions of buffers that a forward pass changes are recorded at the end of a run. If
-        # the run fails, the next run copies the changed buffers to the other device again.
+        # If a forward pass changes a buffer, the version counter of the buffer is stored at the end
+        # of the replicas' run. If the run fails, the next run copies the changed buffers to the
+        # other device again.
         for buffer in self._changed:
             del self._versions[id(buffer)]
         clear_gradients(self._copies[id(parameter)] for parameter in self._model.trained)
@@ -121,8 +122,8 @@ class CopyingReplicas:
         gradients = self._model.gradients
         if gradients is None:
             return
-        # Gradients are added from the last parameter to the first, because the instances reduce the
-        # gradients of the last parameters first.
+        # Gradients are added from the last parameter to the first, because the sum over all
+        # instances starts with the gradients of the last parameters.
         for index, parameter in reversed(list(enumerate(self._model.trained))):
             gradient = self._copies[id(parameter)].grad
             if gradient is None:
@@ -147,8 +148,8 @@ class CopyingReplicas:
 class _RandomOnCpu(TorchDispatchMode):
     """A dispatch mode that draws random numbers on the CPU, and copies them to the other device.
 
-    Random numbers drawn on the other device would differ from the random numbers of the loop back
-    end.
+    Random numbers drawn on a GPU would differ from the random numbers that ``LoopReplicas`` (the
+    back end that defines the correct results) draws on the CPU.
     """
 
     def __init__(self, to_device: Copy, from_device: Copy) -> None:

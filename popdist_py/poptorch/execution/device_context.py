@@ -1,7 +1,7 @@
 """The class DeviceContext, which enters the context managers for a model's forward pass.
 
-A DeviceContext is used in each call of a model, in the first forward pass, and in the comparison of
-replica back ends.
+A DeviceContext is used in each call of a model, in the first forward pass (which is traced), and in
+the comparison of replica back ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ __all__ = ["DeviceContext", "Mode"]
 # A function that returns a context manager for one forward pass of a model.
 Mode = Callable[[], AbstractContextManager[Any]]
 
-# Every call of a model needs a ForwardPhase. The objects are cached, because creating a frozen
-# dataclass takes longer than a cache lookup.
+# Every call of a model needs a ``ForwardPhase``, which tells whether the forward pass trains and
+# whether it is traced. ``ForwardPhase`` objects are cached, because creating a frozen dataclass
+# takes longer than a cache lookup.
 _phase = cache(current_forward.ForwardPhase)
 
 

@@ -30,9 +30,9 @@ class Program:
 
     Args:
         batching: The numbers that determine how a call's samples are divided into micro-batches.
-        replicas: The replica back end, which runs one micro-batch on each local replica. The object
-            stores the back end as the attribute ``replicas``.
-        back_end: The name of the replica back end. The object stores the name as the attribute
+        replicas: The replica back end, which runs one micro-batch on each local replica.
+            ``Program`` stores the back end as the attribute ``replicas``.
+        back_end: The name of the replica back end, which ``Program`` stores as the attribute
             ``back_end``.
         training: The object that updates the weights; None for inference.
         context: The context managers inside which the model and its weight update run.
@@ -147,13 +147,14 @@ class Program:
     def _collectors(self) -> list[Collector]:
         """Return one collector of micro-batch results for each output tensor.
 
-        The list is empty if calls return zeros and the shapes of the zeros are known already.
+        The list of collectors is empty if calls return zeros and the shapes of the zeros are
+        already stored.
         """
         count = self._num_outputs if self._like is None else 0
         return [Collector(self._batching) for _ in range(count)]
 
     def _results(self, collectors: Sequence[Collector]) -> list[torch.Tensor]:
-        """Return the collected results, or zeros if calls return zeros instead of results."""
+        """Return the collected results; zeros if the option is set that calls return only zeros."""
         if self._returns_results:
             return [collector.result() for collector in collectors]
         if self._like is None:

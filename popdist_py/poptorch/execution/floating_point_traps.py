@@ -1,10 +1,10 @@
 """A torch dispatch mode that raises errors for invalid operations, overflow and division by zero.
 
-An IPU checks each instruction for floating-point exceptions. The dispatch mode checks each torch
-operation after the operation has run. The dispatch mode checks the results of an operation and the
-tensors that the operation wrote, such as weights and running statistics. An operation may return
-NaN or infinity if its arguments already contain NaN or infinity. For example, attention masks
-contain infinities.
+An IPU checks each instruction for floating-point exceptions. The mode ``FloatingPointTraps`` checks
+each torch operation after the operation has run. ``FloatingPointTraps`` checks the results of the
+operation and the tensors that the operation wrote, such as weights and running statistics. An
+operation may return NaN or infinity if its arguments already contain NaN or infinity. For example,
+attention masks contain infinities.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["FloatingPointTraps"]
 
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum"})
-# Operations that are not checked, because the operations return uninitialised memory, move values
-# or test values.
+# Operations that are not checked, because they return uninitialised memory, copy numbers without a
+# change, or test numbers for NaN and infinity.
 _UNCHECKED: Final = frozenset(
     {
         *("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"),
@@ -36,7 +36,7 @@ _CONVERSIONS: Final = frozenset({"_to_copy", "copy_", "_foreach_copy_"})
 # Arguments that batch norm changes, although torch's schema does not mark the arguments as written.
 _STATISTICS: Final = frozenset({"running_mean", "running_var"})
 
-# The name of an operation's argument, and a tensor that the argument contains.
+# A pair of the name of an operation's argument and a tensor that the argument contains.
 Named = tuple[str, torch.Tensor]
 
 
@@ -50,14 +50,15 @@ class FloatingPointTraps(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation, and check its results and the tensors that it wrote."""
+        """Run a torch operation, and check its results and the tensors that it wrote."""
         kwargs = kwargs or {}
         name = func.__name__.split(".")[0]
         if name in _UNCHECKED:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
-        # The old values of a tensor that a conversion overwrites are not checked. A conversion does
-        # not read the old values, so they may be uninitialised memory.
+        # If a conversion between dtypes overwrites a tensor, the old numbers of the tensor are not
+        # checked. A conversion does not read the numbers that it overwrites, so the old numbers may
+        # be uninitialised memory.
         before = [] if name in _CONVERSIONS else [tensor for _, tensor in written]
         were_bad = list(map(_is_bad, before)) or [False] * len(written)
         had_nan = any(map(_has_nan, before))
@@ -89,10 +90,11 @@ def _check_new(
     """Raise an Error for NaN or infinities that an operation's arguments did not contain.
 
     Args:
-        where: The description of the operation for the error message.
+        where: The words for the operation in the error message, such as "a conversion to float16".
         bad: The tensors that contain NaN or infinities after the operation.
-        had_nan: Whether an argument contained NaN before the operation.
-        had_infinity: Whether an argument contained infinity before the operation.
+        had_nan: Whether an argument of the operation contained NaN before the operation ran.
+        had_infinity: Whether an argument of the operation contained infinity before the operation
+            ran.
     """
     if had_nan:
         return
@@ -116,7 +118,7 @@ def _is_update(name: str) -> bool:
 
 
 def _described(name: str, bad: Named) -> str:
-    """Return a description of an operation for an error message.
+    """Return the words that name an operation in the error message.
 
     Args:
         name: The name of the operation.

@@ -83,9 +83,10 @@ class _PerReplica(TorchFunctionMode):
     """A torch function mode that runs random functions once for each replica.
 
     Each replica has a separate random stream. The function ``_random_functions()`` contains the
-    list of random functions. A random function that is not in the list runs only once for all
-    replicas. The results of the model then differ from the results of the loop back end, and the
-    compiler detects the difference.
+    list of random functions. A random function that is missing in ``_random_functions()`` runs only
+    once for all replicas. The results of a model that calls a missing function differ from the
+    results of ``LoopReplicas`` (the back end that defines the correct results), and the compiler
+    detects the difference.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -117,12 +118,12 @@ class _PerReplica(TorchFunctionMode):
 
 
 def _stacked(level: int, *values: torch.Tensor) -> torch.Tensor:
-    """Combine the values of all replicas into one tensor that is batched by ``vmap``."""
+    """Stack the tensors of all replicas into one tensor that ``vmap`` treats as a batch."""
     return torch._C._functorch._add_batch_dim(torch.stack(values), 0, level)
 
 
 def _of_replica(tensor: torch.Tensor, replica: int, level: int) -> torch.Tensor:
-    """Return one replica's slice of a tensor that ``vmap`` batches; other values are unchanged."""
+    """Return one replica's slice of a tensor that ``vmap`` batches, and other tensors unchanged."""
     functorch = torch._C._functorch
     if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != level:
         return tensor

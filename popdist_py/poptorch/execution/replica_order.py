@@ -1,10 +1,10 @@
 """Functions for two memory orders of tensors of the shape [replicas, micro-batch, ...].
 
 A contiguous tensor of the shape [replicas, micro-batch, ...] stores all samples of the first
-replica, then all samples of the second replica, and so on. A tensor with replicas side by side
-stores its numbers in the order [micro-batch, replicas, ...]. The memory of a tensor with replicas
-side by side contains the first sample of every replica, then the second sample of every replica,
-and so on. The functions of the module ``replica_order`` do not use ``vmap``.
+replica, then all samples of the second replica, and so on. A tensor "with replicas side by side"
+stores its numbers in the order [micro-batch, replicas, ...]. Its memory contains the first sample
+of every replica, then the second sample of every replica, and so on. The functions of the module
+``replica_order`` do not use ``vmap``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def are_side_by_side(samples: torch.Tensor, replicas: int, batch: int) -> bool:
     one dimension without a copy.
 
     Args:
-        samples: The samples of all replicas.
+        samples: A tensor that contains the samples of all replicas.
         replicas: The index of the replica dimension.
         batch: The index of the batch dimension.
     """

@@ -31,7 +31,7 @@ from popdist_py.timeline import spans
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 
-# For each output tensor of the model, the values of the tensor on all replicas of this instance.
+# For each output tensor of the model, a list with the output tensor of every local replica.
 Outputs = Sequence[Values]
 # A function that runs the model with the arguments of a call, but with the tensors of one
 # micro-batch in place of the call's tensors.
@@ -45,14 +45,15 @@ class DeviceModel:
     Attributes:
         forward: The function that runs the model.
         context: The context managers inside which the forward pass runs.
-        first_forward: The properties of the model that were found in its first forward pass.
+        first_forward: The facts about the model that were found when its first forward pass was
+            traced, such as the buffers that the forward pass changes.
         batching: The numbers that determine how a call's samples are divided into micro-batches.
         streams: The random streams of the replicas.
         first_replica: The global index of the first replica on this instance.
         gradients: The object that accumulates gradients; None for inference.
         trained: The parameters that the optimiser updates.
-        only_loop: The reason why only ``LoopReplicas`` can run the model; None if other back ends
-            can run the model.
+        only_loop: The reason why only ``LoopReplicas`` can run the model, as a text; None if other
+            back ends can run the model.
         norm_groups: The object that exchanges batch norm statistics between the replicas of a
             group; None if every replica uses only its own statistics.
         aligned_inputs: Whether every micro-batch is copied to new memory, which is aligned to cache
@@ -73,7 +74,7 @@ class DeviceModel:
 
     @property
     def state(self) -> DeviceState:
-        """The device's tensors."""
+        """The object that stores the device's tensors of the model."""
         return self.context.state
 
     @property
@@ -126,7 +127,8 @@ class DeviceModel:
     def leaving(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the output tensors of a forward pass, detached from autograd.
 
-        The method copies an output if a later micro-batch could change the memory of the output.
+        ``leaving`` copies an output tensor if a later micro-batch could change the memory of the
+        output.
         """
         return [
             leaf.detach().clone() if shared else leaf.detach()
@@ -136,8 +138,8 @@ class DeviceModel:
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
         """Run each replica's forward pass to raise its error, and undo all changes of the state.
 
-        The method is called after a recorded graph of the model's operations has failed. The
-        traceback of an error in the forward pass shows the lines of the user's program. The
+        ``run_as_written`` is called after a recorded graph of the model's operations has failed.
+        The traceback of an error in the forward pass shows the lines of the user's program. The
         traceback of an error in the recorded graph does not show the lines of the user's program.
         """
         state, random = self.state, torch.get_rng_state()
@@ -179,7 +181,7 @@ class Replicas(Protocol):
                 same inputs.
             number: The number of micro-batches that have run before. The random streams of the
                 replicas depend on ``number``.
-            scale: The factor that multiplies gradients.
+            scale: The factor that multiplies all gradients, such as the loss scale.
         """
 
 
@@ -192,7 +194,7 @@ class LoopReplicas:
         self._model = model
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the replicas in the order of their indices."""
+        """Run the replicas of this instance one after the other, in the order of their indices."""
         each = [
             partial(self.run_one, replica, call, tensors, number, scale)
             for replica, tensors in enumerate(self._model.batching.inputs_of_replicas(inputs))
@@ -214,7 +216,7 @@ class LoopReplicas:
             call: The arguments of the call of the model.
             tensors: The micro-batch of the replica, one tensor for each input.
             number: The number of micro-batches that have run before.
-            scale: The factor that multiplies gradients.
+            scale: The factor that multiplies all gradients, such as the loss scale.
         """
         model = self._model
         if model.first_forward.is_random:
@@ -241,7 +243,7 @@ def _in_turns(
     """Run replicas so that each replica waits at every batch norm for all other replicas.
 
     Args:
-        model: The compiled model that the replicas run.
+        model: The compiled model that runs on every replica.
         groups: The object that exchanges batch norm statistics between the replicas of a group.
         each: One function for each replica, which runs the replica.
 
@@ -259,7 +261,7 @@ def _in_turns(
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The state of a replica that is paused at a batch norm.
+    """The module attributes and random generator state of a replica paused at a batch norm.
 
     Attributes:
         attributes: The values of the module attributes that the forward pass changes.
@@ -272,10 +274,10 @@ class _Left:
 
 
 class _Turns:
-    """Callbacks that save a replica's state when it pauses and restore it when it continues.
+    """Callbacks that save a replica's state when it pauses at a batch norm, and restore it later.
 
     Args:
-        model: The compiled model that the replicas run.
+        model: The compiled model that runs on every replica.
     """
 
     def __init__(self, model: DeviceModel) -> None:
@@ -283,7 +285,7 @@ class _Turns:
         self._left: dict[int, _Left] = {}
 
     def resumed(self, replica: int) -> None:
-        """Select the gradients of a replica that will run, and restore its saved state.
+        """Select the gradients of a replica that continues, and restore the replica's saved state.
 
         A replica whose forward pass has not started yet does not have a saved state.
         """
@@ -344,8 +346,8 @@ class FusedReplicas:
         for (place, key, _), buffer in zip(self._places, buffers, strict=True):
             place[key] = buffer
         leaves, loss = self._model.run(call, tensors)
-        # An output that shares memory with an input or the model's state is copied, as in the loop
-        # back end.
+        # An output that shares memory with an input or with the model's weights and buffers is
+        # copied, as in ``LoopReplicas``.
         results = [
             leaf.clone() if shared else leaf
             for leaf, shared in zip(leaves, self._model.first_forward.shared, strict=True)

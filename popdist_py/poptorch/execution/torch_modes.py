@@ -1,8 +1,9 @@
-"""Context managers for running a model, for example with mixed precision.
+"""Context managers inside which a model runs, for example with mixed precision.
 
-The compiler chooses the other context managers that a model needs. All models run inside the
-context manager ``WithoutValueReads``. The module ``floating_point_traps.py`` contains the mode for
-floating-point exceptions.
+All models run inside the context manager ``WithoutValueReads``. The compiler chooses which of the
+context managers ``MixedPrecision``, ``OneThread`` and ``FloatingPointTraps`` a model needs. The
+module ``floating_point_traps.py`` contains ``FloatingPointTraps``, the mode for floating-point
+exceptions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 def _products() -> frozenset[Callable[..., Any]]:
     """Return torch's matrix products, convolutions, recurrent layers and norms.
 
-    If torch has several objects for one function, all of them are returned.
+    If torch has several Python objects for one function, such as ``torch.conv1d`` and ``F.conv1d``,
+    the result contains all these objects.
     """
     both = ("matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "dot", "inner")
     names = {
@@ -64,7 +66,7 @@ def _keep_statistics(
 ) -> None:
     """Copy the running statistics that a norm updated in float32 to the model's statistics.
 
-    The running statistics are rounded to the dtype of the model's statistics.
+    The updated float32 statistics are rounded to the dtype of the model's running statistics.
     """
     for position, name in ((1, "running_mean"), (2, "running_var")):
         own, new = (
@@ -76,17 +78,17 @@ def _keep_statistics(
 
 
 class MixedPrecision(TorchFunctionMode):
-    """A torch function mode that computes float16 products with the device's precision.
+    """A torch function mode that computes float16 matrix products with the device's precision.
 
     Matrix products of float16 tensors are computed in float32, and the result is rounded to float16
-    at the end. If an operation gets both float16 and float32 tensors, the result has the dtype of
-    the activations. Weights with another dtype than the activations are cast for the operation.
-    Norm layers are computed in float32 and return the dtype of the activations. On a CPU, products
-    in float32 are about 20 to 70 times faster than torch's float16 kernels.
+    at the end. If a matrix product gets both float16 and float32 tensors, the result has the dtype
+    of the activations. Weights with another dtype than the activations are cast to the dtype of the
+    activations. Norm layers are computed in float32 and return the dtype of the activations. On a
+    CPU, matrix products in float32 are about 20 to 70 times faster than torch's float16 kernels.
 
     Attributes:
-        met_half: Whether any product or norm had a float16 argument. If ``met_half`` is False,
-            MixedPrecision did not change any operation.
+        met_half: Whether any matrix product, convolution, recurrent layer or norm had a float16
+            argument. If ``met_half`` is False, MixedPrecision did not change any operation.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ class MixedPrecision(TorchFunctionMode):
         wanted = floats[0].dtype
         if func not in _NORMS:
             # If the activations are float16, a float32 weight is rounded to float16 before the
-            # product.
+            # matrix product.
             args, kwargs = _cast(args, wanted), _cast(kwargs, wanted)
         args32, kwargs32 = _cast(args, torch.float32), _cast(kwargs, torch.float32)
         result = folded_now(func)(*args32, **kwargs32)
@@ -148,8 +150,8 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    # The function must be fast, because it is called for every matrix product. Therefore the
-    # function does not use map_tensors(), which takes twice as long.
+    # The function ``_cast`` must be fast, because it is called for every matrix product. Therefore
+    # ``_cast`` does not use map_tensors(), which takes twice as long.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):
@@ -179,9 +181,10 @@ class WithoutValueReads:
     """A context manager that stops torch's own code from reading the values of tensors.
 
     On an IPU, the values of tensors are not available when a model is compiled. Therefore torch's
-    own code must not read the values while a model runs. Inside the ``with`` block, torch's
-    distributions check their arguments only if the program passes ``validate_args=True``. Torch's
-    fast path for attention is disabled, because the fast path reads padding masks to pack samples.
+    own code must not read the values of tensors while a model runs. Inside the ``with`` block,
+    torch's distributions check their arguments only if the program passes ``validate_args=True``.
+    Torch's fast path for attention is disabled, because the fast path reads padding masks to pack
+    samples.
     """
 
     def __enter__(self) -> None:

@@ -1,9 +1,9 @@
-"""Subclasses for wrapped modules and tensors that copy newer weights to the host before a read.
+"""Subclasses of module and tensor classes that copy newer weights to the host before a read.
 
-While a module is wrapped for training, subclasses replace the classes of the module and its
-tensors. Objects of the subclasses copy newer weights from the device to the host before every read
-of a tensor's values. Copies and pickles of a wrapped module have the original classes. The module
-``device_state.py`` contains the device's tensors.
+While ``trainingModel()`` wraps a module, subclasses replace the classes of the module and of its
+tensors. Modules and tensors of these subclasses copy newer weights from the device to the host
+before every read of a tensor's numbers. Copies and pickles of a wrapped module, and of its tensors,
+have the original classes. The module ``device_state.py`` contains the device's tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["is_wrapped", "shallow_copy", "watch"]
 
 Fetch = Callable[[], bool]
 
-# Torch functions that do not read a tensor's values, so newer weights need not be copied to the
-# host.
+# Torch functions that do not read a tensor's numbers. Before a call of these functions, newer
+# weights are not copied to the host.
 _METADATA: Final = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "ndim")
@@ -69,7 +69,7 @@ def _change_fetches(
     """Change the functions that copy newer weights to the host before a read of the tensors.
 
     Args:
-        tensors: The tensors, whose classes are replaced.
+        tensors: The tensors of wrapped modules, whose classes are replaced.
         change: A function that gets the present ``fetch`` functions of a tensor and returns the new
             functions.
     """
@@ -155,7 +155,7 @@ def plain_class(module: nn.Module) -> type:
 def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> Any:
     """Return a subclass of a module class for :func:`watch`.
 
-    Copies and pickles of the subclass's objects have the original class ``kind``.
+    Copies and pickles of the subclass's objects have the original module class ``kind``.
     """
 
     def reduce(self: Any, protocol: int) -> Any:
@@ -163,8 +163,8 @@ def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> An
         function, arguments, *rest = super(watched, self).__reduce_ex__(protocol)
         plain = tuple(kind if argument is watched else argument for argument in arguments)
         # The pickle module accepts ``copyreg.__newobj__`` only if its first argument is the class
-        # of the pickled object. In this call the first argument is ``kind``, but the class of the
-        # pickled object is ``watched``.
+        # of the pickled object. The first argument is ``kind`` (the original class), but the class
+        # of the pickled object is ``watched``.
         return (_new_object if function.__name__ == "__newobj__" else function, plain, *rest)
 
     watched: Any = type(

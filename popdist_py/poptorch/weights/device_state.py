@@ -3,8 +3,9 @@
 The device is an emulated IPU. The device's tensors are copies of the tensors of the user's module.
 The tensors of the user's module are called the host's tensors. While a forward pass runs, the
 ``__dict__`` of every module object is replaced by a second ``__dict__`` that holds device tensors.
-Therefore hooks, bound methods and closures of the module objects also use the device's tensors. The
-host's tensors keep their values until the device's tensors are copied to the host.
+Because the module objects stay the same, their hooks, bound methods and closures also use the
+device's tensors. The host's tensors keep their values until the device's tensors are copied to the
+host.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Precision = Callable[[torch.dtype], torch.dtype]
 
 
 class DeviceState:
-    """The device's tensors for the module ``top`` and its submodules.
+    """The device's parameters, buffers and other tensors for the module ``top`` and its submodules.
 
     Args:
         top: The module whose forward pass runs.
@@ -40,12 +41,14 @@ class DeviceState:
 
     Attributes:
         parameters: The device's parameters by name. If groups of replicas have different values of
-            a parameter, the dict has one entry for each group, such as ``weight[0]``.
+            a parameter, the dict ``parameters`` has one entry for each group, such as
+            ``weight[0]``.
         buffers: The device's buffers by name. If replicas have different values of a buffer, the
-            dict contains the buffer of the first replica on this instance.
+            dict ``buffers`` contains the buffer of the first replica on this instance.
         gradient_hooks: The hooks that the program registered on its parameters' gradients; None for
             an inference model.
-        attributes: The attributes of the modules that are not parameters, buffers or submodules.
+        attributes: The object that stores those attributes of the modules that are not parameters,
+            buffers or submodules.
 
     Raises:
         Error: A buffer is not a plain tensor, or a replica-grouped parameter does not have exactly
@@ -136,11 +139,11 @@ class DeviceState:
         return views
 
     def _device_attribute(self, value: Any) -> Any:
-        """Return the value that a module's plain attribute has on the device.
+        """Return the device's value of a plain attribute (which is not a parameter or buffer).
 
-        If the attribute refers to a parameter or a buffer of the model, the value is the device's
-        copy of this parameter or buffer. A tensor in an attribute that is not a parameter or a
-        buffer of the model is copied to the device.
+        If a plain attribute refers to a parameter or a buffer of the model, its value on the device
+        is the device's copy of the parameter or buffer. Any other tensor in a plain attribute is
+        copied to the device.
         """
         if isinstance(value, torch.Tensor):
             device = self._device_of.get(id(value))
@@ -205,8 +208,9 @@ class DeviceState:
 
         Returns:
             One tuple for each module attribute that stores a buffer with separate copies. Each
-            tuple contains the module's dictionary, the key, and a tensor with the values on all
-            replicas of this instance.
+            tuple contains the module's dictionary that holds the buffer, the buffer's key in the
+            dictionary, and a tensor that contains the buffer's copies of all replicas of this
+            instance.
         """
         stacks = {stack.data_ptr(): stack for stack in self._stacks.values()}
         return [
@@ -222,8 +226,8 @@ class DeviceState:
             names: The names of the buffers.
 
         Returns:
-            Tensors of shape [local replicas, ...] by buffer name. The first dimension has the size
-            1 if the replicas share the buffer.
+            Tensors of shape [local replicas, ...] by buffer name. If the replicas share a buffer,
+            the first dimension of its tensor has the size 1.
         """
         return {
             name: self._stacks[name] if name in self._stacks else self.buffers[name].unsqueeze(0)
@@ -246,7 +250,7 @@ class DeviceState:
 
     @torch.no_grad()
     def host_copies(self) -> dict[int, torch.Tensor]:
-        """Return those host parameters that have the same values as the device's parameters.
+        """Return the host parameters whose numbers are equal to those of the device parameters.
 
         Returns:
             The host parameters, keyed by the ``id`` of the device parameter.
@@ -301,7 +305,8 @@ class DeviceState:
 
         Returns:
             One tensor, or one tensor for each group of replicas if ``host`` is a replica-grouped
-            parameter. The list is empty if the device does not have a copy of ``host``.
+            parameter. The list of device tensors is empty if the device does not have a copy of
+            ``host``.
         """
         if id(host) in self._grouped:
             return list(self._grouped[id(host)][1])
@@ -329,14 +334,14 @@ class DeviceState:
                 if wanted is not None and id(device) not in wanted:
                     continue
                 if isinstance(device, nn.Parameter):
-                    # The parameter gets new memory, because other instances may be reading the old
-                    # memory. The new memory is contiguous like the optimiser's state, because
-                    # torch's fused optimisers ignore strides.
+                    # The device parameter gets new memory, because other instances may be reading
+                    # its old memory. The new memory of the device parameter is contiguous like the
+                    # optimiser's state, because torch's fused optimisers ignore strides.
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
                     )
-                    # The version counter is increased, because torch does not count assignments to
-                    # ``data``.
+                    # The version counter of the parameter is increased, because torch does not
+                    # count assignments to ``data``.
                     increment_version(device)
                 else:
                     device.copy_(host)

@@ -1,10 +1,10 @@
 """The class GradientHooks, which calls the program's hooks with the gradients on the device.
 
 A program registers hooks with ``register_hook`` and ``register_post_accumulate_grad_hook`` on the
-parameters of its module, which are on the host. A hook gets the gradient of one replica's
-micro-batch, as in ``loss.backward()`` of plain torch. The gradient that a hook gets is not
-multiplied by the loss scale and not yet added to other gradients. Therefore the results of hooks do
-not depend on the number of instances.
+parameters of its module, which are on the host. A gradient hook gets the gradient of one replica's
+micro-batch, as in ``loss.backward()`` of plain torch. The gradient that a gradient hook gets is not
+multiplied by the loss scale and not yet added to other gradients. Therefore the results of gradient
+hooks do not depend on the number of instances.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class GradientHooks:
         device_of: A function that returns the device parameters of a host parameter.
 
     Attributes:
-        scale: The factor on the gradients of the current backward pass, such as the loss scale.
-        reach: Whether at least one trained parameter has gradient hooks.
+        scale: The factor that multiplies the gradients of the current backward pass, such as the
+            loss scale.
+        reach: Whether at least one trained parameter has gradient hooks, so that backward passes
+            must call hooks.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class GradientHooks:
     ) -> torch.Tensor | None:
         """Call the hooks of a host parameter, and return the gradient that the hooks produce.
 
-        The method reads the parameter's list of hooks at each call, so removed hooks are not
+        The list of the parameter's hooks is read again for each gradient, so removed hooks are not
         called.
         """
         with torch._C.DisableTorchFunctionSubclass():
@@ -94,8 +96,9 @@ def _after(
 ) -> torch.Tensor:
     """Call post-accumulate hooks, and return the gradient that the hooks produce.
 
-    The hooks may change the ``grad`` attribute of the device parameter. While post-accumulate hooks
-    run, ``grad`` contains only the new gradient, without the sum of earlier gradients.
+    Post-accumulate hooks may change the ``grad`` attribute of the device parameter. While
+    post-accumulate hooks run, ``grad`` contains only the new gradient, without the sum of earlier
+    gradients.
     """
     with gradients_replaced([device], [gradient.clone()]):
         for hook in hooks:

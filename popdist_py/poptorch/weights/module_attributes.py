@@ -2,8 +2,8 @@
 
 A plain attribute of a module is an attribute that is not a parameter, a buffer or a submodule. An
 example of a plain attribute is a counter that the forward pass increments. An IPU program runs the
-Python code of a forward pass only once, during compilation. Later calls of the model must not see
-that the Python code changed a plain attribute.
+Python code of a forward pass only once, during compilation. In every later call of the model, plain
+attributes must have the values from before the first forward pass.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class ModuleAttributes:
     def record_changes(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """Record which plain attributes of modules the first forward pass changed.
 
-        The method ``restore()`` sets the recorded attributes to their old values. An IPU program
-        runs the Python code of a forward pass only once, during compilation. Therefore, if the new
-        value of an attribute is not a tensor, the user's module also gets the new value.
+        The method ``restore()`` sets the recorded attributes to their values before the first
+        forward pass. An IPU program runs the Python code of a forward pass only once, during
+        compilation. Therefore, if the first forward pass sets a plain attribute to a new value that
+        is not a tensor, the user's module also gets the new value.
 
         Args:
             before: The result of ``snapshot()`` before the first forward pass.
@@ -86,7 +87,7 @@ class ModuleAttributes:
         """Set the plain attributes that a forward pass changes to the given values.
 
         Args:
-            values: The values that ``changed_values()`` returned.
+            values: The attribute values that ``changed_values()`` returned.
         """
         for (view, key, _), value in zip(self._changed, values, strict=True):
             if value is _MISSING:
@@ -113,7 +114,7 @@ class ModuleAttributes:
 
 
 def _frozen(value: Any) -> Any:
-    """Return (tensor, copy, version) for a tensor; return any other value unchanged."""
+    """Return (tensor, copy, version counter) for a tensor; return any other value unchanged."""
     if isinstance(value, torch.Tensor):
         return (value, value.detach().clone(), value._version)
     return value

@@ -27,7 +27,7 @@ class WeightCopy:
         tensors: The model's parameters and buffers on the host.
         download: A function that copies the tensors that this model changes from the device to the
             host. ``download`` does not copy tensors that the model only reads, because another
-            model may train those tensors.
+            wrapped model may train those tensors.
         download_all: A function that copies all of the device's tensors to the host.
         check: A function that raises an error if the device's tensors must not be copied to the
             host, for example after an incomplete weight update.
@@ -69,7 +69,8 @@ class WeightCopy:
     def change_download(self, download: Callable[[], None]) -> None:
         """Replace the function ``download``, because later calls of the model change other tensors.
 
-        Before the replacement, the old ``download`` function copies newer weights to the host.
+        Before ``download`` is replaced, the old ``download`` function copies newer weights to the
+        host.
         """
         self.pull_if_newer()
         self._download = download
@@ -114,17 +115,17 @@ class WeightCopy:
     def pull_newer_of_others(self) -> None:
         """Copy newer weights to the host from other models' devices.
 
-        The other models share tensors with this model.
+        Only the devices of models that share tensors with this model are read.
         """
         _pull_newer(self._host_ids, besides=self)
 
     def shares(self, host_ids: frozenset[int]) -> bool:
-        """Tell whether the model uses a host tensor whose ``id`` is in ``host_ids``."""
+        """Tell whether the model uses a host tensor whose ``id`` is one of ``host_ids``."""
         return not self._host_ids.isdisjoint(host_ids)
 
 
 def pull_newer(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy newer weights to the host from the devices of all models that use these host tensors."""
+    """Copy newer weights to the host from the devices of all models that use the given tensors."""
     _pull_newer(_ids(tensors), besides=None)
 
 

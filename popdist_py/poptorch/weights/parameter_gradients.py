@@ -1,7 +1,7 @@
 """Functions that read and change the ``grad`` attribute of the device's parameters.
 
 Torch stores the sum of a parameter's gradients in the attribute ``grad``. Autograd adds gradients
-to the attribute ``grad``, and torch's optimisers read the attribute. Only the module
+to the attribute ``grad`` of a parameter, and torch's optimisers read ``grad``. Only the module
 ``parameter_gradients`` assigns ``grad`` in ``popdist_py.poptorch``.
 """
 
@@ -46,9 +46,9 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, copies: boo
     Args:
         parameter: The parameter whose gradient is changed.
         gradient: The tensor to add to the parameter's gradient.
-        copies: Whether the first gradient of the parameter is copied. Without a copy, the tensor
-            ``gradient`` itself becomes ``grad``, and later gradients are added to the tensor
-            ``gradient`` in place.
+        copies: Whether ``gradient`` is copied if the parameter does not have a ``grad`` yet. With
+            False, the tensor ``gradient`` itself becomes ``grad``, and later gradients are added to
+            the tensor ``gradient`` in place.
     """
     if parameter.grad is not None:
         parameter.grad.add_(gradient)

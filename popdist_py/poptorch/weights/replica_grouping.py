@@ -1,8 +1,8 @@
 """Replica-grouped weights, which are parameters whose values differ between groups of replicas.
 
-The host's tensor of a replica-grouped weight has one row for each group, along an additional first
-dimension. In a forward pass, a replica uses the row of its own group as the value of a
-replica-grouped weight.
+The host's tensor of a replica-grouped weight has one row for each group of replicas, along an
+additional first dimension. In a forward pass, a replica uses the row of its own replica group as
+the value of a replica-grouped weight.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Grouping:
     """The division of replicas into groups that each have their own value of one parameter.
 
     Attributes:
-        host: The user's parameter of shape [number of groups, ...].
-        kind: The rule that assigns replicas to groups, for example Consecutive.
+        host: The user's parameter of shape [number of replica groups, ...].
+        kind: The rule that assigns replicas to groups, for example ``Consecutive`` (neighbouring
+            replicas form a group).
         size: The number of replicas in one group.
-        retrieval: Whether a copy from the device to the host writes one row for each group or one
-            row for each replica.
+        retrieval: Whether a copy of the parameter from the device to the host writes one row for
+            each replica group or one row for each replica.
     """
 
     host: torch.Tensor
@@ -77,7 +78,8 @@ class Grouping:
             replicas: The number of replicas of all instances together.
 
         Raises:
-            Error: The parameter is 0-d, or its number of rows differs from the number of groups.
+            Error: The parameter is 0-dimensional, or its number of rows differs from the number of
+                replica groups.
         """
         if host.dim() == 0:
             raise Error(f"{name}: Scalars cannot be passed as per-replica weight values")
@@ -92,7 +94,7 @@ class Grouping:
         """Replace the values of the parameter on the host by the values on the device.
 
         Args:
-            rows: The values on the device, one tensor for each group.
+            rows: The device's values of the parameter, one tensor for each replica group.
             replicas: The number of replicas of all instances together. The parameter on the host
                 gets one row for each replica if ``retrieval`` is AllReplicas, and one row for each
                 group otherwise.
@@ -105,7 +107,7 @@ class Grouping:
     def read_host(self, num_groups: int, replicas: int) -> list[torch.Tensor]:
         """Return one row of the parameter on the host for each group of replicas.
 
-        If the parameter on the host has one row for each replica, the method returns the row of
+        If the parameter on the host has one row for each replica, ``read_host`` returns the row of
         each group's first replica.
         """
         if self.host.shape[0] == num_groups:
@@ -143,7 +145,7 @@ class GroupableParameter(nn.Parameter):
                 each group or one row for each replica.
 
         Raises:
-            Error: The parameter is 0-d.
+            Error: The parameter is 0-dimensional.
         """
         if self.dim() == 0:
             raise Error("Scalars cannot be passed as per-replica weight values")
@@ -163,7 +165,7 @@ def make_groupable(value: nn.Module | nn.Parameter) -> None:
 def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Stack the tensors of each parameter's replica groups, and return all tensors by name.
 
-    For example, the tensors ``a[0]`` and ``a[1]`` become one tensor ``a``.
+    For example, the tensors ``a[0]`` and ``a[1]`` of two replica groups become one tensor ``a``.
     """
     rows: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -177,10 +179,10 @@ def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def split_groups(
     tensors: Mapping[str, torch.Tensor], parameters: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` and one additional tensor for each replica group of a parameter.
+    """Return ``tensors`` and additional tensors, one for each replica group of a parameter.
 
-    The function ``split_groups`` reverses :func:`join_groups`, but the stacked tensors stay in the
-    result.
+    The function ``split_groups`` reverses :func:`join_groups`, but the result also contains the
+    stacked tensors.
 
     Args:
         tensors: The stacked tensors, with names of the form ``prefix___parameter``.

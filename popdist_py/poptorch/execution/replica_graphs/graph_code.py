@@ -3,10 +3,11 @@
 The code generation of torch.fx (CSEPass, ``GraphModule.recompile()``) is not used, because the code
 that torch.fx generates is slower. With torch.fx, the forward and backward passes of three linear
 layers take 1.20 times as long at a width of 16, and 1.06 times as long at a width of 256. The
-ratios 1.20 and 1.06 are medians of 30 interleaved repetitions of 300 runs on one thread. Code from
-torch.fx looks up each operation as ``torch.ops.aten.name``. Code from the module ``graph_code``
-calls each operation as a global function, without a look-up of attributes. Torch.fx also cannot
-generate calls of torch's direct Python bindings, which are faster than operator overloads.
+ratios 1.20 and 1.06 are medians of 30 interleaved repetitions of 300 runs on one thread. Code that
+torch.fx generates looks up each operation as ``torch.ops.aten.name``. Code that the module
+``graph_code`` generates calls each operation as a global function, without a look-up of attributes.
+Torch.fx also cannot generate calls of torch's direct Python bindings, which are faster than
+operator overloads.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def function_of(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list
 
     Args:
         recorded: The recorded graph.
-        num_outputs: The number of results of the graph that are outputs of the model. All other
-            results of the graph are gradients.
+        num_outputs: The number of the model's outputs. The first ``num_outputs`` results of the
+            graph are outputs of the model, and all later results are gradients.
     """
     simplify(recorded.graph)
     return _compiled(recorded, num_outputs)
@@ -77,7 +78,7 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
     """Return the fastest function call that computes the value of a node.
 
     Returns:
-        The function, its positional arguments and its keyword arguments.
+        The function to call, its positional arguments and its keyword arguments.
     """
     target: Any = node.target
     first: Any = node.args[0] if node.args else None
@@ -142,10 +143,11 @@ def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[A
 
 
 def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]]:
-    """Return the gradients that later operations of the graph do not change.
+    """Return the gradients that no later operation of the graph changes.
 
     Returns:
-        For each node that computes unchanged gradients, the indices of the gradients.
+        For each node that computes gradients which no later operation changes, the indices of these
+        gradients.
     """
     early: dict[fx.Node, list[int]] = {}
     for index, gradient in enumerate(gradients):
@@ -163,12 +165,12 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
 
 
 def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
-    """Return for each operation the names of the values that the operation uses as the last one.
+    """Return for each operation the names of its arguments that no later operation uses.
 
     Args:
         graph: The graph.
-        kept: The results of the graph that are used after the last operation, and therefore are
-            left out.
+        kept: The results of the graph that the caller still uses after the graph's last operation.
+            The names of these results are left out.
     """
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -189,8 +191,8 @@ def _text(value: Any, names: dict[str, Any]) -> str:
     Args:
         value: The value of the operation's argument. A value without a short source text becomes a
             global variable.
-        names: The global variables of the generated code. The function adds the new global
-            variables.
+        names: The global variables of the generated code. ``_text`` adds the new global variables
+            to ``names``.
     """
     if isinstance(value, fx.Node):
         return value.name

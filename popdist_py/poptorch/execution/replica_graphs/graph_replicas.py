@@ -1,7 +1,7 @@
 """The class GraphReplicas, a replica back end that runs a recorded graph of torch's operations.
 
-The graph contains the operations of one forward pass and its backward pass. The Python code of the
-model's forward pass runs only when the graph is recorded.
+The recorded graph contains the operations of one forward pass and its backward pass. The Python
+code of the model's forward pass runs only when the graph is recorded.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class GraphReplicas:
         self._state = [*self._trained, *self._fixed]
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
-        # For each gradient, the list ``_copied`` contains whether the gradient is copied before it
-        # becomes a parameter's ``grad``. The first run of the graph computes the list ``_copied``.
+        # For each gradient, the list ``_copied`` tells whether the gradient is copied before it
+        # becomes a parameter's ``grad``. The list ``_copied`` is computed after the first run of
+        # the graph.
         self._copied: list[bool] | None = None
         self._graph = self._function(call, inputs)
 
@@ -89,7 +90,7 @@ class GraphReplicas:
             inputs: One tensor for each input of the model. The tensor contains a micro-batch for
                 each group of replicas that get the same inputs.
             is_real: Whether the results of large matrix products and convolutions are computed
-                while recording. With False, zeros replace the results of large products.
+                while recording. With False, zeros replace these results.
         """
         batching = self._model.batching
         if self._vectorised:
@@ -117,8 +118,9 @@ class GraphReplicas:
 
         Args:
             call: The arguments of a call.
-            *flat: The trained parameters, the other tensors of the model's state, the buffers of
-                the replicas, the inputs and the scale of the gradients.
+            *flat: The trained parameters, the other parameters and buffers, the buffers of which
+                each replica has its own copy, the inputs, and the factor that multiplies the
+                gradients.
         """
         sizes = (len(self._trained), len(self._fixed), len(self._stacks))
         ends = [sum(sizes[: n + 1]) for n in range(3)]
@@ -146,7 +148,7 @@ class GraphReplicas:
     def _one(
         self, call: Call, buffers: list[torch.Tensor], inputs: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Run one replica's forward pass; inside ``vmap``, one call computes all replicas."""
+        """Run one replica's forward pass; inside ``vmap``, run the forward pass of all replicas."""
         by_stack = dict(zip(map(id, self._stacks), buffers, strict=True))
         for place, key, stack in self._own:
             place[key] = by_stack[id(stack)]
@@ -164,11 +166,11 @@ class GraphReplicas:
 
         Raises:
             Exception: The error that the model's forward pass raises for ``inputs``. If the forward
-                pass does not fail, the error of the recorded graph is raised.
+                pass does not raise an error, the error of the recorded graph is raised.
         """
         try:
-            # Torch function modes are disabled, because the recorded operations already include
-            # their effects.
+            # Torch function modes are disabled, because the recorded operations already include the
+            # effects of the modes.
             with torch._C.DisableTorchFunction():
                 return self._run(inputs, number, scale)
         except Exception as error:
@@ -223,7 +225,7 @@ class GraphReplicas:
         return outputs
 
     def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        """Add a gradient to the ``grad`` of a parameter; a running graph calls the method.
+        """Add a gradient to the ``grad`` of a parameter; a running graph calls ``_add_gradient``.
 
         Args:
             index: The index of the gradient's parameter.
@@ -236,12 +238,12 @@ class GraphReplicas:
 
 
 def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> list[bool]:
-    """Return for each result whether to copy it before it becomes a parameter's ``grad``.
+    """Return whether to copy each result of a graph before it becomes a parameter's ``grad``.
 
-    A result is copied if it shares memory with another result or with an argument. Without a copy,
-    an in-place change of the gradient would change the other tensor that uses the same memory. A
-    result is also copied if the result is not contiguous, because torch's fused updates require
-    contiguous gradients.
+    A result of the graph is copied if it shares memory with another result or with an argument of
+    the graph. Without a copy, an in-place change of the gradient would change the other tensor that
+    uses the same memory. A result of the graph is also copied if the result is not contiguous,
+    because torch's fused optimisers require contiguous gradients.
     """
     memory = [_memory(tensor) for tensor in (*results, *arguments)]
     uses = Counter(memory)

@@ -1,10 +1,11 @@
 """Passes that simplify a recorded graph, so that the graph has fewer or cheaper operations.
 
-A pass changes a graph in place, but does not change the values that the graph computes. A
-``NodePass`` is a pass that rewrites one node. A graph pass rewrites the whole graph. The
-``meta["val"]`` of a node is a tensor on the device "meta" with the shape, strides and dtype of the
-node's value. A pass that needs ``meta["val"]`` does not change nodes without a ``meta["val"]``.
-Every pass is correct even if the other passes do not run.
+A pass is a function that rewrites a graph of torch's operations in place. A pass does not change
+the results that the graph computes. A ``NodePass`` is a pass that rewrites one node. A graph pass
+is a pass that rewrites a whole graph. The ``meta["val"]`` of a node is a tensor on the device
+"meta" with the shape, strides and dtype of the node's value. A pass that needs ``meta["val"]`` does
+not change nodes without a ``meta["val"]``. Every pass is correct even if the other passes do not
+run.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ __all__ = [
 NodePass: TypeAlias = Callable[[fx.Graph, fx.Node], None]
 
 _ATEN: Final = torch.ops.aten
-# Element-wise operations, which compute each element alone. An element-wise operation may run
-# before a view instead of after the view.
+# Element-wise operations, which compute each element of a tensor separately. An element-wise
+# operation may run before a view instead of after the view.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -97,15 +98,15 @@ def remove_unchanging(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _unchanged_argument(node: fx.Node) -> Any:
-    """Return the argument that ``node`` returns unchanged; None if ``node`` computes new values."""
+    """Return the argument that ``node`` returns unchanged; None if its result is a new tensor."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node):
         return None
     if node.target in (_ATEN.detach.default, _ATEN.alias.default):
         return first
     if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
-        # The dtypes of the argument and of the result are compared, because an integer tensor times
-        # 1.0 is a floating-point tensor.
+        # The dtypes of the argument and of the result are compared, because the result of an
+        # integer tensor times 1.0 is a floating-point tensor.
         return first if _dtype(node) == _dtype(first) else None
     if node.target is _ATEN.permute.default:
         dims = list(node.args[1])  # type: ignore[arg-type]
@@ -119,10 +120,10 @@ def _unchanged_argument(node: fx.Node) -> Any:
 
 
 def shorten_view(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace a view of a view by one view, and remove a view that keeps the shape.
+    """Replace a view of a view by one view, and remove a view that does not change the shape.
 
-    The pass needs the shapes of the viewed tensors. The pass also needs the strides of the tensors,
-    to skip reorderings of dimensions that cancel each other out.
+    The pass ``shorten_view`` needs the shapes of the viewed tensors. The pass also needs the
+    strides of the viewed tensors, to remove reorderings of dimensions that cancel each other out.
     """
     if node.target not in _VIEWS:
         return
@@ -164,7 +165,8 @@ def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
     """Move an element-wise operation from behind its arguments' views to before the views.
 
     After the move, ``shorten_view`` can combine the view of the operation's result with later
-    views. The pass needs the shapes of the views and of the viewed tensors.
+    views. The pass ``compute_before_views`` needs the shapes of the views and of the viewed
+    tensors.
     """
     if node.target not in _POINTWISE:
         return
@@ -191,8 +193,9 @@ def compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
 def fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
     """Replace a matrix product, its view and the addition of a bias by one ``addmm``.
 
-    The pass needs the shapes and dtypes of the product, the view and the bias. The bias must have
-    one value for each column of the product, and the view must not change the columns.
+    The pass ``fuse_bias`` needs the shapes and dtypes of the matrix product, the view and the bias.
+    The bias must have one number for each column of the matrix product, and the view must not
+    change the columns.
     """
     if not _is_biased_product(node):
         return
@@ -244,7 +247,8 @@ def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
     one-element kernels. Torch's own code computes one image after the other and takes up to ten
     times as long. For dilated convolutions, torch always uses oneDNN (``use_mkldnn`` in torch's
     Convolution.cpp). A dilation is the distance between the elements of a kernel, so a dilation
-    does not affect a kernel with one element. The pass needs the shape and dtype of the kernels.
+    does not affect a kernel with one element. The pass ``prefer_onednn`` needs the shape and dtype
+    of the kernels.
     """
     if node.target not in _CONVOLUTIONS or not torch.backends.mkldnn.is_available():
         return
@@ -259,7 +263,7 @@ def prefer_onednn(graph: fx.Graph, node: fx.Node) -> None:  # noqa: ARG001
 
 
 def eliminate_dead_code(graph: fx.Graph) -> None:
-    """Remove operations whose values are not used and that do not have side effects.
+    """Remove operations whose results are not used and that do not have side effects.
 
     The method ``eliminate_dead_code`` of torch.fx is not used, because before torch 2.5 it does not
     accept a function that detects side effects.
@@ -270,7 +274,7 @@ def eliminate_dead_code(graph: fx.Graph) -> None:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Tell whether ``node`` has to stay in the graph even if its value is not used."""
+    """Tell whether ``node`` has to stay in the graph even if no operation uses its result."""
     return node.op in ("placeholder", "output") or _writes(node) or _draws(node)
 
 
@@ -284,7 +288,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Tell whether an operation draws random numbers or exchanges numbers with other replicas."""
+    """Tell whether an operation draws random numbers or exchanges data with other replicas."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if "scaled_dot_product" in node.target._schema.name:
@@ -320,7 +324,7 @@ def merge_repetitions(graph: fx.Graph) -> None:
 
 
 def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return a dictionary from each node to the node that allocated the memory of its value.
+    """Return, for each node, the node whose operation allocated the memory of its result.
 
     The schemas of torch's operations describe which results may share memory with an argument.
     """

@@ -2,9 +2,10 @@
 
 The recorded operations are the calls of torch's kernels, including the calls that autograd and
 ``vmap`` make. To save time, zeros replace the results of large matrix products and convolutions
-while the graph is recorded, except products of constants. The module ``recording`` does not depend
-on models, replicas or gradients. The graph holds only the tensors that it needs as constants, so
-recording a function does not take more memory than running the function.
+while the graph is recorded, except the results of products and convolutions of constants. The
+module ``recording`` does not depend on models, replicas or gradients. The recorded graph keeps only
+the tensors that it needs as constants, so recording a function does not take more memory than
+running the function.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _MATRIX_PRODUCTS: Final = frozenset(
 # after the images contains the kernels.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
 # A matrix product or convolution counts as large if its largest argument has at least _LARGE
-# elements. For smaller products, computing the result is faster than computing only the shape of
-# the result.
+# elements. For smaller matrix products and convolutions, computing the result is faster than
+# computing only the shape of the result.
 _LARGE: Final = 1 << 16
 
 
@@ -51,8 +52,8 @@ class RecordedGraph:
             operations, ``get_attr`` nodes for constants, and one list as output. A node's
             ``meta["val"]`` is a tensor on the device "meta" with the shape, strides and dtype of
             the node's value.
-        constants: The tensors that are neither arguments of the function nor results of operations,
-            keyed by the target of their ``get_attr`` node.
+        constants: The tensors that are neither arguments of the recorded function nor results of
+            operations, keyed by the target of their ``get_attr`` node.
     """
 
     graph: fx.Graph
@@ -60,7 +61,7 @@ class RecordedGraph:
 
 
 class ZerosRefused(RuntimeError):
-    """An operation failed, possibly because zeros had replaced the result of a large product.
+    """An operation failed, possibly because zeros had replaced the result of a matrix product.
 
     For example, the inverse of a matrix fails for zeros. ZerosRefused is also raised if the
     recorded function has caught the operation's error, because the function might call other
@@ -77,16 +78,17 @@ def record(
     """Run a function once, and return a graph to repeat its operations with other arguments.
 
     Args:
-        function: The function to record, which returns a sequence of tensors; an item may be None.
+        function: The function to record, which returns a sequence of tensors and None values.
         arguments: The arguments of the function, which must all be different tensors. If the
             recorded function changes its arguments, the changes are not undone.
         is_real: Whether the results of large matrix products and convolutions are computed. With
-            False, zeros replace the results of large products.
+            False, zeros replace these results.
 
     Raises:
-        ZerosRefused: An operation failed after zeros had replaced the result of a large product.
-        RuntimeError: The operations depend on the values of the arguments, there are more than
-            50,000 operations, or an operation cannot be recorded.
+        ZerosRefused: An operation failed after zeros had replaced the result of a large matrix
+            product or convolution.
+        RuntimeError: The sequence of operations depends on the numbers in the arguments, there are
+            more than 50,000 operations, or an operation cannot be recorded.
     """
     recorder = _Recorder(arguments, is_real=is_real)
     try:
@@ -103,11 +105,12 @@ def record(
 
 
 def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | None:
-    """Return the memory format of a product's results; None if the format is unknown.
+    """Return the memory format of the results of a matrix product or convolution.
 
-    The results of a convolution are channels last if its images or its kernels are channels last
-    and not contiguous. The rule for channels last holds for all of torch's implementations of
-    convolution on a CPU, for both the forward and the backward pass.
+    The function returns None if the memory format is unknown. The results of a convolution are
+    channels last if its images or its kernels are channels last and not contiguous. The rule for
+    channels last holds for all of torch's implementations of convolution on a CPU, for both the
+    forward and the backward pass.
     """
     if product in _MATRIX_PRODUCTS:
         return torch.contiguous_format
@@ -129,7 +132,7 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
 
 
 def _blank(product: Any, args: Sequence[Any], memory_format: torch.memory_format) -> Any:
-    """Return tensors of zeros with the shapes of a product's results."""
+    """Return zeros with the shapes of the results of a matrix product or convolution."""
     results = product(*map(_shape_of, args))
     device = next(value.device for value in args if isinstance(value, torch.Tensor))
 
@@ -191,14 +194,14 @@ class _Recorder(TorchDispatchMode):
     Attributes:
         graph: The graph to which the recorder adds the recorded operations.
         constants: The tensors that are neither arguments of the recorded function nor results of
-            operations, keyed by the target of their node.
+            operations, keyed by the target of their ``get_attr`` node.
         refused: The first error of an operation after zeros had replaced the result of a large
-            product; None without an error.
+            matrix product or convolution; None without an error.
 
     Args:
         arguments: The argument tensors of the recorded function.
         is_real: Whether the results of large matrix products and convolutions are computed. With
-            False, zeros replace the results of large products.
+            False, zeros replace these results.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -209,11 +212,11 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # The nodes of the graph that depend only on constants. The value of a node that depends
-        # only on constants is the same in every run, so the recorded function may read the value.
+        # The nodes of the graph that depend only on constants. The tensor of such a node is the
+        # same in every run of the graph, so the recorded function may read the tensor's numbers.
         self._fixed: set[fx.Node] = set()
-        # Whether an operation may have overwritten a constant of the graph with values that differ
-        # between runs.
+        # Whether an operation may have overwritten a constant of the graph with numbers that differ
+        # between runs of the graph.
         self._are_constants_changed = False
         for index, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{index}"))
@@ -240,7 +243,7 @@ class _Recorder(TorchDispatchMode):
             )
 
     def _recorded(self, value: Any) -> Any:
-        """Return an operation's argument with its tensors replaced by their nodes."""
+        """Return an operation's argument, in which graph nodes replace the tensors."""
         if isinstance(value, torch.Tensor):
             return self.node_of(value)
         if isinstance(value, list | tuple):
@@ -287,9 +290,9 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and return its result, or zeros for the result of a large product.
+        """Run an operation and return its result, or zeros for a large product or convolution.
 
-        The result of a large product that depends only on constants is computed.
+        If a large matrix product or convolution depends only on constants, its result is computed.
         """
         memory_format = None if self._is_real else _memory_format(func, args)
         if memory_format is None or kwargs:
@@ -316,8 +319,8 @@ class _Recorder(TorchDispatchMode):
         """Check that another library, such as NumPy, may read a tensor's memory during recording.
 
         Raises:
-            RuntimeError: The tensor does not depend on constants alone, or an operation may have
-                overwritten constants.
+            RuntimeError: The numbers of the tensor do not depend only on constants of the graph, or
+                an operation may have overwritten such constants.
         """
         if not self._is_fixed([self.node_of(tensor)]) or self._are_constants_changed:
             raise RuntimeError("what NumPy does with a tensor is no operation of torch")
@@ -326,11 +329,11 @@ class _Recorder(TorchDispatchMode):
         return all(node in self._fixed for node in nodes)
 
     def _check_reading(self, func: Any, traits: _Traits, inputs: tuple[Any, ...]) -> None:
-        """Check that a recorded operation may depend on the values of its tensors.
+        """Check that a recorded operation may depend on the numbers in its argument tensors.
 
         Raises:
-            RuntimeError: The tensors do not depend on constants alone, or an operation may have
-                overwritten constants.
+            RuntimeError: The numbers of the tensors do not depend only on constants of the graph,
+                or an operation may have overwritten such constants.
         """
         deciding = inputs
         if not traits.reads_values and func is _ATEN.index.Tensor:

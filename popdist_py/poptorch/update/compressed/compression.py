@@ -26,7 +26,7 @@ __all__ = ["CompressedGradients", "Reduction", "ReductionOf", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The reduction of one array of gradients over all instances, in one or two steps.
+    """The reduction (sum) of one array of gradients over all instances, as one or two functions.
 
     Attributes:
         start: A function that starts the reduction.
@@ -38,19 +38,20 @@ class Reduction:
     finish: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Reduce the array of gradients with all steps of the reduction."""
+        """Sum the array of gradients over all instances, by calling ``start`` and ``finish``."""
         self.start()
         if self.finish is not None:
             self.finish()
 
 
-# A function that returns the Reduction of an array of gradients. The arguments of the function are
-# the array, and the shapes of the parameters in the order of their gradients in the array.
+# A function that returns the ``Reduction`` (the sum over all instances) of an array of gradients.
+# Its arguments are the array, and the shapes of the parameters in the order of their gradients in
+# the array.
 ReductionOf: TypeAlias = Callable[[Array, Sequence[Sequence[int]]], Reduction]
 
 
 def exact(communicator: Communicator) -> ReductionOf:
-    """Return a function that makes Reductions without compression."""
+    """Return a function that makes a ``Reduction`` of gradients without compression."""
     return lambda array, _: Reduction(partial(communicator.all_reduce, array, name="gradients"))
 
 
@@ -61,7 +62,7 @@ class _Kept(Compression, Protocol):
         """Return the state of the compression for a checkpoint, without the error feedback."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the states that the method ``state`` returned on all instances."""
+        """Load the compression states that the method ``state`` returned on all instances."""
 
 
 class CompressedGradients:
@@ -89,7 +90,7 @@ class CompressedGradients:
         self._made: list[tuple[_Kept, ErrorFeedback, list[list[int]]]] = []
 
     def reduction(self, array: Array, shapes: Sequence[Sequence[int]]) -> Reduction:
-        """Return the Reduction of ``array``, with compression unless the dtype is float64.
+        """Return the ``Reduction`` of ``array``, with compression unless its dtype is float64.
 
         Args:
             array: A flat array of gradients, in memory made by ``gradient_buffer``.
@@ -117,7 +118,7 @@ class CompressedGradients:
 
     @property
     def _layout(self) -> list[Any]:
-        """The values that must be equal in two models to copy compression errors between them."""
+        """The settings that must be equal in two models to copy compression errors between them."""
         # The rank of PowerSGD affects which gradient matrices are compressed, and the shapes of
         # their factors.
         rank = self._settings.get("rank")
@@ -140,15 +141,15 @@ class CompressedGradients:
         }
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the states that :meth:`state` returned on all instances.
+        """Load the compression states that :meth:`state` returned on all instances.
 
         The stored compression errors are not loaded if the compression, the hosts, the instances or
-        the parameters have changed since the states were saved, because the errors would then
-        belong to other gradient elements. Without the stored compression errors, the loss of
-        precision is not larger than the loss by the compression of one step.
+        the parameters have changed since the states were saved, because the stored errors would
+        then belong to other gradient elements. Without the stored compression errors, the loss of
+        precision is not larger than the loss by the compression in one training step.
 
         Args:
-            states: The states of all instances, in the order of the instances.
+            states: The compression states of all instances, in the order of the instances.
         """
         method, hosts, shapes = states[0]["layout"]
         own_method, own_hosts, own_shapes = self._layout
@@ -165,9 +166,10 @@ class CompressedGradients:
             )
 
     def take_over(self, before: CompressedGradients) -> None:
-        """Copy the state of another object that compressed the gradients of the same parameters.
+        """Copy the state of ``before``, which compressed the gradients of the same parameters.
 
-        The state is not copied if ``before`` divides the gradients into arrays in another way.
+        The compression state is not copied if ``before`` divides the gradients into arrays in
+        another way.
         """
         if self._layout == before._layout:
             for own, earlier in zip(self._made, before._made, strict=True):

@@ -1,10 +1,10 @@
 """Gradient sums that hosts send to each other in fp16 or bf16, with error feedback.
 
-The rounding error of a sum is added to the sum of the next step (Seide et al. 2014). With more than
-two hosts, each host adds up one segment of the array of gradients. The host then rounds the sum of
-the segment a second time (Tang et al. 2019). The module adds gradients with NumPy. The module
-converts between number formats with torch, because NumPy's conversion of float16 takes fifty times
-as long.
+The rounding error of a gradient sum is added to the gradient sum of the next training step (Seide
+et al. 2014). With more than two hosts, each host adds up one segment of the array of gradients. The
+host that adds up a segment then rounds the sum of the segment a second time (Tang et al. 2019). The
+module ``rounded_sums`` adds gradients with NumPy. Gradients are converted between number formats
+with torch, because NumPy's conversion of float16 takes fifty times as long.
 
 The module ``rounded_sums`` does not send data itself, but yields ``Round`` objects, which a
 communicator executes.
@@ -28,14 +28,15 @@ __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 FORMATS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # The number of elements in one piece of a gradient array, as in reductions without compression.
 _PIECE: Final = 2 * CHUNK_BYTES // 4
-# An encoded segment of an array begins with the exponent of its scale, a 32-bit integer.
+# An encoded segment of a gradient array begins with a 32-bit integer, the exponent of the power of
+# two by which the segment was scaled.
 _HEADER_BYTES: Final = 4
-# Before rounding to float16, values are scaled by a power of two, so that the largest magnitude is
-# just below 2 ** 15. The largest float16 value is 65504. The limit of the scale's exponent keeps
-# both the scale and the inverse of the scale in the range of normal float32 numbers.
+# Before rounding to float16, gradients are scaled by a power of two, so that the largest magnitude
+# is just below 2 ** 15. The largest float16 value is 65504. The magnitude of the exponent is at
+# most _LARGEST_EXPONENT, so that both the power of two and its inverse are normal float32 numbers.
 _TOP, _LARGEST_EXPONENT = 15, 126
-# If the exponent of a scale is at least _MAY_OVERFLOW, a value that was rounded up may overflow
-# float32 when the scale is undone.
+# If the exponent of the scaling power of two is at least _MAY_OVERFLOW, a gradient that was rounded
+# up may overflow float32 when the scaling is undone.
 _MAY_OVERFLOW = 128 - _TOP
 
 
@@ -56,7 +57,7 @@ def pieces(whole: slice) -> list[slice]:
 
 
 class RoundedSums:
-    """The ``Compression`` of one array of gradients, whose sums are sent in a 16-bit format.
+    """The ``Compression`` (an interface of the collectives) of a gradient array to a 16-bit format.
 
     Args:
         name: The name of the 16-bit format, ``fp16`` or ``bf16``.
@@ -69,20 +70,22 @@ class RoundedSums:
         self._format = FORMATS[name]
         self._size = size
         self._feedback = feedback
-        # Buffers for encoded values are kept for later steps, because new memory causes one page
-        # fault for every 4 KiB. A page fault takes as long as the conversion of 4 KiB of values.
+        # Buffers for encoded gradients are kept for later training steps, because new memory causes
+        # one page fault for every 4 KiB. A page fault takes as long as the conversion of 4 KiB of
+        # numbers.
         self._decoded = np.empty(min(size, _PIECE), np.float32)
         self._free: dict[int, list[Array]] = {}
 
     def parts(self, owner: int, num_owners: int) -> list[slice]:
-        """Return the pieces of the array's slice that one instance of a host reduces."""
+        """Return the pieces of the gradient array's slice that one instance of a host reduces."""
         return pieces(own_slice(self._size, owner, num_owners))
 
     def rounds(self, part: slice, total: Array, rank: int, num_hosts: int) -> Iterator[Round]:
-        """Yield the only exchange (round) that sums ``total`` over the hosts (see ``Compression``).
+        """Yield the only exchange between hosts that is needed to sum ``total`` over the hosts.
 
-        Each host sends its values to the other hosts, rounded to 16 bits. With more than two hosts,
-        each host sums one segment of the array, and also sends the rounded sum to the other hosts.
+        Each host sends its gradients to the other hosts, rounded to 16 bits. With more than two
+        hosts, each host sums one segment of the gradient array, and also sends the rounded sum of
+        this segment to the other hosts.
         """
         cut = segments(total, num_hosts)
         own = cut[min(rank, len(cut) - 1)]
@@ -102,7 +105,7 @@ class RoundedSums:
             sums += [self._room(one.nbytes) for one in encoded]
             yield Round(encoded, combine, sums)
             # The segment that this host has summed is skipped, because the segment already contains
-            # the rounded values.
+            # the rounded sum.
             for segment, one in zip(cut, sums, strict=True):
                 if segment is not own:
                     self._decode(one, segment)
@@ -115,14 +118,14 @@ class RoundedSums:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _encode(self, values: Array, left: Array, out: Array | None = None) -> Array:
-        """Encode the sum of ``values`` and ``left`` in 16 bits, and return the encoded bytes.
+        """Encode ``values`` plus the rounding errors ``left`` in 16 bits, and return the bytes.
 
-        Infinite and NaN values remain infinite and NaN, and their rounding error counts as 0.
+        Infinite and NaN gradients remain infinite and NaN, and their rounding error counts as 0.
 
         Args:
-            values: The values to encode, which the method overwrites with the rounded values.
-            left: The rounding errors of the last step, which the method overwrites with the errors
-                of this step.
+            values: The gradients to encode, which are overwritten with the rounded gradients.
+            left: The rounding errors of the last training step, which are overwritten with the
+                rounding errors of this step.
             out: The buffer for the encoded bytes; None to use a buffer of the RoundedSums object.
         """
         encoded = self._room(_HEADER_BYTES + 2 * values.size) if out is None else out
@@ -137,9 +140,10 @@ class RoundedSums:
         np.subtract(left, values, out=left)
         is_finite = is_finite and exponent < _MAY_OVERFLOW
         if not is_finite and not math.isfinite(left.sum()):
-            # The rounding error of a value is infinite if a finite value was rounded to infinity.
-            # The rounding error is NaN if the value was already infinite or NaN. Subtracting 1 from
-            # the bits of a wrong infinity gives the next value towards zero, which is finite.
+            # The rounding error of a gradient is infinite if a finite gradient was rounded to
+            # infinity. The rounding error is NaN if the gradient was already infinite or NaN. If a
+            # finite number wrongly became infinite, subtracting 1 from the bits of the encoded
+            # number gives the next number towards zero, which is finite.
             rounded_up = np.isinf(left)
             if rounded_up.any():
                 encoded[_HEADER_BYTES:].view(np.int16)[rounded_up] -= 1
@@ -159,7 +163,7 @@ class RoundedSums:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _add_others(self, values: Sequence[Array], rank: int, own: Array) -> None:
-        """Add the other hosts' values to the segment ``own`` of this host.
+        """Add the other hosts' gradients to the segment ``own`` of this host.
 
         If there are two hosts, both hosts compute bit-identical sums.
         """
@@ -167,8 +171,8 @@ class RoundedSums:
         for sender, value in enumerate(values):
             if sender != rank:
                 self._decode(value, other)
-                # The values are added in the order of the hosts. The order of the hosts affects the
-                # result, because the sum of two NaN values has the bits of the first operand.
+                # The gradients are added in the order of the hosts. The order of the hosts affects
+                # the sum, because the sum of two NaNs has the bits of the first NaN.
                 first, second = (other, own) if sender < rank else (own, other)
                 np.add(first, second, out=own)
 
@@ -184,12 +188,12 @@ class RoundedSums:
 
 
 def _exponent(values: Array) -> tuple[int, bool]:
-    """Return the exponent of the scale that brings ``values`` into the range of float16.
+    """Return the exponent of the power of two that scales ``values`` into the range of float16.
 
-    To undo the scale, float16 numbers are multiplied by 2 ** exponent.
+    To undo the scaling, float16 numbers are multiplied by 2 ** exponent.
 
     Returns:
-        The exponent, and whether all values are finite.
+        The exponent, and whether all numbers in ``values`` are finite.
     """
     if not values.size:
         return 0, True
