@@ -1,8 +1,8 @@
 """The class DeviceOptimizer, which runs torch's optimisers on the device's copy of the weights.
 
-DeviceOptimizer copies its settings from the user's optimiser. The module ``device_optimizer``
-chooses torch's implementation of the update, and the names of the state tensors that programs read
-and write.
+DeviceOptimizer copies its settings, such as learning rates, from the user's optimiser. The module
+``device_optimizer`` chooses torch's implementation of the weight update. The module also defines
+the names of the optimiser's state tensors that programs read and write.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The description of an optimiser class that the device supports.
+    """The properties of an optimiser class that the device supports.
 
     Attributes:
         type: The class of the optimiser in torch, or in ``poptorch.optim`` if torch lacks the
             optimiser.
-        settings: The names of the settings of parameter groups that affect the weight update.
-        state: The device's name of each state tensor, keyed by torch's name of the state tensor.
+        settings: The names of those settings in a parameter group that affect the weight update,
+            such as ``lr``.
+        state: The device's name of each state tensor of the optimiser, keyed by torch's name of the
+            state tensor.
         is_elementwise: Whether the update of each weight element is independent of all other
             elements.
     """
@@ -83,7 +85,7 @@ _KINDS: Final = (
 
 
 def kind_of(source: torch.optim.Optimizer) -> Kind:
-    """Return the entry of ``_KINDS`` that describes a user's optimiser.
+    """Return the element of ``_KINDS`` (supported optimiser classes) that fits a user's optimiser.
 
     Raises:
         AssertionError: The device does not support the optimiser.
@@ -103,14 +105,15 @@ class DeviceOptimizer:
     Args:
         source: The user's optimiser.
         device_of: A function that returns the device parameters of a host parameter.
-        names: The device parameters that a step updates, by name.
+        names: The device parameters that an optimiser step updates, keyed by their names.
         stochastic_rounding: Whether updates of float16 parameters are rounded at random.
 
     Attributes:
         parameters: The device parameters that the optimiser updates, in the order of the parameter
             groups.
-        max_grad_norm: The limit for the Euclidean norm of all gradients; infinity for no limit.
-        loss_scaling: The loss scaling on the device, which is a factor on the loss.
+        max_grad_norm: The largest Euclidean norm of all gradients together, to which larger
+            gradients are scaled down; infinity to disable this clipping.
+        loss_scaling: The loss scaling on the device, a number that multiplies the loss.
 
     Raises:
         AssertionError: The device does not support the optimiser.
@@ -135,8 +138,8 @@ class DeviceOptimizer:
             for used, group in zip(self._groups, source.param_groups, strict=True)
         ]
         self._optimizer = _make(self._kind.type, groups, source)
-        # For each group of torch's optimiser, the index of the corresponding group of the user's
-        # optimiser.
+        # For each parameter group of torch's optimiser on the device, the index of the
+        # corresponding parameter group of the user's optimiser.
         self._group_indices = list(range(len(groups)))
         # The rates (such as learning rates) that a program loaded and that differ from the rates of
         # the user's optimiser.
@@ -177,10 +180,10 @@ class DeviceOptimizer:
         self._set_groups()
 
     def _set_groups(self) -> None:
-        """Apply the user's settings and the loaded rates to the groups of torch's optimiser.
+        """Apply the user's settings and the loaded rates to the device's parameter groups.
 
-        If the parameters of one group have different loaded rates, the group is divided into
-        several groups of torch's optimiser.
+        If the parameters of one parameter group have different loaded rates (such as learning
+        rates), the parameter group is divided into several groups of torch's optimiser.
         """
         groups = self._optimizer.param_groups
         if not self._loaded_rates and len(groups) == len(self._present):
@@ -211,7 +214,8 @@ class DeviceOptimizer:
         """Update the parameters with the gradients in their attributes ``grad``.
 
         Args:
-            loss_scale: The loss scale. The update divides the gradients by the loss scale.
+            loss_scale: The factor that multiplied the loss in the backward passes. The weight
+                update divides the gradients by ``loss_scale``.
         """
         if not self._halves:
             self._update(loss_scale)
@@ -223,24 +227,25 @@ class DeviceOptimizer:
 
     @property
     def updates_each_alone(self) -> bool:
-        """Whether each parameter can be updated before other parameters' gradients are reduced."""
+        """Whether a parameter can be updated before other parameters' gradients are summed."""
         return not self._halves and self.max_grad_norm == float("inf")
 
     def step_in_parts(self, loss_scale: float, parts: Iterable[Sequence[torch.Tensor]]) -> None:
-        """Update one group of parameters after the other; requires ``updates_each_alone``.
+        """Update some parameters after the others; ``updates_each_alone`` must be True.
 
         Args:
-            loss_scale: The loss scale. The update divides the gradients by the loss scale.
-            parts: An iterable that yields groups of parameters as soon as their gradients are
-                reduced. While one group is updated, the gradients of later groups may still be
-                incomplete.
+            loss_scale: The factor that multiplied the loss in the backward passes. The weight
+                update divides the gradients by ``loss_scale``.
+            parts: An iterable that yields lists of parameters as soon as their gradients are summed
+                over all instances. While the parameters of one list are updated, the gradients of
+                later lists may still be incomplete.
         """
         remaining = iter(parts)
-        # The gradients of all parameters are needed until the iterator yields the first group of
+        # The gradients of all parameters are needed until ``parts`` yields the first list of
         # parameters.
         first = next(remaining, ())
-        # Torch's optimiser updates each parameter that has a gradient. Therefore only the present
-        # group of parameters has gradients during its update.
+        # Torch's optimiser updates each parameter that has a gradient. Therefore only the
+        # parameters of the present list have gradients while they are updated.
         no_gradients = [None] * len(self.parameters)
         try:
             with gradients_replaced(self.parameters, no_gradients) as gradients:
@@ -285,9 +290,10 @@ class DeviceOptimizer:
     # -- methods for the state tensors that programs can read and write -----------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the optimiser's state tensors, with the device's names as keys.
+        """Return copies of the optimiser's state tensors, keyed by their names on the device.
 
-        Before the first step, the state tensors have their initial values.
+        Before the first optimiser step, the state tensors contain the initial values, usually
+        zeros.
 
         Raises:
             Error: An instance was lost during a weight update.
@@ -329,7 +335,7 @@ class DeviceOptimizer:
                 )
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the state tensors in ``tensors``; other state tensors keep their values."""
+        """Load the state tensors in ``tensors``, and do not change other state tensors."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 name = self._names[id(parameter)]
@@ -353,7 +359,7 @@ class DeviceOptimizer:
                     state[key] = value.to(dtype).reshape(shape).contiguous()
 
     def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the state tensor ``value``; the initial tensor if ``value`` is None."""
+        """Return a copy of a state tensor, or the initial state tensor if ``value`` is None."""
         if value is None:
             return torch.full(
                 () if key == "step" else parameter.shape,
@@ -363,7 +369,7 @@ class DeviceOptimizer:
         return torch.as_tensor(value, dtype=torch.float32 if key == "step" else None).clone()
 
     def _first_value(self, key: str) -> float:
-        """Return the initial value of the elements of a state tensor."""
+        """Return the number to which all elements of a state tensor are initialised."""
         is_tensorflows = isinstance(self._optimizer, TensorFlowRMSprop)
         return TensorFlowRMSprop.FIRST_SQUARE if is_tensorflows and key == "square_avg" else 0.0
 
@@ -372,13 +378,13 @@ class DeviceOptimizer:
     ) -> dict[str, torch.Tensor]:
         """Return the loss scaling, the learning rates and the weight decays of all parameters.
 
-        The keys of the result are the device's names of the loss scaling and the rates, made by
-        ``rates.name_of``.
+        The keys of the result are the device's names of the loss scaling, the learning rates and
+        the weight decays, which ``rates.name_of`` makes.
 
         Args:
-            source: The user's optimiser. If the optimiser's rates have changed since the last
-                ``sync()``, the new rates are returned. If ``source`` is None, the rates of the
-                device are returned.
+            source: The user's optimiser. If the learning rates or weight decays of ``source`` have
+                changed since the last ``sync()``, the new rates are returned. If ``source`` is
+                None, the device's learning rates and weight decays are returned.
         """
         groups, loss_scaling, loaded = self._present, self.loss_scaling, self._loaded_rates
         if source is not None and (wanted := Rates.of(source)) != self._rates:
@@ -397,11 +403,12 @@ class DeviceOptimizer:
         return dict(self._loaded_rates)
 
     def load_parameter_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the rates in ``tensors``, and reset all other rates to the user's settings."""
+        """Load the learning rates and weight decays in ``tensors``, and reset all others."""
         assert self._rates is not None
         self._loaded_rates = {}
         self.loss_scaling = self._rates.loss_scaling
-        # The loss scaling is loaded first, because the device's other rates depend on it.
+        # The loss scaling is loaded first, because the learning rates that the device stores depend
+        # on the loss scaling.
         self._take_rate(rates.LOSS_SCALING, torch.tensor(self.loss_scaling), tensors)
         if rates.LOSS_SCALING in self._loaded_rates:
             self.loss_scaling = float(self._loaded_rates[rates.LOSS_SCALING])
@@ -412,10 +419,10 @@ class DeviceOptimizer:
     def _take_rate(
         self, name: str, present: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Load one rate, unless the rate equals the present rate in float32.
+        """Load one learning rate or weight decay, unless it equals the present number in float32.
 
-        A rate that equals the present rate in float32 is not loaded, because the present rate may
-        be more precise than float32.
+        If a loaded rate (such as a learning rate) equals the present rate in float32, the present
+        rate is kept, because it may be more precise than float32.
         """
         loaded = tensors.get(name)
         if loaded is not None and float(loaded.to(torch.float32)) != float(present):
@@ -423,7 +430,7 @@ class DeviceOptimizer:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return a text with the first three of ``names`` and the number of all names."""
+    """Return a text with the first three of ``names`` and the count of all names."""
     every = sorted(names)
     return f"{', '.join(every[:3])}{', ...' if len(every) > 3 else ''} ({len(every)} in all)"
 
@@ -433,12 +440,12 @@ def parameter_groups(
     device_of: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     names: Mapping[str, torch.Tensor],
 ) -> list[list[torch.Tensor]]:
-    """Return the device parameters that each group of the user's optimiser updates.
+    """Return the device parameters that each parameter group of the user's optimiser updates.
 
     Args:
         source: The user's optimiser.
         device_of: A function that returns the device parameters of a host parameter.
-        names: The device parameters that a step updates, by name.
+        names: The device parameters that an optimiser step updates, keyed by their names.
     """
     used = {id(parameter) for parameter in names.values()}
     return [
@@ -448,7 +455,7 @@ def parameter_groups(
 
 
 def is_kept(key: str, group: Mapping[str, Any]) -> bool:
-    """Tell whether an optimiser with the group settings ``group`` has the state tensor ``key``."""
+    """Tell whether a parameter group with the settings ``group`` needs the state tensor ``key``."""
     if key == "momentum_buffer":
         return float(group.get("momentum", 0)) != 0
     return key != "grad_avg" or bool(group.get("centered"))
@@ -457,7 +464,7 @@ def is_kept(key: str, group: Mapping[str, Any]) -> bool:
 def _make(
     kind: type, groups: list[dict[str, Any]], source: torch.optim.Optimizer
 ) -> torch.optim.Optimizer:
-    """Return an optimiser for groups of device parameters, with torch's fastest implementation."""
+    """Return an optimiser for device parameters that uses torch's fastest implementation."""
     if kind in (optim.LAMB, optim.LARS):
         return kind(groups, lr=1.0)
     if kind is torch.optim.RMSprop:

@@ -1,7 +1,7 @@
 """The class FlatBuffers, which stores tensors of one dtype next to each other in one buffer.
 
-Each stored tensor is a view of the buffer of its dtype. Other modules sum or update the contents of
-the flat buffers.
+Each tensor stored in a FlatBuffers object is a view of the buffer of its dtype. Other modules sum
+the gradients or update the weights that the flat buffers contain.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["FlatBuffers", "element_counts"]
 
 
 class FlatBuffers:
-    """A flat buffer for each dtype, and for every tensor a view of the buffer of its dtype.
+    """A flat (one-dimensional) buffer for each dtype, and for every tensor a view of the buffer.
 
     Args:
-        tensors: The tensors to store. The views get the shapes and dtypes of ``tensors``, but not
-            the values.
+        tensors: The tensors to store. The views have the shapes and dtypes of ``tensors``, but the
+            numbers in ``tensors`` are not copied.
         buffers: The memory for the tensors, as one flat tensor for each dtype. By default, the
-            constructor allocates the memory.
+            constructor of ``FlatBuffers`` allocates the memory.
 
     Attributes:
-        buffers: The flat tensor of each dtype.
+        buffers: The flat (one-dimensional) tensor of each dtype.
         views: The views of the buffers, in the order of ``tensors``.
     """
 
@@ -48,7 +48,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def fill(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the values of ``tensors`` into the views."""
+        """Copy the numbers in ``tensors`` into the views of the flat buffers."""
         if self.views:
             torch._foreach_copy_(self.views, list(tensors))
 

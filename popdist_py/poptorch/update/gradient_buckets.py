@@ -1,11 +1,11 @@
 """The reduction of gradients in buckets, during the backward pass.
 
-A bucket is a group of gradients that are reduced together, as soon as all gradients in the bucket
-are complete. Because buckets are reduced during the backward pass, the network can transfer
-gradients between hosts while the CPU cores compute. Within one host, the reduction and the backward
-pass compete for memory bandwidth, so a reduction during the backward pass is rarely faster. The
-class Autotuner measures in the first training steps whether a reduction during the backward pass is
-faster.
+A bucket is a list of gradients that are summed over the instances together, as soon as all
+gradients in the bucket are complete. Because buckets are reduced during the backward pass, the
+network can transfer gradients between hosts while the CPU cores compute. Within one host, the
+reduction of gradients and the backward pass compete for memory bandwidth, so a reduction during the
+backward pass is rarely faster. The class Autotuner measures in the first training steps whether the
+reduction of gradients during the backward pass is faster than after it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
 # The autotuner measures training steps with and without an option. The autotuner decides after
-# _STEPS steps of each kind, or after _FEW_STEPS steps of each kind if these took longer than
-# _LONG_SECONDS in total.
+# _STEPS training steps with and _STEPS without the option. If _FEW_STEPS steps of each kind take
+# longer than _LONG_SECONDS in total, the autotuner decides after these steps.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Neighbouring gradients that are reduced together.
+    """A bucket: neighbouring gradients that are summed over the instances together.
 
     Attributes:
         members: The indices of the bucket's parameters, from the last parameter to the first.
@@ -49,14 +49,15 @@ class Buckets:
     """The gradients of one model, divided into buckets.
 
     The first bucket contains the last parameters, because a backward pass usually completes the
-    gradients of the last parameters first. All instances reduce the buckets in the same order. A
-    gradient counts as complete when backward passes have added to the gradient as often as in the
-    previous accumulation window (the micro-batches between two weight updates).
+    gradients of the last parameters first. All instances sum the buckets of gradients in the same
+    order. A gradient counts as complete when backward passes have added to the gradient as often as
+    in the previous accumulation window (the micro-batches between two weight updates).
 
     Args:
         views: The gradients of the model, as views of flat buffers.
         communicator: The communicator that connects the instances.
-        reduction_of: A function that returns the ``Reduction`` of a bucket's array.
+        reduction_of: A function that returns the ``Reduction`` (the sum over all instances) of a
+            bucket's array.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class Buckets:
         self._communicator = communicator
         self._buckets = _in_buckets(views)
         self._reductions = [
-            # The order of the shapes is reversed, because ``members`` begins with the last
-            # parameter but the array begins with the first.
+            # The order of the parameters' shapes is reversed, because ``members`` begins with the
+            # last parameter but the array of gradients begins with the first parameter.
             reduction_of(bucket.array, [views[index].shape for index in reversed(bucket.members)])
             for bucket in self._buckets
         ]
         self._arrivals = [0] * len(views)
         self._expected = [0] * len(views)
         self._num_started = 0
-        # The function that completes the last started reduction of a bucket.
+        # The function that completes the reduction of the bucket that was started last.
         self._finish: Callable[[], None] | None = None
         # A handle for each bucket whose reduction the background thread is completing.
         self._handles: list[Handle[None]] = []
@@ -88,9 +89,9 @@ class Buckets:
         """Start an accumulation window (the micro-batches between two weight updates).
 
         Args:
-            overlap: Whether buckets may be reduced before the call of ``reduced``. ``overlap`` is
-                ignored if ``reduced`` was not called in the previous accumulation window, for
-                example when replica back ends are compared.
+            overlap: Whether buckets of gradients may be reduced before the call of ``reduced``.
+                ``overlap`` is ignored if ``reduced`` was not called in the previous accumulation
+                window, for example when replica back ends are compared.
         """
         self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
         self._finish_started()
@@ -99,7 +100,7 @@ class Buckets:
         self._has_learned = False
 
     def on_grad_ready(self, index: int) -> None:
-        """Count an addition to one gradient, and start to reduce buckets that are complete."""
+        """Count an addition to one gradient, and start to reduce the buckets that are complete."""
         self._arrivals[index] += 1
         if not self._is_open:
             return
@@ -118,10 +119,10 @@ class Buckets:
         )
 
     def _start_next(self) -> None:
-        """Start the next bucket's reduction, and then complete the previous bucket's reduction.
+        """Start to reduce the next bucket of gradients, and then complete the previous bucket.
 
-        Because the next reduction starts first, the network connection between hosts is not idle
-        between two buckets.
+        Because the reduction of the next bucket starts first, the network connection between hosts
+        is not idle between two buckets.
         """
         reduction = self._reductions[self._num_started]
         self._num_started += 1
@@ -154,7 +155,7 @@ class Buckets:
 
 
 def _finish(started: Handle[None], finish: Callable[[], None]) -> None:
-    """Complete a reduction. If the start of the reduction failed, raise the error instead."""
+    """Complete the reduction of a bucket, or raise the error with which its start failed."""
     started.wait()
     finish()
 
@@ -176,7 +177,8 @@ def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
 def _span(views: Sequence[torch.Tensor]) -> Array:
     """Return the part of the flat buffer that contains all ``views``.
 
-    The views have the reverse order of the buffer, so the last view comes first in the buffer.
+    The views of the gradients are in the reverse order of the flat buffer, so the last view comes
+    first in the flat buffer.
     """
     first, last = views[-1], views[0]
     size = last.storage_offset() + last.numel() - first.storage_offset()
@@ -185,14 +187,15 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 
 
 class Autotuner:
-    """A choice to use an option or not, made by timing the first steps with and without the option.
+    """A choice to use an option, made by timing training steps with and without the option.
 
     All instances choose the same value of the option.
 
     Args:
-        agree: A function that returns the maximum of a number over all instances.
-        fixed: Whether to use the option; None to measure the training steps with and without the
-            option.
+        agree: A function that gets a number from each instance, and returns the maximum of these
+            numbers on every instance.
+        fixed: Whether all training steps use the option; None to measure training steps with and
+            without the option.
     """
 
     def __init__(self, agree: Callable[[float], float], fixed: bool | None = None) -> None:
@@ -215,12 +218,13 @@ class Autotuner:
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        # The first step of each kind (with and without the option) is a warm-up.
+        # The first training step with the option and the first training step without the option are
+        # warm-ups.
         measured = self._times[2:]
         if len(measured) == 2 * _STEPS or (
             len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
         ):
-            # The shortest times of each kind are compared, because disturbances can only make a
-            # step longer.
+            # The shortest time with the option is compared with the shortest time without the
+            # option, because disturbances can only make a training step longer.
             without, with_it = (min(measured[kind::2]) for kind in (0, 1))
             self._choice = self._agree(with_it) < self._agree(without)

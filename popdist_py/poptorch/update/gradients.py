@@ -1,7 +1,7 @@
 """The reduction (sum) of gradients over the replicas of this instance and over all instances.
 
 With several instances, the gradients of one dtype are stored in one flat buffer. The instances of a
-host share the memory of the flat buffer, so the reduction is one call without copies. If there is
+host share the memory of the flat buffer, so one call without copies sums the gradients. If there is
 only one instance, gradients are not copied to flat buffers. The module ``training.py`` calls
 ``all_reduce`` or ``in_parts`` at the end of each accumulation window (the micro-batches between two
 weight updates).
@@ -31,8 +31,8 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
 # A gradient of at least _LARGE_BYTES is copied to its flat buffer during the backward pass, while
-# the CPU cache still holds the gradient. For a gradient below _LARGE_BYTES, a separate copy call
-# takes more time than the CPU cache saves.
+# the CPU cache still holds the gradient. For a gradient with fewer bytes, a separate call that
+# copies the gradient takes more time than the CPU cache saves.
 _LARGE_BYTES = 1 << 20
 
 
@@ -50,7 +50,7 @@ def _tell(listener: weakref.WeakMethod[Any], index: int, _: torch.Tensor) -> Non
 def _memory(
     tensors: Sequence[torch.Tensor], communicator: Communicator, rows: int
 ) -> dict[torch.dtype, torch.Tensor]:
-    """Return memory for ``rows`` copies of the tensors, as [rows, elements] for each dtype.
+    """Return memory for ``rows`` copies of the tensors: one array [rows, elements] for each dtype.
 
     The instances of a host share the returned memory, so the communicator reduces arrays in this
     memory faster than other arrays.
@@ -64,12 +64,12 @@ def _memory(
 
 
 def _slice_reduction(memory: HostMemory) -> ReductionOf:
-    """Return a function that makes reductions which store the sum in this instance's slice only."""
+    """Return a function that makes a ``Reduction`` of only this instance's slice of an array."""
     return lambda array, _: Reduction(partial(memory.reduce_slice, array, name="gradients"))
 
 
 class Gradients(Protocol):
-    """The accumulation and the reduction of gradients in one accumulation window."""
+    """The interface of classes that accumulate gradients and sum them over all replicas."""
 
     @property
     def reuses_memory(self) -> bool:
@@ -82,7 +82,7 @@ class Gradients(Protocol):
         """Start an accumulation window, and delete the gradients of the previous window."""
 
     def select_replica(self, replica: int) -> None:
-        """Make the next backward pass add to the gradients of the local replica ``replica``."""
+        """Make the next backward pass accumulate the gradients of the local replica ``replica``."""
 
     def on_grad_ready(self, index: int) -> None:
         """Process a gradient that a running backward pass has just added to a parameter's ``grad``.
@@ -97,19 +97,19 @@ class Gradients(Protocol):
     def local_sums(self) -> Iterator[list[torch.Tensor]]:
         """Yield lists of this instance's gradients, which the caller may change in place.
 
-        If all local replicas share the gradients, the method yields one list. If each replica has
-        separate gradients, the method yields one list for each replica.
+        If all local replicas share the gradients, the iterator has one list. If each replica has
+        separate gradients, the iterator has one list for each replica.
         """
 
     def all_reduce(self) -> None:
         """Store the sum of gradients over all replicas in ``grad`` of every parameter."""
 
     def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
-        """Reduce like ``all_reduce``, and yield groups of parameters with reduced gradients.
+        """Sum gradients like ``all_reduce``, and yield parameters whose gradients are summed.
 
         Returns:
-            An iterator over groups of parameters; None if all gradients are reduced at the same
-            time.
+            An iterator over lists of parameters whose gradients are summed; None if all gradients
+            are summed at the same time.
         """
 
 
@@ -121,14 +121,15 @@ class SharedGradients:
     Args:
         parameters: The parameters that have the gradients.
         communicator: The communicator for calls between the instances.
-        overlap: Whether gradients are reduced during the backward pass. If ``overlap`` is None and
-            there are several hosts, the step times with and without a reduction during the backward
-            pass are measured, and the faster way is used. If ``overlap`` is None and there is one
-            host, gradients are reduced after the backward pass.
+        overlap: Whether gradients are summed over the instances during the backward pass. If
+            ``overlap`` is None and there are several hosts, training steps are timed with the
+            reduction of gradients during and after the backward pass, and the faster way is used.
+            If ``overlap`` is None and there is one host, gradients are reduced after the backward
+            pass.
         slices_only: Whether each instance needs the summed gradients only of the slice of weights
             that it updates.
-        reduction_of: A function that returns the ``Reduction`` of an array of gradients; by default
-            an all-reduce without compression.
+        reduction_of: A function that returns the ``Reduction`` (the sum over all instances) of an
+            array of gradients; by default an all-reduce without compression.
     """
 
     def __init__(
@@ -185,7 +186,8 @@ class SharedGradients:
         """Move a gradient to its flat buffer, and start to reduce complete buckets.
 
         A large gradient is moved immediately, because the CPU cache still holds the gradient. If
-        there are no buckets, the method ``collect`` moves small gradients later.
+        the gradients are not divided into buckets, the method ``collect`` moves small gradients
+        later.
         """
         if self._flat is None:
             return
@@ -202,7 +204,7 @@ class SharedGradients:
     def views(self) -> list[torch.Tensor]:
         """The view of a flat buffer for each parameter's gradient.
 
-        The list is empty if there is only one instance.
+        The list of views is empty if there is only one instance.
         """
         return self._flat.views if self._flat is not None else []
 
@@ -247,7 +249,8 @@ class SharedGradients:
         """Sum the gradients over the instances, one bucket after the other.
 
         Returns:
-            An iterator over the parameters of each reduced bucket; None without buckets.
+            An iterator over the parameters of each summed bucket; None if the gradients are not
+            divided into buckets.
         """
         if self._flat is None or self._buckets is None:
             return None
@@ -264,9 +267,9 @@ class TreeGradients:
     """Separate gradients for each replica, which are summed in a fixed order.
 
     The order of additions is a binary tree over the global replica index. First the gradients of
-    neighbouring replicas are added (0 + 1, 2 + 3, ...), then neighbouring sums are added, and so
-    on. The tree of additions does not depend on the number of instances. Therefore jobs with
-    different numbers of instances compute bit-identical gradients.
+    neighbouring replicas are added (replicas 0 and 1, replicas 2 and 3, ...), then neighbouring
+    sums are added, and so on. The binary tree of additions does not depend on the number of
+    instances. Therefore jobs with different numbers of instances compute bit-identical gradients.
 
     Args:
         parameters: The parameters that have the gradients.
@@ -299,7 +302,7 @@ class TreeGradients:
         set_gradients(self._parameters, self._own[replica])
 
     def on_grad_ready(self, index: int) -> None:
-        """Do nothing during the backward pass, because ``collect`` moves all gradients after it."""
+        """Do nothing, because ``collect`` moves all gradients after the backward pass."""
 
     def collect(self) -> None:
         """Move the selected replica's gradients to the replica's row of the flat buffers."""

@@ -1,7 +1,8 @@
 """Rounding of float32 gradients and optimiser state to the precision of float16.
 
 An IPU can store accumulated gradients and optimiser state in float16, but torch computes and stores
-both in float32. Therefore each result of torch is rounded to the nearest float16 numbers.
+both in float32. Therefore the gradients and optimiser state that torch computes are rounded to the
+nearest float16 numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Updates of float16 weights, which are computed in float32 and rounded to float16.
 
 New weights are rounded to the nearest float16 number, or up or down at random. With rounding to the
-nearest number, the weights are updated in blocks of elements, if torch has a fused update. The
-float32 copies of the weights and gradients of one block fit into the cache of a CPU core. An update
-in blocks gives the same bits as an update of all elements at once. The module ``half_weights`` does
-not depend on the user's optimiser.
+nearest number, the weights are updated in blocks (runs of weight elements), if torch has a fused
+update function. The float32 copies of the weights and gradients of one block of elements fit into
+the cache of a CPU core. An update of the weights in blocks (runs of elements) gives the same bits
+as an update of all elements at once. The module ``half_weights`` does not depend on the user's
+optimiser.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ __all__ = ["HalfWeights", "stochastic_half"]
 
 # The number of mantissa bits in float32 minus the number of mantissa bits in float16.
 _DROPPED = 13
-# The number of elements in a block of weights. The size of a block is a multiple of the number of
-# elements that torch's kernels process at a time. Therefore torch's kernels divide a block in the
-# same way as a whole parameter.
+# The number of elements in a block of weights. The size of a block of weights is a multiple of the
+# number of elements that torch's kernels process at a time. Therefore torch's kernels divide a
+# block of weights in the same way as a whole parameter.
 _BLOCK: Final = 1 << 17
 
 Kernel = Callable[..., None]
@@ -33,13 +34,14 @@ Kernel = Callable[..., None]
 def stochastic_half(values: torch.Tensor) -> torch.Tensor:
     """Return float32 ``values`` as float16, rounded up or down at random.
 
-    Each value is rounded to one of the two nearest float16 numbers. The nearer float16 number is
-    more likely, so that the expected result equals the value. Values below the normal range of
-    float16 (6.1e-5) are rounded to a multiple of 2^-24, the smallest float16 number.
+    Each number is rounded to one of the two nearest float16 numbers. The nearer float16 number is
+    more likely, so that the expected result equals the number before rounding. Numbers below the
+    normal range of float16 (6.1e-5) are rounded to a multiple of 2^-24, the smallest float16
+    number.
     """
     noise = torch.rand_like(values)
-    # Random bits are added to the mantissa bits that float16 does not have. The addition carries
-    # into the mantissa bits that float16 keeps, with the probability of rounding up.
+    # Random bits are added to the mantissa bits that float16 does not have. The addition of random
+    # bits carries into the mantissa bits that float16 keeps, with the probability of rounding up.
     bits = values.view(torch.int32) + (noise * (1 << _DROPPED)).to(torch.int32)
     normal = (bits & ~((1 << _DROPPED) - 1)).view(torch.float32)
     small = torch.floor(values * 2.0**24 + noise) * 2.0**-24
@@ -60,9 +62,10 @@ class _Piece:
 
     Attributes:
         shadow: The float16 parameter with its float32 tensor.
-        part: The slice of the parameter's elements; None for the whole parameter.
-        weights: The memory for the float32 copy of the part's weights.
-        gradients: The memory for the float32 copy of the part's gradients.
+        part: The slice of the parameter's elements that the block contains; None if the block
+            contains the whole parameter.
+        weights: The memory for the float32 copy of the weights of these elements.
+        gradients: The memory for the float32 copy of the gradients of these elements.
     """
 
     shadow: _Shadow
@@ -71,7 +74,7 @@ class _Piece:
     gradients: torch.Tensor
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the elements of a tensor at the positions that this part of the parameter has."""
+        """Return the elements of a tensor that are at the same positions as ``part``."""
         return tensor if self.part is None else tensor.view(-1)[self.part]
 
 
@@ -87,8 +90,8 @@ class HalfWeights:
         # The pairs of float16 parameter and float32 tensor, keyed by the ``id`` of the float32
         # tensor.
         self._shadows: dict[int, _Shadow] = {}
-        # The pairs of float16 parameter and float32 tensor that torch's optimiser updates in the
-        # present step, instead of an update in blocks.
+        # The pairs of float16 parameter and float32 tensor that are not updated in blocks in the
+        # present step. Torch's optimiser updates their float32 tensors.
         self._rest: list[_Shadow] = []
         # Torch's optimiser state of each float32 tensor, keyed by the ``id`` of the tensor.
         # References to the state are stored here, because a look-up in torch's optimiser takes
@@ -112,12 +115,13 @@ class HalfWeights:
     ) -> None:
         """Update parameters in blocks, and prepare all other parameters for ``optimizer``.
 
-        To prepare a parameter, the method copies the weights and gradients of the parameter to
+        To prepare a parameter, ``begin_step`` copies the weights and gradients of the parameter to
         float32 tensors.
 
         Args:
             optimizer: The optimiser of the float32 tensors.
-            loss_scale: The loss scale. The update divides the gradients by the loss scale.
+            loss_scale: The factor that multiplied the loss in the backward passes. The weight
+                update divides the gradients by ``loss_scale``.
             each_alone: Whether the update of each weight element is independent of all other
                 elements.
         """
@@ -151,10 +155,10 @@ class HalfWeights:
         keys: Sequence[str],
         loss_scale: float,
     ) -> set[int]:
-        """Update in blocks the parameters of a group that have gradients and optimiser state.
+        """Update, in blocks, a parameter group's parameters with gradients and optimiser state.
 
         Returns:
-            The ids of the float32 tensors of the updated parameters.
+            The ``id`` of the float32 tensor of each updated parameter.
         """
         states = self._states
         own = [self._shadows[id(p)] for p in parameters if id(p) in self._shadows]
@@ -178,7 +182,7 @@ def _update(
     keys: Sequence[str],
     loss_scale: float,
 ) -> None:
-    """Update the weights of one block with torch's fused update."""
+    """Update the weights of one block of elements with torch's fused update function."""
     halves = [piece.of(piece.shadow.half) for piece in block]
     weights = [piece.weights for piece in block]
     gradients = [piece.gradients for piece in block]
@@ -199,14 +203,14 @@ def _update(
 
 
 def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ...]] | None:
-    """Return torch's fused update function for a group, and the state keys that it needs.
+    """Return torch's fused update function for a parameter group, and its state tensors' names.
 
-    The arguments of the fused update function are lists of weights and gradients, and a list of
-    state tensors for each state key.
+    The arguments of the fused update function are a list of weights, a list of gradients, and one
+    list of state tensors for each name of a state tensor.
 
     Returns:
-        The fused update function and its state keys; None if torch lacks a fused update for the
-        optimiser's settings.
+        The fused update function and the names of the state tensors that it needs; None if torch
+        lacks a fused update function for the optimiser's settings.
     """
     settings = {name: group[name] for name in ("lr", "weight_decay", "maximize") if name in group}
     if kind is torch.optim.SGD:
@@ -244,7 +248,7 @@ def _adam(
 
 
 def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) -> bool:
-    """Tell whether a parameter's gradient and state exist and are contiguous.
+    """Tell whether a parameter's gradient and optimiser state exist and are contiguous.
 
     The optimiser state of a parameter does not exist before the first step of torch's optimiser.
     """
@@ -256,7 +260,7 @@ def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) ->
 
 
 def _blocks(shadows: Sequence[_Shadow]) -> Iterator[list[_Piece]]:
-    """Yield the parameter pieces of each block; all blocks use the same float32 memory."""
+    """Yield the pieces of parameters in each block; all blocks use the same float32 memory."""
     weights, gradients = torch.empty(2, _BLOCK).unbind()
     block: list[_Piece] = []
     used = 0

@@ -1,10 +1,10 @@
 """Automatic loss scaling, which keeps float16 gradients in the range of float16.
 
 After a weight update, the loss scale is halved if too many elements of the gradients are near the
-largest float16 value. If not too many elements are near the largest float16 value, the loss scale
-is doubled. The rule for halving and doubling comes from PopART, Graphcore's runtime library. Like
-torch.amp.GradScaler, the class AutomaticLossScaling inspects gradients and adapts a factor on the
-loss.
+largest float16 value. If few enough elements of the gradients are near the largest float16 value,
+the loss scale is doubled. The rule for halving and doubling the loss scale comes from PopART,
+Graphcore's runtime library. Like torch.amp.GradScaler, the class AutomaticLossScaling inspects
+gradients and adapts the loss scale, a number that multiplies the loss.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _LARGEST: Final = 2.0**15
 
 
 class AutomaticLossScaling:
-    """An adaptive factor on the optimiser's ``loss_scaling``, with the same value on all instances.
+    """A factor on the optimiser's ``loss_scaling`` that is adapted equally on all instances.
 
     Args:
         communicator: The communicator that connects the instances.
         bin_edge_location: The magnitude above which a gradient element counts as large, as a
             fraction of the largest float16 value.
-        threshold_upper_count_proportion: The largest accepted proportion of large elements in the
-            gradients.
+        threshold_upper_count_proportion: The largest accepted number of large gradient elements, as
+            a proportion of all gradient elements.
         update_period: The number of training steps between two changes of the loss scaling factor.
 
     Attributes:
-        factor: The present factor on the loss scaling, a power of two.
+        factor: The power of two by which the optimiser's ``loss_scaling`` is multiplied at present.
     """
 
     def __init__(
@@ -66,28 +66,30 @@ class AutomaticLossScaling:
 
     @property
     def _ends_period(self) -> bool:
-        """Whether the loss scaling factor will be adapted at the end of the present step."""
+        """Whether the loss scaling factor will be adapted after the present training step."""
         return (self._steps + 1) % self._period == 0
 
     def overflows(self, gradients: Gradients) -> bool:
         """Tell whether too many gradient elements are near the largest float16 value.
 
-        All instances must call the method ``overflows`` together. The method counts elements of
-        every instance's gradients before the gradients are reduced. The method returns False
-        without counting if the loss scaling factor will not be adapted after the present step.
+        All instances must call the method ``overflows`` together. ``overflows`` counts elements of
+        every instance's gradients before the gradients are summed over the instances. ``overflows``
+        returns False without counting if the loss scaling factor will not be adapted after the
+        present training step.
         """
         if not self._ends_period:
             return False
         counts = np.zeros(2)
         for gradient in (gradient for local in gradients.local_sums() for gradient in local):
-            # The gradient elements that are not large are counted, so that NaN counts as large.
+            # The gradient elements at or below the threshold are counted and subtracted from all
+            # elements, so that NaN counts as large.
             inside = torch.count_nonzero(gradient.abs() <= self._edge)
             counts += (gradient.numel() - int(inside), gradient.numel())
         self._communicator.all_reduce(counts, name="gradients near half's largest value")
         return bool(counts[0] > self._allowed * counts[1])
 
     def adapt(self, too_large: bool, loss_scale: float) -> None:
-        """End a step. At the end of an update period, halve or double the loss scaling factor.
+        """Halve or double the loss scaling factor after every ``update_period`` training steps.
 
         Args:
             too_large: Whether ``overflows`` found too many large elements in the gradients.

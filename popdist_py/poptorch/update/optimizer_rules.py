@@ -17,8 +17,8 @@ from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
 __all__ = ["Layout", "OptimizerRules", "check_optimizer", "check_scheduler", "mean_strategy"]
 
-# The optimiser classes that the device can run. For a subclass of a supported optimiser class, the
-# device runs the arithmetic of the parent class.
+# The optimiser classes that the device can run. If the user's optimiser is a subclass of a
+# supported optimiser class, the device computes the weight update of the parent class.
 _KNOWN: Final = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -102,11 +102,11 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:
-    """Return the strategy for averaging gradients that fits the optimiser's accumulators.
+    """Return how gradients are averaged, for the dtype of the optimiser's gradient accumulators.
 
-    Float16 gradient accumulators need a running mean, which keeps their values in the range of
-    float16. If the optimiser has the setting ``use_combined_accum``, the mean is computed after the
-    accumulation instead.
+    Float16 gradient accumulators need a running mean, which keeps the accumulated gradients in the
+    range of float16. If the optimiser has the setting ``use_combined_accum``, the mean is computed
+    after the accumulation instead.
     """
     half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
     if half and not getattr(optimizer, "use_combined_accum", False):
@@ -116,14 +116,13 @@ def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrate
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The properties of an optimiser that are fixed in a compiled program.
+    """The properties of an optimiser that must not change after the model is compiled.
 
     Attributes:
         type: The optimiser class whose arithmetic the device runs.
-        groups: For each parameter group, the ``id`` of its parameters and the keys of its state
+        groups: For each parameter group, the ``id`` of its parameters and the names of its state
             tensors.
-        built_in: The values of further attributes of the optimiser that affect how the weight
-            update is computed.
+        built_in: Further attributes of the optimiser that affect how the weight update is computed.
     """
 
     type: type
@@ -132,7 +131,7 @@ class Layout:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Layout:
-        """Return the Layout of a user's optimiser."""
+        """Return the ``Layout`` (the fixed properties) of a user's optimiser."""
         kind = kind_of(optimizer)
         groups = tuple(
             (tuple(map(id, group["params"])), *(key for key in kind.state if is_kept(key, group)))
@@ -141,9 +140,9 @@ class Layout:
         return cls(kind.type, groups, tuple(getattr(optimizer, n, None) for n in _BUILT_IN))
 
     def trains_as(self, other: Layout) -> bool:
-        """Tell whether the two Layouts have the same parameters in the same order.
+        """Tell whether two optimisers have the same parameters in the same order.
 
-        The parameters may be divided into different parameter groups in the two Layouts.
+        The two optimisers may divide the parameters into different parameter groups.
         """
         own, others = ([i for ids, *_ in one.groups for i in ids] for one in (self, other))
         return own == others
@@ -167,14 +166,15 @@ class OptimizerRules:
         self._ignored: list[Any] | None = None
 
     def accept(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> bool:
-        """Check and store the optimiser's settings, and return whether any setting has changed.
+        """Check and store the optimiser's settings, and return whether a setting has changed.
 
         Args:
             optimizer: The user's optimiser.
             compiled: Whether the model has already been compiled.
 
         Raises:
-            Error: A constant setting differs from its value at compile time.
+            Error: A setting of the optimiser that is constant has changed since the model was
+                compiled.
         """
         if self._automatic_loss_scaling and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
@@ -198,10 +198,11 @@ class OptimizerRules:
         return changed
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store the present values of the settings that must not change after compiling.
+        """Store the present values of the optimiser settings that must not change after compiling.
 
-        A PopTorch optimiser stores which of its settings are variable. In a torch optimiser, the
-        learning rate is variable, and any other setting with torch's default value is constant.
+        A PopTorch optimiser stores which of its settings may change after compiling (variable
+        settings). In a torch optimiser, the learning rate may change after compiling. Any other
+        setting that has torch's default value is constant.
         """
         self._constants = {
             name: value
@@ -227,7 +228,7 @@ class OptimizerRules:
                 self._say(f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}")
 
     def _look_for_ignored(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn if ``velocity_scaling`` has changed, but the variant of SGD does not use it.
+        """Warn if ``velocity_scaling`` has changed, but the chosen variant of SGD ignores it.
 
         The optimiser's constructor has already warned about the first value of
         ``velocity_scaling``.
@@ -311,7 +312,7 @@ def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
 
 
 def _is_variable(optimizer: torch.optim.Optimizer, setting: str) -> bool:
-    """Tell whether a setting of the optimiser may change after compiling."""
+    """Tell whether a setting of the optimiser may change after the model is compiled."""
     if hasattr(optimizer, "variable_attrs"):
         return _is_marked(optimizer, setting)
     name = setting.split(" of ")[0]

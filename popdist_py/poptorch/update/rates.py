@@ -1,8 +1,9 @@
 """Conversions of learning rates and weight decays between an optimiser's settings and the device.
 
-For SGD, the device stores the learning rate lr * (1 - dampening) / loss_scaling, and the factor
-1 - lr * (1 - dampening) * weight_decay on the weights. For all other optimisers, the device stores
-lr and weight_decay.
+For SGD, the device stores two numbers made from the settings of a parameter group. The first number
+is the learning rate lr * (1 - dampening) / loss_scaling. The second number is 1 - lr * (1 -
+dampening) * weight_decay, by which the weights are multiplied. For all other optimisers, the device
+stores lr and weight_decay.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def name_of(rate: str, parameter: str) -> str:
 
 
 def of_parameter(parameter: str, rates: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Select the rates (such as learning rates) of one parameter from ``rates``."""
+    """Return the rates (learning rate and weight decay) of one parameter from ``rates``."""
     names = {rate: name_of(rate, parameter) for rate in (*_SGD, *_OTHERS)}
     return {rate: float(rates[name]) for rate, name in names.items() if name in rates}
 
@@ -61,8 +62,9 @@ def given(
     if not is_sgd:
         return loaded.get("learningRate", lr), loaded.get("weightDecay", decay)
     share = 1 - float(settings["dampening"])
-    # On the device, the learning rate and the factor on the weights are separate numbers. Therefore
-    # loading only a learning rate does not change the factor on the weights.
+    # For SGD, the device stores the learning rate and the factor that multiplies the weights (for
+    # weight decay) as separate numbers. Therefore loading only a learning rate does not change the
+    # factor that multiplies the weights.
     factor = loaded.get("weightDecayScaleFactor0", 1 - float(lr) * share * float(decay))
     if share and "scaledLearningRate0" in loaded:
         lr = loaded["scaledLearningRate0"] * loss_scaling / share

@@ -2,12 +2,12 @@
 
 Without a SharedOptimizer, all instances would compute the same update of the same weights. With
 shared weights, each instance sums the gradients of one slice of the weights, and updates the slice
-in the shared memory. Therefore the instances do not exchange reduced gradients, and the host stores
-weights and optimiser state only once.
+in the shared memory. Because each instance needs the summed gradients of its own slice only, the
+instances do not exchange summed gradients. The host stores weights and optimiser state only once.
 
 Instances write to the shared memory only during an optimiser step, which all instances make
-together. Weights and state that a program loads between steps remain in the instance's own memory
-until the next step.
+together. Weights and optimiser state that a program loads between optimiser steps remain in the
+instance's own memory until the next step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def can_share(
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """The elements of one parameter that this instance updates.
+    """The elements of one parameter that this instance (a process of the job) updates.
 
     Attributes:
         parameter: The index of the parameter.
@@ -115,8 +115,8 @@ class SharedOptimizer(DeviceOptimizer):
             [shard.weights for shard in self._shards],
             [gradients[shard.parameter].view(-1)[shard.part] for shard in self._shards],
         )
-        # The variable ``_done`` is the number of optimiser steps made. For each parameter,
-        # ``_ahead`` contains the difference between a loaded step count and ``_done``.
+        # The variable ``_done`` is the number of optimiser steps that have been made. For each
+        # parameter, ``_ahead`` contains the difference between a loaded step count and ``_done``.
         self._done = 0
         self._ahead: dict[str, float] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -148,7 +148,8 @@ class SharedOptimizer(DeviceOptimizer):
         """Update this instance's slice of the weights, and wait for the other instances.
 
         Args:
-            loss_scale: The loss scale. The update divides the gradients by the loss scale.
+            loss_scale: The factor that multiplied the loss in the backward passes. The weight
+                update divides the gradients by ``loss_scale``.
         """
         self._take_weights()
         self._take_loaded()
@@ -202,10 +203,11 @@ class SharedOptimizer(DeviceOptimizer):
     # -- methods for the optimiser state in the shared memory ---------------------------------
 
     def _begin_state(self) -> None:
-        """Fill this instance's slice of the optimiser state with the initial values."""
+        """Fill this instance's slice of the optimiser state with its initial values."""
         for key, rooms in self._state.items():
             first = self._first_value(key)
-            # Initial values of zero are not written, because new shared memory contains zeros.
+            # If the initial value of a state tensor is zero, nothing is written, because new shared
+            # memory contains zeros.
             for shard in self._shards if first else ():
                 rooms.views[shard.parameter].view(-1)[shard.part].fill_(first)
 
@@ -225,9 +227,10 @@ class SharedOptimizer(DeviceOptimizer):
         self._state_is_shared = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the optimiser's state tensors, by their names on the device.
+        """Return copies of the optimiser's state tensors, keyed by their names on the device.
 
-        Before the first step, the state tensors have their initial values.
+        Before the first optimiser step, the state tensors contain the initial values, usually
+        zeros.
 
         Raises:
             Error: An instance was lost during a weight update.
@@ -251,7 +254,7 @@ class SharedOptimizer(DeviceOptimizer):
         ).clone()
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the given state tensors. All state tensors that are not given keep their values."""
+        """Load the state tensors in ``tensors``, and do not change other state tensors."""
         for parameter in self.parameters:
             name = self._names[id(parameter)]
             for key, prefix in self._kind.state.items():
@@ -310,7 +313,7 @@ def _shards(
 ) -> list[_Shard]:
     """Return the part of each parameter that is in this instance's slice of the flat buffers.
 
-    The result does not contain parameters outside this instance's slice.
+    Parameters outside this instance's slice are left out.
 
     Args:
         parameters: The parameters, in the order of the flat buffers.

@@ -1,9 +1,9 @@
-"""The class Training, which executes the steps of an accumulation window of a training model.
+"""The class Training, which accumulates a model's gradients and updates its weights.
 
 An accumulation window consists of the micro-batches between two weight updates. In an accumulation
-window, the gradients are cleared, accumulated and reduced, and the optimiser updates the weights.
-No other module waits for the reduction of gradients or runs the optimiser. The module
-``gradients.py`` sums gradients, and ``loss_scaling.py`` adapts the loss scale.
+window, the gradients are cleared, accumulated and summed over all replicas, and the optimiser
+updates the weights. No other module waits for the reduction of gradients or runs the optimiser. The
+module ``gradients.py`` sums gradients, and ``loss_scaling.py`` adapts the loss scale.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Training:
     Attributes:
         optimizer: The optimiser that updates the device's copy of the weights.
         gradients: The object that sums gradients over all replicas of all instances.
-        gradient_scale: The factor on every micro-batch's gradients, without the loss scale. The
-            gradient scale is 1 / (gradient accumulation x all replicas) for a mean of gradients,
-            and 1 for a sum.
+        gradient_scale: The factor that multiplies every micro-batch's gradients, without the loss
+            scale. ``gradient_scale`` is 1 / (number of micro-batches in an accumulation window x
+            number of all replicas) for a mean of gradients, and 1 for a sum of gradients.
         half_accumulators: Whether gradients are rounded to float16 after every micro-batch.
         scaler: The object that adapts the loss scale; None if the program sets the loss scale.
-        rounding: A function that seeds the stochastic rounding of a weight update; None to round to
-            the nearest value. The argument of ``rounding`` is the number of the micro-batch that
-            runs just before the weight update.
-        compression: The compression of gradients between hosts; None if they are not compressed.
+        rounding: A function that seeds the random generator for stochastic rounding in a weight
+            update; None to round weights to the nearest number. The argument of ``rounding`` is the
+            number of the micro-batch that runs just before the weight update.
+        compression: The compression of gradients between hosts; None if gradients are not
+            compressed.
     """
 
     optimizer: DeviceOptimizer
@@ -51,7 +52,7 @@ class Training:
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss, by which the weight update divides the gradients again."""
+        """The factor that multiplies the loss, and that the weight update removes again."""
         factor = 1.0 if self.scaler is None else self.scaler.factor
         return self.optimizer.loss_scaling * factor
 
@@ -67,12 +68,12 @@ class Training:
         self.gradients.zero()
 
     def accumulate(self) -> None:
-        """Finish a micro-batch after the backward passes of all replicas of this instance."""
+        """Round the gradients after a micro-batch, if gradients are accumulated in float16."""
         if self.half_accumulators:
             round_gradients(self.gradients)
 
     def step(self, number: int) -> None:
-        """Reduce the gradients of the accumulation window, and update the parameters.
+        """Sum the gradients of an accumulation window over all replicas, and update the parameters.
 
         Args:
             number: The number of the last micro-batch in the accumulation window.
@@ -100,7 +101,7 @@ class Training:
 
 
 class NoUpdate:
-    """A replacement of ``Training`` for inference models. All methods do nothing."""
+    """A replacement for ``Training`` in inference models, whose methods do nothing."""
 
     scale = 1.0
 
