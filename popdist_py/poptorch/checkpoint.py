@@ -94,8 +94,9 @@ class TrainingCheckpoints:
 
         Args:
             step: The number of training steps that are completed.
-            extra: Other values to save, such as the ``state_dict()`` of a scheduler. The values may
-                be tensors, numbers, texts, and lists, tuples and dictionaries of these types.
+            extra: Other values to save, such as the ``state_dict()`` of a scheduler. The values in
+                ``extra`` may be tensors, numbers, texts, and lists, tuples and dictionaries of
+                tensors, numbers and texts.
 
         Raises:
             Error: The model has not run yet, or a value in ``extra`` or in the scheduler's state

@@ -15,7 +15,7 @@ __all__ = ["LAMB", "LARS"]
 
 
 class _LayerWise(torch.optim.Optimizer):
-    """An optimiser whose step depends on the norms of whole parameters."""
+    """An optimiser whose weight updates depend on the norms of whole parameters."""
 
     def __init__(self, params: Iterable[Any], settings: Mapping[str, Any]) -> None:
         super().__init__(params, dict(settings))

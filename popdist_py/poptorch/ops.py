@@ -77,8 +77,8 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
     Returns:
         The given tensors, so that the program can use the results in place of the arguments. The
-        result is a single tensor for one argument, and a tuple for several arguments. For one list
-        or tuple of tensors, the result is also a list or tuple.
+        result of the function is a single tensor for one argument, and a tuple for several
+        arguments. For one list or tuple of tensors, the result is also a list or tuple.
 
     Raises:
         ValueError: One of the arguments is not a tensor.
@@ -104,7 +104,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """Set the proportion of an IPU's memory that an operation may use on a real IPU.
 
     Args:
-        tensor: The result of the operation whose memory is limited.
+        tensor: The output tensor of the operation whose memory use is limited.
         available_memory_proportion: The proportion of each IPU tile's memory that the operation may
             use, from 0 to 1.
 
@@ -132,8 +132,8 @@ def serializedMatMul(
     """Return the matrix product ``lhs @ rhs``, computed in parts on real IPUs to save memory.
 
     Args:
-        lhs: The left factor of the matrix product, with the shape [..., M, K].
-        rhs: The right factor of the matrix product, with the shape [..., K, N].
+        lhs: The left matrix of the product, with the shape [..., M, K].
+        rhs: The right matrix of the product, with the shape [..., K, N].
         mode: The dimension of the matrix product that is split into parts. For the shapes [M, K]
             and [K, N] of the matrices, InputChannels splits M, ReducingDim splits K, and
             OutputChannels splits N.
@@ -212,8 +212,9 @@ def cond(
     """Return the results of ``then_body`` or ``else_body``, chosen by ``condition``.
 
     Args:
-        condition: A tensor with one element. If ``condition`` is True, the function ``cond``
-            returns the results of ``then_body``.
+        condition: A tensor with one element, which chooses ``then_body`` (True) or ``else_body``
+            (False). If ``condition`` is True, the function ``cond`` returns the results of
+            ``then_body``.
         then_body: A function that takes ``then_inps`` as positional arguments. ``then_body`` may
             also use tensors of the surrounding code.
         then_inps: The list of tensors for ``then_body``, which receives copies of them.
@@ -282,7 +283,7 @@ def dynamic_slice(
         start: The index of the first element, as an integer tensor with one element. If the slice
             exceeds the end of the dimension, it continues at the beginning of the dimension.
         size: The extent of the slice, which must divide the size of the dimension ``dim``.
-        step: The distance between the elements of the slice.
+        step: The distance between two elements of the slice in ``tensor``.
 
     Returns:
         A tensor with ceil(size / step) elements along ``dim``. All other dimensions of the returned

@@ -264,9 +264,10 @@ class LARS(Optimizer, lamb_and_lars.LARS):
     Args:
         eeta: The trust coefficient in the formula of LARS.
         epsilon: The number that is added to the divisor in the formula for ``trust``.
-        adapt: Whether to compute the factor ``trust`` for the group's parameters. If ``adapt`` is
-            False, the factor ``trust`` is 1. The parameters of norm layers and the biases usually
-            have their own parameter group with ``{"adapt": False, "weight_decay": 0.0}``.
+        adapt: Whether to compute the factor ``trust`` for the parameters of the parameter group. If
+            ``adapt`` is False, the factor ``trust`` is 1. The parameters of norm layers and the
+            biases usually have their own parameter group with ``{"adapt": False, "weight_decay":
+            0.0}``.
         loss_scaling, accum_type, velocity_accum_type, max_grad_norm: The same arguments as of the
             class ``SGD``.
 

@@ -176,8 +176,8 @@ class Optimizer:
         decay, dampening or loss scaling.
 
         Raises:
-            RuntimeError: The state is empty, does not come from a PopTorch optimiser, or comes from
-                another kind of optimiser.
+            RuntimeError: The loaded state is empty, does not come from a PopTorch optimiser, or
+                comes from another kind of optimiser.
         """
         if not state_dict:
             raise RuntimeError("Cannot load the optimizer state because it is empty")
@@ -201,10 +201,10 @@ class Optimizer:
             self._pending = True
 
     def _check_writer(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that a state comes from an optimiser of the same kind as this optimiser.
+        """Check that a loaded state comes from an optimiser of the same kind as this optimiser.
 
         Raises:
-            RuntimeError: The state comes from another kind of optimiser.
+            RuntimeError: The loaded state comes from another kind of optimiser.
         """
         writers = writers_of(state_dict)
         mine = next(kind.__name__ for kind in type(self).__mro__ if Optimizer in kind.__bases__)

@@ -14,8 +14,7 @@ import torch
 
 __all__ = ["LoadedState", "Rates", "copied", "writers_of"]
 
-# The keys are settings of parameter groups that only one optimiser has, and the values are the
-# names of these optimisers.
+# For each setting of a parameter group that only one optimiser has, the name of the optimiser.
 _OWN_SETTINGS: Final = {
     "max_weight_norm": "LAMB",
     "eeta": "LARS",
@@ -30,7 +29,7 @@ class Rates:
 
     Attributes:
         groups: The learning rate, weight decay and dampening of each parameter group.
-        loss_scaling: The factor of the optimiser's loss scaling.
+        loss_scaling: The optimiser's loss scaling, a factor that multiplies the loss.
     """
 
     groups: tuple[tuple[float, ...], ...]
@@ -38,7 +37,7 @@ class Rates:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Rates:
-        """Return the current rates of any optimiser of torch or of this package."""
+        """Return the current rates (such as lr) of an optimiser of torch or of PopTorch."""
         names = ("lr", "weight_decay", "dampening")
         return cls(
             tuple(
@@ -55,8 +54,9 @@ class LoadedState:
 
     Attributes:
         state: The state tensors, by their names on the device.
-        settings: The rates, such as learning rates, by their names on the device. The mapping is
-            empty if the program has set new rates after it loaded the state.
+        settings: The rates, such as learning rates, by their names on the device. The mapping
+            ``settings`` is empty if the program has set new rates after it loaded the optimiser
+            state.
     """
 
     state: Mapping[str, torch.Tensor]
@@ -73,7 +73,7 @@ def copied(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
 def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the optimiser classes whose ``state_dict()`` may have returned a state.
 
-    The returned tuple is empty if the state does not contain enough information to tell.
+    The returned tuple is empty if the optimiser state does not contain enough information.
     """
     groups = state_dict.get("param_groups") or [{}]
     settings = groups[0]

@@ -1,4 +1,4 @@
-"""The module ``poptorch.poptorch_core``, from which programs import PopTorch's exceptions."""
+"""PopTorch's module ``poptorch.poptorch_core``, from which programs import its exceptions."""
 
 from __future__ import annotations
 

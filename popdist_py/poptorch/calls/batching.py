@@ -23,8 +23,8 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["Batching", "Collector", "Values", "check_groups", "check_output_mode"]
 
-# The values of one output of the model on all replicas, either as one tensor per replica, or as one
-# tensor of the shape [replicas, ...].
+# One output of the model on all replicas, either as one tensor per replica, or as one tensor of the
+# shape [replicas, ...].
 Values = Sequence[torch.Tensor] | torch.Tensor
 
 
@@ -52,10 +52,12 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
 def check_output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
     """Check an output mode (which outputs a call returns) and its period, and return the pair.
 
-    For all output modes except EveryN, the returned period is 1.
+    The output mode EveryN returns the outputs of every N-th micro-batch, where N is the period. For
+    all other output modes, the returned period is 1.
 
     Raises:
-        AssertionError: ``mode`` is not an OutputMode, or the mode EveryN has no positive period.
+        AssertionError: ``mode`` is not an OutputMode, or the output mode EveryN is given without a
+            positive period.
     """
     assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
     if mode == enums.OutputMode.EveryN:

@@ -72,10 +72,10 @@ class CallSignature:
     ) -> Call:
         """Return the flattened arguments of a later call.
 
-        The keys of each dictionary are sorted in the order that they had in the first call. From an
-        argument of a custom type, only the tensors of the later call are used. The attributes of a
-        custom-type argument that are not tensors keep their values from the first call, even if the
-        forward method runs in Python.
+        The keys of each dictionary in the arguments are sorted in the order of the first call. From
+        an argument of a custom type, only the tensors of the later call are used. The attributes of
+        a custom-type argument that are not tensors keep their values from the first call, even if
+        the forward method runs in Python.
 
         Raises:
             AssertionError: The arguments of the call do not match the parameters of ``forward``.

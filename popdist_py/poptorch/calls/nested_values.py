@@ -155,7 +155,7 @@ def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> A
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of ``value``, in the same order as :func:`flatten`."""
+    """Return the tensors in the nested ``value``, in the same order as :func:`flatten`."""
     leaves: list[torch.Tensor] = []
     _collect(value, leaves)
     return leaves
@@ -185,8 +185,8 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     """Return ``value`` with each tensor replaced by a result of ``function``.
 
     Args:
-        function: A function of one tensor of ``value``, and of the tensor at the same position in
-            each of ``others``.
+        function: The function to call with each tensor of ``value``, and with the tensors at the
+            same position in ``others``.
         value: A nested value, such as a list of dictionaries of tensors. The result of
             ``map_tensors`` has the structure and the constants of ``value``.
         others: Values with the same structure as ``value``, except for the order of the keys in
@@ -206,7 +206,8 @@ def check_outputs(outputs: Tree) -> None:
     of the first forward pass.
 
     Raises:
-        Error: The result contains an object of an unregistered class with tensors inside.
+        Error: The forward method's result contains an object of an unregistered class with tensors
+            inside.
     """
     for child in outputs.children:
         check_outputs(child)
@@ -247,8 +248,8 @@ class Call:
         """Return the flattened form of the arguments of a call."""
         leaves: list[torch.Tensor] = []
         positional = tuple(flatten(value, leaves) for value in args)
-        # The names of keyword arguments are sorted, because two calls with another order of keyword
-        # arguments are equal.
+        # The names of keyword arguments are sorted, because two calls are equal even if their
+        # keyword arguments have a different order.
         keywords = tuple((name, flatten(kwargs[name], leaves)) for name in sorted(kwargs))
         return cls(positional, keywords, leaves)
 

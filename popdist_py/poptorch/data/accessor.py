@@ -271,11 +271,11 @@ class AsynchronousDataAccessor:
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        The state contains the number of complete epochs and the number of returned items of the
-        current epoch. The state also contains the random state at the start of the current epoch,
-        which determines the order of the items. The state consists of plain values and tensors, so
-        loading the state from a file executes no code. The state does not include the random
-        generators of persistent worker processes.
+        The state of the accessor contains the number of complete epochs and the number of returned
+        items of the current epoch. The state of the accessor also contains the random state at the
+        start of the current epoch, which determines the order of the items. The returned state
+        consists of plain values and tensors, so loading the state from a file executes no code. The
+        state of the accessor does not include the random generators of persistent worker processes.
         """
         if self._resume is not None:
             return dict(self._resume)

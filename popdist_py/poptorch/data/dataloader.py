@@ -326,15 +326,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
 
-        The state contains the number of complete epochs and the number of returned batches of the
-        current epoch. The state also contains the random state at the start of the current epoch,
-        which determines the order of the batches. The state consists of plain values and tensors,
-        so loading the state from a file executes no code.
+        The state of the DataLoader contains the number of complete epochs and the number of
+        returned batches of the current epoch. The state of the DataLoader also contains the random
+        state at the start of the current epoch, which determines the order of the batches. The
+        returned state consists of plain values and tensors, so loading the state from a file
+        executes no code.
 
-        The state also includes the result of the sampler's method ``state_dict()``, or the
-        sampler's attributes ``generator`` and ``epoch``. The state of the DataLoader does not
-        include the random generators of persistent worker processes. The program itself must save
-        the state of its own random generators.
+        The state of the DataLoader also includes the result of the sampler's method
+        ``state_dict()``, or the sampler's attributes ``generator`` and ``epoch``. The state of the
+        DataLoader does not include the random generators of persistent worker processes. The
+        program itself must save the state of its own random generators.
         """
         return {**self._state(), "batch_elements": self._elements_of_batch}
 
@@ -425,9 +426,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # If this DataLoader rebatches, its length is already the number of batches after
         # rebatching.
         length = partial(length_of, reference, None if self._sizes.rebatched else size)
-        # If a subclass in the mode Sync overrides ``__iter__``, the loader process calls this
-        # override. In the modes Async and AsyncRebatched, an override of ``__iter__`` runs in the
-        # training process and iterates over the accessor.
+        # If a subclass in the mode Sync overrides ``__iter__``, the loader process calls the
+        # overriding method. In the modes Async and AsyncRebatched, an override of ``__iter__`` runs
+        # in the training process and iterates over the accessor.
         if self._mode == DataLoaderMode.Sync and type(self).__iter__ is not DataLoader.__iter__:
             source = Source(items=self, drop_last=self._sizes.drop_last, length=length)
         else:

@@ -1,4 +1,4 @@
-"""The state of all random generators that determine the order of a DataLoader's epoch.
+"""The state of all random generators that determine the order of a DataLoader's batches.
 
 A saved state of random generators consists of numbers and tensors, in tuples, lists and
 dictionaries. Loading a saved state of random generators from a file therefore executes no code. The

@@ -282,7 +282,7 @@ class _Loader:
         self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
         # The number of the last epoch that the loader process may load without another command.
         self._newest = 0 if job.early_preload else -1
-        # The description of the item that was sent to the accessor last.
+        # The structure and tensor positions of the item that was sent to the accessor last.
         self._sent: Any = None
         # The state of the random generators at the start of the current epoch, which determines the
         # order of the items.

@@ -2,7 +2,7 @@
 
 The function ``group_batches`` groups the batches of the program's batch sampler. The function
 ``shard_sampler`` divides the order of the data set among the processes. The module ``samplers.py``
-defines the classes of the samplers.
+defines the sampler classes that ``loader_samplers`` uses.
 """
 
 from __future__ import annotations

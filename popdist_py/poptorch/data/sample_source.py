@@ -1,4 +1,4 @@
-"""The class Source, which describes how a loader process loads the items of a data set or loader.
+"""The class ``Source``, which describes how a loader process loads a data set or a loader.
 
 The functions in ``sample_source`` do not start processes or use shared memory. If a loader class
 defines a method ``_loader_source(size)``, the function ``source_of`` returns the result of
@@ -45,7 +45,7 @@ class Source:
             program may call the sampler's method ``set_epoch``.
         dataset: The training process's data set. The program may call the data set's method
             ``set_epoch``.
-        why_empty: The text for the error message if the data set does not have even one item.
+        why_empty: The text of the error message for a data set without a single item.
     """
 
     items: Any

@@ -54,8 +54,8 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
         self._number = next(_numbers)
-        # The description of the first sequence of indices that ``order`` yields, if ``order`` is a
-        # sampler.
+        # The length and hash of the first sequence of indices that ``order`` yields, if ``order``
+        # is a sampler.
         self.drawn: sampler_order_check.DrawnOrder | None = None
 
     @property
@@ -224,7 +224,8 @@ def drawn_order(sampler: Any) -> sampler_order_check.DrawnOrder | None:
     """Return a description of the first sequence of indices that the program's sampler drew.
 
     Returns:
-        The description of the sequence; None if ``sampler`` does not wrap a sampler of the program.
+        The length and hash of the sequence; None if ``sampler`` does not wrap a sampler of the
+        program.
     """
     while sampler is not None:
         if isinstance(sampler, ShardSampler):

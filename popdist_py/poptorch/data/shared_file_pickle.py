@@ -65,10 +65,10 @@ class _ParcelPickler(reduction.ForkingPickler):
 
 
 class Parcel:
-    """A wrapper that sends an object to a new process; unpickling it there returns the object.
+    """A wrapper that sends an object to a new process, where unpickling returns the object.
 
     Args:
-        content: The object to send.
+        content: The object to send to the new process, such as a data set.
         on_disk: Whether to use a temporary file instead of memory.
     """
 

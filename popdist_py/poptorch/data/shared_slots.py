@@ -50,7 +50,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _Custom:
-    """The description of an item whose type the program registered with a parser.
+    """The structure of an item of a custom type, for which the program has registered a parser.
 
     Attributes:
         original: The pickled item, without the data of its tensors.

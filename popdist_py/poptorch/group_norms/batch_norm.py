@@ -157,15 +157,15 @@ class _GroupNorm(torch.autograd.Function):
         mean, variance, total = _statistics_of_group(samples, replicas, handle)
         result = torch.native_batch_norm(samples, weight, bias, mean, variance, False, 0.0, eps)[0]
         ctx.save_for_backward(samples, weight, mean, variance, total)
-        # Without the clamp of the divisor, the unbiased variance of a single sample would be 0 / 0.
-        # With the clamp of the divisor, the variance of a single sample is 0.
+        # Without ``clamp(min=1)``, the unbiased variance of a single sample would be 0 / 0. With
+        # ``clamp(min=1)``, the unbiased variance of a single sample is 0.
         unbiased = variance * (total / (total - 1).clamp(min=1))
         ctx.mark_non_differentiable(mean, unbiased)
         return result, mean, unbiased
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-        """Return the gradients of ``samples``, ``weight`` and ``bias``.
+        """Return the gradients of a batch norm's inputs ``samples``, ``weight`` and ``bias``.
 
         The gradients of ``weight`` and ``bias`` are sums over one replica's samples, not over the
         samples of the group.

@@ -3,7 +3,7 @@
 A function that the scheduler runs pauses in ``meet()`` until the other functions have also called
 ``meet()``. Each function has its own thread, because one thread cannot pause in an autograd
 backward pass and resume the pass later. At any time, either one function or the caller of the
-scheduler runs. The scheduler does not depend on the computations of its functions.
+scheduler runs. The functions that the scheduler runs may compute anything.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def in_turns(
             modes and the context variables of the caller.
         answers: A function that gets the arguments of one round of ``meet()`` calls, and returns
             the calls' results. The function ``answers`` runs in the caller's thread.
-        name: The first part of the names of the threads, before the index of the function.
+        name: The prefix of the threads' names, which end with the index of the function.
         resumed: A callback that gets the index of a function before the function starts or
             continues.
         paused: A callback that gets the index of a function after the function has called
@@ -113,8 +113,8 @@ def meet(value: Any) -> Any:
     """Pause until all functions of ``in_turns`` have called ``meet()``.
 
     Args:
-        value: The value to pass to the argument ``answers`` of ``in_turns``, which computes the
-            result.
+        value: The value to pass to the function ``answers`` of ``in_turns``, which computes the
+            result of ``meet()``.
 
     Raises:
         RuntimeError: The caller is not a function that ``in_turns`` runs.

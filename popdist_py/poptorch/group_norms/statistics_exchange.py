@@ -84,8 +84,8 @@ class GroupExchange:
             name: The name of the computation for error messages.
 
         Returns:
-            A tensor of the shape [replicas, replicas of the group, numbers]. The tensor does not
-            share memory with ``rows``.
+            A tensor of the shape [replicas, replicas of the group, numbers]. The returned tensor
+            does not share memory with ``rows``.
         """
         if len(rows) == self._replicas:
             return self._of_all(rows, name)

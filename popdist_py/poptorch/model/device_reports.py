@@ -72,7 +72,7 @@ class DeviceReports(ModelOnDevice):
         return replace(page, problem=in_poptorch_terms(page.problem))
 
     def executionReport(self, *args: Any, **kwargs: Any) -> ExecutionPage:
-        """Return a report about the time of a call on the device, and of each part of the call.
+        """Return a report about the time that a model call and its parts take on the device.
 
         Args:
             *args: Example positional arguments of a model call, if the model is not compiled.

@@ -90,8 +90,8 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
             True or False, ``acquire`` waits only if POPTORCH_WAIT_FOR_IPU is set.
 
     Returns:
-        Whether the model was attached to a device. The result is False only if the device is in
-        use, POPTORCH_WAIT_FOR_IPU is set, and ``patient`` is False.
+        Whether the model was attached to a device. The result of ``acquire`` is False only if the
+        device is in use, POPTORCH_WAIT_FOR_IPU is set, and ``patient`` is False.
 
     Raises:
         Error: The device is in use or does not exist, or the pod does not answer.

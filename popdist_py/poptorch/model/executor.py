@@ -142,8 +142,8 @@ class PoplarExecutor(DeviceReports):
     def rng_state(self) -> list[int]:
         """The state of the device's random number generator.
 
-        The state of the generator consists of the seed and the number of micro-batches that have
-        run so far.
+        The state of the device's random number generator consists of the seed and the number of
+        micro-batches that have run so far.
 
         Raises:
             Error: The model is not compiled.
@@ -186,7 +186,7 @@ class PoplarExecutor(DeviceReports):
         the compilation.
 
         Args:
-            shared: The result of training_state().
+            shared: The result of training_state(), which is equal on all instances.
             instances: The results of instance_state() on all instances, in the order of the
                 instances.
 
@@ -266,7 +266,7 @@ class PoplarExecutor(DeviceReports):
         The weights are not loaded from the file, so the wrapper keeps its own weights.
 
         Raises:
-            Error: The file was not written by the method ``save``.
+            Error: The file was not written by ``PoplarExecutor.save``.
         """
         self._take(SavedModel.read(Path(filename)))
 

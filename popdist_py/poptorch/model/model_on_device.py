@@ -53,7 +53,7 @@ class ModelOnDevice:
     Args:
         model: The user's module, which contains the weights on the host.
         options: The options of the model, which cannot be changed afterwards.
-        training: Whether the model is a training model.
+        training: Whether the wrapper is for training (trainingModel()) and not for inference.
         optimizer: The user's optimiser; None for an inference model.
         scheduler: A torch scheduler that is stepped after each weight update inside a call.
     """

@@ -38,8 +38,8 @@ class OptimizerLink:
     Args:
         options: The wrapper's frozen options.
         optimizer: The user's optimiser.
-        scheduler: A learning-rate scheduler of torch to step after each weight update; None for no
-            scheduler.
+        scheduler: A learning-rate scheduler of torch to step after each weight update; None without
+            a scheduler.
 
     Attributes:
         optimizer: The user's current optimiser.
@@ -252,7 +252,7 @@ class OptimizerLink:
         """Return the rates on the device that come from a loaded optimiser state.
 
         Rates are settings of the optimiser such as the learning rate. The result does not contain
-        rates that the program has changed after it loaded the state.
+        rates that the program has changed after it loaded the optimiser state.
         """
         rates: dict[str, torch.Tensor] = self._training.optimizer.loaded_rates()
         return rates
@@ -264,7 +264,7 @@ class OptimizerLink:
         self._training.optimizer.load_parameter_tensors(rates)
 
     def loss_scaling(self) -> dict[str, float] | None:
-        """Return the state of automatic loss scaling; None if it is not in use."""
+        """Return the state of automatic loss scaling; None without automatic loss scaling."""
         scaler = self._training.scaler
         state: dict[str, float] | None = None if scaler is None else scaler.state()
         return state
@@ -305,8 +305,8 @@ class OptimizerLink:
     def attributes(self) -> dict[str, Any]:
         """Return the numeric attributes of a PopTorch optimiser that may change after compiling.
 
-        The returned dictionary does not contain settings of the parameter groups. For an optimiser
-        of torch.optim, the returned dictionary is empty.
+        The returned attributes do not include settings of the parameter groups, such as lr. For an
+        optimiser of torch.optim, the returned dictionary is empty.
         """
         if not isinstance(self.optimizer, optim.Optimizer):
             return {}

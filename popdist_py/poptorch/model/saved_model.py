@@ -40,8 +40,8 @@ class SavedModel:
     Attributes:
         options: The options of the model's wrapper.
         call: The structure, shapes and dtypes of the arguments that the model was compiled for.
-        executable: The result of compiling the model.
-        training: Whether the model is a training model.
+        executable: The ``Executable``, which is the result of compiling the model.
+        training: Whether the wrapper is for training (trainingModel()) and not for inference.
         model: The user's module with its weights; None if the module was not saved.
         optimizer: The user's optimiser; None for an inference model, or if the optimiser was not
             saved.

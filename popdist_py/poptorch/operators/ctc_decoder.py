@@ -1,6 +1,6 @@
 """Decoding of CTC (connectionist temporal classification) outputs by beam search.
 
-The search is a prefix beam search without a language model, as in section 7.5 of Graves,
+The decoder runs a prefix beam search without a language model, as in section 7.5 of Graves,
 "Supervised Sequence Labelling", 2012.
 """
 
@@ -85,8 +85,7 @@ def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Pre
                     continue
                 if prefix and prefix[-1] == label:
                     # The same label at two consecutive time steps is one label of the sequence. A
-                    # repeated label counts twice only if there is a blank between the two time
-                    # steps.
+                    # repeated label counts twice only if a blank lies between its two time steps.
                     _extend(following, prefix, ends_in_label=in_label + value)
                     _extend(following, (*prefix, label), ends_in_label=in_blank + value)
                 else:

@@ -1,8 +1,8 @@
 """The class MultiConv, a hint to the device that some convolutions may run in parallel.
 
 A MultiConv does not change the results of a model. The checks of a MultiConv's settings are the
-same as in Graphcore's PopTorch. The settings must be valid, and a MultiConv must contain at least
-one convolution.
+same as in Graphcore's PopTorch. The settings of a MultiConv must be valid, and a MultiConv must
+contain at least one convolution.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONVOLUTIONS: Final = frozenset(
 
 
 class _Counter(TorchFunctionMode):
-    """Counts the convolutions that run inside a ``with`` block."""
+    """Counts the convolutions that run inside the ``with`` block of a MultiConv."""
 
     def __init__(self) -> None:
         super().__init__()
