@@ -41,7 +41,7 @@ class Policy:
 default = Policy()
 
 
-class autocast(ContextDecorator):  # ``autocast`` is PopTorch's name of this class
+class autocast(ContextDecorator):  # PopTorch's class has the lower-case name ``autocast``
     """A context manager and decorator for old programs, which does not cast any tensor."""
 
     def __init__(self, enabled: bool = True) -> None:

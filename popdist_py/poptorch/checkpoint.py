@@ -336,8 +336,8 @@ class _Rewound:
 
 # torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
 # torch.load permits the call of ``codecs.encode``. Versions of torch before 2.5 do not have the
-# attribute ``safe_globals``. For versions without ``safe_globals``, ``add_safe_globals`` registers
-# ``codecs.encode`` for torch.load.
+# attribute ``safe_globals``. For versions of torch without ``safe_globals``, ``add_safe_globals``
+# registers ``codecs.encode`` for torch.load.
 if not hasattr(torch.serialization, "safe_globals"):
     torch.serialization.add_safe_globals([codecs.encode])
 

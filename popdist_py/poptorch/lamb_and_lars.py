@@ -104,7 +104,7 @@ class LARS(_LayerWise):
     """The optimiser LARS, which is SGD with layer-wise adaptive learning rates.
 
     Raises:
-        ValueError: A setting of a parameter group is below 0.
+        ValueError: A numeric setting of a parameter group is below 0.
     """
 
     def __init__(

@@ -146,8 +146,8 @@ def install() -> None:
     """Add the operators to ``torch.ops.poptorch``, except operators that exist there already.
 
     The operators are plain functions, stored as attributes and not registered with torch. If the
-    operators were registered, tracing of a forward pass would not record the calls inside them.
-    Torch could not run registered operators for several replicas at once.
+    operators were registered, tracing of a forward pass would not record the calls inside the
+    operators. Torch could not run registered operators for several replicas at once.
     """
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.poptorch, name):

@@ -78,7 +78,7 @@ class Transfer:
         If an input needs no conversion, the method ``to_device`` returns the same tensor.
 
         Args:
-            tensor: The input to convert.
+            tensor: The input tensor of a call, which may need a conversion.
             widen_integers: Whether integers of 8, 16 and 32 bits are converted to 64 bits. Torch
                 requires 64-bit integers as indices and labels.
         """

@@ -324,7 +324,7 @@ class AsynchronousDataAccessor:
                     self._description = description
                 if epoch == self._epoch:
                     return message
-                # The item belongs to an epoch that the program did not finish.
+                # The received item belongs to an epoch that the program did not finish.
                 self._send(GiveBack(slot))
             case EndOfEpoch(epoch) if epoch == self._epoch:
                 return message

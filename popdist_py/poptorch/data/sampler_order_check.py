@@ -53,8 +53,8 @@ class DrawnOrder(NamedTuple):
         return cls(number, type(sampler).__name__, len(order), digest)
 
 
-# The sequences of this process's samplers that have not yet been compared with the sequences of
-# other instances.
+# The sequences of indices from this process's samplers that have not yet been compared with the
+# sequences of other instances.
 _drawn: list[DrawnOrder] = []
 
 

@@ -24,9 +24,9 @@ _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-# The drawn seeds, by the indices of the instances that share the seed. Every instance that shares a
-# seed stores the seed. Instances that share a seed therefore agree whether to make the collective
-# call that exchanges the seed.
+# The random seeds that instance 0 has drawn, by the indices of the instances that share the seed.
+# Every instance that shares a seed stores the seed. Instances that share a seed therefore agree
+# whether to make the collective call that exchanges the seed.
 _seeds: dict[tuple[int, ...], int] = {}
 
 

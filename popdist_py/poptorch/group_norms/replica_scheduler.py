@@ -169,7 +169,7 @@ class _Thread:
         return value
 
     def close(self) -> None:
-        """Stop the function at its present or next call of ``meet()``, and join the thread."""
+        """Stop the thread's function at its present or next ``meet()``, and join the thread."""
         if self._thread is None:
             return
         # The _Closed object stops a function that waits in ``meet()``. A function that has already

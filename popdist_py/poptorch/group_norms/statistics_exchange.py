@@ -81,7 +81,7 @@ class GroupExchange:
         Args:
             rows: A tensor of the shape [replicas, numbers], with the numbers of all replicas of
                 this instance, or of the one replica that is running.
-            name: The name of the computation for error messages.
+            name: The name of the batch norm's computation, for error messages.
 
         Returns:
             A tensor of the shape [replicas, replicas of the group, numbers]. The returned tensor
@@ -93,7 +93,7 @@ class GroupExchange:
         return answer
 
     def answers(self, questions: Sequence[Question]) -> Sequence[torch.Tensor]:
-        """Return the numbers of each replica's group, one tensor for each replica of this instance.
+        """Return the numbers that each replica's group has sent, as one tensor for each replica.
 
         Args:
             questions: The messages that the replicas of this instance send.

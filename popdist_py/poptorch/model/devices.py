@@ -36,8 +36,8 @@ _VERSION: Final = 2
 # POPTORCH_WAIT_FOR_IPU is not set, a model that finds no free device raises an error.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# The model that is attached to each device id. The dictionary ``_holders`` is used under the
-# launcher and with useIpuModel().
+# For each device id, the model that is attached to the device. The dictionary ``_holders`` is used
+# under the launcher and with useIpuModel().
 _holders: dict[int, weakref.ref[Any]] = {}
 # A finalizer for each attached model, which releases the model's device. The dictionary ``_given``
 # is used in programs that run without the launcher and without useIpuModel().
@@ -108,8 +108,8 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
         which = "a device" if ipu_id is None else f"device with id {ipu_id}"
         raise Error(f"Failed to acquire {which}: {error}") from error
     # The launcher gives each instance a different device id, so only models of this process can use
-    # the same id. With useIpuModel(), a model does not use a device of a pod, so models of other
-    # processes cannot be attached to the device id.
+    # the same device id. With useIpuModel(), a model does not use a device of a pod, so models of
+    # other processes cannot be attached to the device id.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True

@@ -336,8 +336,8 @@ class ModelOnDevice:
 
         The new optimiser may train other parameters than the previous optimiser.
         """
-        # A back end for the replicas is chosen again, because the results of the rebuilt program
-        # must agree with the results of the loop over replicas.
+        # A back end (way to run the replicas) is chosen again, because the results of the rebuilt
+        # program must agree with the results of the loop over replicas.
         executable = replace(before.executable, back_end=None)
         compiled = build_program(self._source(), executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value

@@ -167,7 +167,7 @@ class OptimizerLink:
 
     @property
     def after_update(self) -> Callable[[], None] | None:
-        """The function to call after each weight update; None if there is no scheduler."""
+        """The function that steps the scheduler after a weight update; None without a scheduler."""
         return None if self._scheduler is None else self._step_scheduler
 
     def _step_scheduler(self) -> None:
@@ -225,7 +225,7 @@ class OptimizerLink:
         self.load_state_tensors(state)
 
     def fetch_state(self) -> None:
-        """Copy the device's optimiser state to a PopTorch optimiser, if the device's is newer."""
+        """Copy the device's optimiser state to a PopTorch optimiser, if the device's state is newer."""
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
         self.load_pending_state()

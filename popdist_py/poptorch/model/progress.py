@@ -21,8 +21,8 @@ _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 def progress_bar(*, shown: bool) -> Iterator[Callable[[int, str], None]]:
     """Show the progress bar of a compilation, and yield a function that advances the bar.
 
-    The yielded function takes two arguments, the percentage that is done and the name of the
-    compilation step that begins.
+    The yielded function takes two arguments, the completed percentage of the compilation and the
+    name of the compilation step that begins.
 
     Args:
         shown: Whether to show the progress bar. Without the progress bar, the yielded function does

@@ -61,10 +61,10 @@ class SavedModel:
         """Write a compiled model to the file ``path``, or into the folder ``path``.
 
         In the folder ``path``, the new file has the name ``model.poptorch``. Parent folders that do
-        not exist are made. The user's module and optimiser are pickled directly. Objects of this
-        package's classes are stored as bytes that contain a second pickle. Another version of this
-        package can therefore read the version number in the file, even if the package has different
-        classes.
+        not exist are made. The user's module and optimiser are pickled directly. In the file,
+        objects of this package's classes are stored as bytes that contain a second pickle. Another
+        version of this package can therefore read the version number in the file, even if the
+        package has different classes.
 
         Raises:
             AssertionError: The parent of ``path`` is a file, and not a folder.
