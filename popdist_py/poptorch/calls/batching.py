@@ -74,7 +74,8 @@ class Batching:
     """The numbers that divide a model's inputs into micro-batches, and the outputs to return.
 
     Attributes:
-        device_iterations: The number DI of device iterations in one call of the model.
+        device_iterations: The number DI of iterations that the device runs in one call of the
+            model.
         gradient_accumulation: The number GA of micro-batches whose gradients are added before each
             update of the weights.
         replicas: The number R of replicas (copies of the model).

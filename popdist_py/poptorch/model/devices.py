@@ -3,8 +3,8 @@
 A pod is a set of emulated IPUs that processes share. If a pod is configured and the program runs
 without the launcher, a model attaches to a device of the pod. While a model is attached to a
 device, no other process can use the device. If no pod is configured, the number of emulated IPUs is
-not limited. Without a pod, a model attaches to a device only if the model's options contain a
-device id. The command ``gc-info -l`` lists the device ids.
+not limited. Without a configured pod, a model attaches to a device only if the model's options
+contain a device id. The command ``gc-info -l`` lists the device ids.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class OptimizerLink:
         self.load_state_tensors(state)
 
     def fetch_state(self) -> None:
-        """Copy the device's optimiser state to a PopTorch optimiser, if the device's state is newer."""
+        """Copy the device's optimiser state to a PopTorch optimiser, if the device has run."""
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
         self.load_pending_state()
