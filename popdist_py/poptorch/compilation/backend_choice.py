@@ -1,9 +1,10 @@
 """The class BackendChoice, which chooses the code (replica back end) that runs the replicas.
 
-The results of a back end must agree with the results of the loop back end, which runs one replica
-after the other. The choice of a back end depends only on the model and not on measured times, so
-that a program computes the same bits in every run. The module ``backends.py`` contains the list of
-back ends, and the rules about the models for which each back end is faster than the loop back end.
+The results of a replica back end must agree with the results of the reference back end
+``LoopReplicas``, which runs one replica after the other. The choice of a back end depends only on
+the model and not on measured times, so that a program computes the same bits in every run. The
+module ``backends.py`` contains the list of back ends, and the rules about the models for which each
+back end is faster than the reference back end ``LoopReplicas``.
 """
 
 from __future__ import annotations
@@ -78,15 +79,15 @@ class BackendChoice:
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
         """Return the first replica back end with correct results on all instances.
 
-        If the results of every other back end are wrong, the method ``choose`` returns the loop
-        back end, which runs one replica after the other.
+        If the results of every other back end are wrong, ``choose`` returns the reference back end
+        ``LoopReplicas``, which runs one replica after the other.
 
         Args:
             wanted: The requested back end: the back end's name, a value of the option
                 ``replicaExecution``, or "auto".
             chosen_before: The name of the back end that was chosen in an earlier compilation of the
                 same model. If ``chosen_before`` is given, the results of this back end are not
-                compared with the results of the loop back end again.
+                compared with the results of the reference back end ``LoopReplicas`` again.
 
         Raises:
             Error: The option ``replicaExecution`` selects a kind of replica back end, and no back
@@ -123,7 +124,7 @@ class BackendChoice:
         return None
 
     def _candidates(self, wanted: str) -> list[Backend]:
-        """Return the back ends to compare with the loop back end, the preferred back end first."""
+        """Return the back ends to compare with ``LoopReplicas``, the preferred back end first."""
         others = backends.BACKENDS[1:]
         if wanted != "auto":
             return [row for row in others if wanted in (row.name, row.option)]
@@ -152,8 +153,8 @@ class BackendChoice:
     def _made(self, row: Backend, *, compares: bool) -> Replicas | None:
         """Return an object that runs the replicas with a back end; None if its results are wrong.
 
-        Results are wrong if they differ from the results of the loop back end by more than rounding
-        errors. The result is also None if the tried back end raises an error.
+        Results are wrong if they differ from the results of the reference back end ``LoopReplicas``
+        by more than rounding errors. The result is also None if the tried back end raises an error.
         """
         try:
             with _silent():
@@ -163,10 +164,10 @@ class BackendChoice:
                 self._tell(f"making the {row.name}")
                 # A vectorised forward pass may store tensors in a list of the model, and a later
                 # run cannot use the stored tensors. Therefore ``contents_kept`` undoes the changes
-                # that a tried back end makes to the lists of the model. The changes that the loop
-                # back end makes to lists are undone only after a back end has been chosen. If these
-                # changes to lists were undone earlier, the comparison of back ends would not detect
-                # that a forward pass counts its calls in a list.
+                # that a tried back end makes to the lists of the model. The changes that the
+                # reference back end ``LoopReplicas`` makes to lists are undone only after a back
+                # end has been chosen. If these changes to lists were undone earlier, the comparison
+                # of back ends would not detect that a forward pass counts its calls in a list.
                 with self._model.state.attributes.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)

@@ -1,13 +1,14 @@
 """The class Agreement, which compares the results of replica back ends.
 
 A replica back end is code that runs the forward and backward passes of all replicas. The simplest
-back end, the loop back end, runs one replica after the other. The results of the loop back end are
-correct by definition. The results of another replica back end may differ from the results of the
-loop back end by rounding errors, because the same sum in another order is rounded differently. Deep
-models amplify rounding errors. For example, a gradient of ResNet-50 changes by 2 per cent if the
-last bits of the weights change. Therefore the comparison measures the effect of rounding on every
-tensor that the loop back end computes. The module ``backend_comparison`` does not depend on how a
-replica back end works, and does not compare the speed of back ends.
+replica back end, ``LoopReplicas``, runs one replica after the other. ``LoopReplicas`` is the
+reference: its results are correct by definition. The results of another replica back end may differ
+from the results of the reference back end ``LoopReplicas`` by rounding errors, because the same sum
+in another order is rounded differently. Deep models amplify rounding errors. For example, a
+gradient of ResNet-50 changes by 2 per cent if the last bits of the weights change. Therefore the
+comparison measures the effect of rounding on every tensor that the reference back end
+``LoopReplicas`` computes. The module ``backend_comparison`` does not depend on how a replica back
+end works, and does not compare the speed of back ends.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from popdist_py.poptorch.weights.parameter_gradients import (
 __all__ = ["Agreement"]
 
 # The noise of a tensor is the norm of the tensor's change if random rounding errors are added to
-# all weights and inputs. A tensor that a back end computes agrees with the same tensor of the loop
-# back end if the norm of their difference is at most _NOISE times the noise of the tensor, plus the
-# tolerance that the function roundings() returns. In measurements of ResNet, MobileNet, BERT and
-# small models, the differences of correct back ends were below 1.5 times the noise. A back end that
-# wrongly added 1e-4 times the tensors of one replica to the tensors of another replica differed by
-# 150 times the noise.
+# all weights and inputs. A tensor that a back end computes agrees with the same tensor of the
+# reference back end ``LoopReplicas`` if the norm of their difference is at most _NOISE times the
+# noise of the tensor, plus the tolerance that the function roundings() returns. In measurements of
+# ResNet, MobileNet, BERT and small models, the differences of correct back ends were below 1.5
+# times the noise. A back end that wrongly added 1e-4 times the tensors of one replica to the
+# tensors of another replica differed by 150 times the noise.
 _NOISE: Final = 12.0
 # The results of back ends are compared at several test points. A test point is one set of numbers
 # for all weights, inputs and buffers of a model. If the input of a ReLU is nearly zero, rounding
 # may change the sign of the input. A change of the input's sign causes a large change of gradients,
 # but only a small change of the ReLU's output. Therefore each gradient must agree with the gradient
-# of the loop back end at only one of _MAX_POINTS test points. Outputs and buffers must agree with
-# those of the loop back end at every tested point.
+# of the reference back end ``LoopReplicas`` at only one of _MAX_POINTS test points. Outputs and
+# buffers must agree with those of the reference back end ``LoopReplicas`` at every tested point.
 _MAX_POINTS: Final = 4
 # The number of the test point whose weights and inputs are close to those in the user's program. If
 # weights and inputs differ much from the weights and inputs in the user's program, a model may
@@ -82,10 +83,10 @@ class _Point:
         number: The number of the test point. The weights, inputs and buffers of each test point
             differ from those of every other test point. They also differ from the tensors with
             which a graph was recorded.
-        expected: The results that the loop back end computes from the weights, inputs and buffers
-            of the test point.
+        expected: The results that the reference back end ``LoopReplicas`` computes from the
+            weights, inputs and buffers of the test point.
         noise: For each kind of tensor, the size of the change that rounding causes in each result
-            of the loop back end; None if the noise has not been measured.
+            of the reference back end ``LoopReplicas``; None if the noise has not been measured.
     """
 
     number: int
@@ -99,7 +100,7 @@ def _scale(number: int) -> float:
 
 
 class Agreement:
-    """Compares the results of replica back ends with the results of the loop back end.
+    """Compares the results of replica back ends with those of the reference ``LoopReplicas``.
 
     The device's tensors are restored after each run of a back end.
 
@@ -123,21 +124,22 @@ class Agreement:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the loop back end has run, so that other back ends may run now."""
+        """Whether ``LoopReplicas`` has run, so that other back ends may run now."""
         return bool(self._points)
 
     def prepare(self) -> None:
-        """Run the loop back end, which must run before any other back end.
+        """Run the reference back end ``LoopReplicas``, which must run before any other back end.
 
         If another back end ran first, its forward pass could store tensors in Python variables, and
-        the loop back end could read these tensors in its first run.
+        the reference back end ``LoopReplicas`` could read these tensors in its first run.
         """
         self._point(0)
 
     def difference(self, replicas: Replicas) -> str | None:
-        """Return a text that names the results in which a back end differs from the loop back end.
+        """Return a text that names the results in which a back end differs from ``LoopReplicas``.
 
-        The text is None if all results of the back end agree with the results of the loop back end.
+        The text is None if all results of the back end agree with the results of the reference back
+        end ``LoopReplicas``.
         """
         first = self._point(0).expected
         empty = says_nothing(first.outputs)
@@ -167,7 +169,7 @@ class Agreement:
         """Yield each kind of result, such as gradients, with the indices of wrong tensors.
 
         A tensor of a back end is wrong if rounding errors cannot explain its difference from the
-        tensor of the loop back end.
+        tensor of the reference back end ``LoopReplicas``.
         """
         far_off_of: dict[str, list[float] | None] = {}
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
@@ -186,19 +188,20 @@ class Agreement:
             yield kind, wrong
 
     def _noise(self, point: _Point) -> dict[str, list[float]]:
-        """Return the size of the change that rounding causes in each result of the loop back end.
+        """Return how much rounding changes each result (tensor) of ``LoopReplicas``.
 
-        To measure the effect of rounding, ``_noise`` runs the loop back end with random rounding
-        errors in all weights and inputs. The method ``_noise`` also runs the loop back end again
-        with unchanged weights and inputs. If a tensor changes when the loop back end runs again
-        with unchanged weights and inputs, the cause is not rounding, but for example a Python
-        variable that the forward pass changes. For a tensor that changes without a change of
-        weights and inputs, ``_noise`` returns 0.
+        To measure the effect of rounding, ``_noise`` runs the reference back end ``LoopReplicas``
+        with random rounding errors in all weights and inputs. The method ``_noise`` also runs the
+        reference back end ``LoopReplicas`` again with unchanged weights and inputs. If a tensor
+        changes when the reference back end ``LoopReplicas`` runs again with unchanged weights and
+        inputs, the cause is not rounding, but for example a Python variable that the forward pass
+        changes. For a tensor that changes without a change of weights and inputs, ``_noise``
+        returns 0.
         """
         if point.noise is None:
-            # The loop back end is repeated twice, before and after the run with rounding errors. If
-            # the loop back end were repeated only once, a Python variable could by chance have the
-            # same value as in the first run.
+            # ``LoopReplicas`` runs twice without rounding errors, before and after the run with
+            # random rounding errors. If ``LoopReplicas`` ran only once more, a Python variable of
+            # the model could by chance have the same value as in the first run.
             changes = [self._repeated(point)]
             moved = self._run(self._loop, point.number, partial(_rounded_anew, torch.Generator()))
             moves = _all_distances(point.expected, moved)
@@ -217,7 +220,7 @@ class Agreement:
         return point.noise
 
     def _repeated(self, point: _Point) -> dict[str, list[float]]:
-        """Return how much each result changes if the loop back end runs again."""
+        """Return how much each result changes if ``LoopReplicas`` runs again."""
         return _all_distances(point.expected, self._run(self._loop, point.number))
 
     # -- methods that run a micro-batch -------------------------------------------------------
@@ -260,11 +263,12 @@ class Agreement:
         self, scale: float, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[None]:
         """Change the weights and buffers during the ``with`` block, and restore them afterwards."""
-        # The changed weights get new memory, because other instances may read the old memory. If a
-        # back end wrongly reads the old memory of a weight, the comparison detects that its results
-        # differ from the results of the loop back end. To save memory, a weight's old memory is
-        # freed if the host has an equal copy of the weight and no other tensor uses the memory. A
-        # weight whose old memory was freed is restored from the host's copy.
+        # Weights that are changed to compare back ends get new memory, because other instances may
+        # read the old memory of the weights. If a back end wrongly reads the old memory of a
+        # weight, the comparison detects that its results differ from the results of the reference
+        # back end ``LoopReplicas``. To save memory, a weight's old memory is freed if the host has
+        # an equal copy of the weight and no other tensor uses the memory. A weight whose old memory
+        # was freed is restored from the host's copy.
         hosts = self._host_weights()
         kept = {
             id(parameter): parameter.data
@@ -296,7 +300,7 @@ class Agreement:
 
 
 class _LoopOverTwo:
-    """A loop back end that runs only two replicas, and copies the second replica's results.
+    """A ``LoopReplicas`` that runs only two replicas, and copies the second replica's results.
 
     While back ends are compared, all replicas except the first get equal inputs and buffers.
     Therefore the results of the second replica are also the results of all later replicas. If a
@@ -340,8 +344,8 @@ class _LoopOverTwo:
         second = self._loop.run_one(1, call, two, number, scale)
         # The gradients of the second replica are multiplied by the number of replicas that it
         # represents. The second replica's loss is not multiplied, because a factor on the loss
-        # would change the rounding errors of the backward pass.
-        # Each sum replaces a gradient at once, so that only one more tensor needs memory.
+        # would change the rounding errors of the backward pass. Each sum of two gradients replaces
+        # the old gradient immediately, so that only one additional tensor needs memory.
         for parameter, gradient in zip(self._model.trained, gradients, strict=True):
             set_gradients([parameter], [_sum(gradient, parameter.grad, others)])
         self.make_alike(self._stacks)

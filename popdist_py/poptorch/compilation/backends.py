@@ -2,19 +2,18 @@
 
 To add a back end, write a class that runs replicas, and call ``register()`` with a ``Backend``
 object. Every instance of a job must add the same rows (back ends) to ``BACKENDS``. The first row of
-``BACKENDS`` is the loop back end, which runs one replica after the other. By definition, the
-results of the loop back end (which runs one replica after the other) are correct. When a model is
-compiled for the first time, the results of other back ends are compared with the results of the
-loop back end.
+``BACKENDS`` is the reference back end ``LoopReplicas``, which runs one replica after the other. By
+definition, the results of ``LoopReplicas`` are correct. When a model is compiled for the first
+time, the results of other back ends are compared with the results of ``LoopReplicas``.
 
 With ``replicaExecution("auto")``, the library tries the back ends from the last row of ``BACKENDS``
 to the first row. A replica back end is worthwhile for a model if it is expected to be faster than
-the loop back end. The library uses the first worthwhile back end whose results agree with the
-results of the loop back end. The choice of a back end does not depend on measured times, so a
+``LoopReplicas``. The library uses the first worthwhile back end whose results agree with the
+results of ``LoopReplicas``. The choice of a back end does not depend on measured times, so a
 program uses the same back end in every run. The rules about worthwhile back ends were derived from
-the step times in the following table. Each entry of the table is the time of a training step with a
-back end, divided by the time with the loop back end. The times were measured with one thread on a
-machine of two cores:
+the times of training steps in the following table. Each entry of the table is the time of a
+training step with a back end, divided by the time with ``LoopReplicas``. The times were measured
+with one thread on a machine of two cores:
 
 =========================  ========  =========  ===========  =========
 layers                     replicas  graph      fused graph  fused
@@ -58,7 +57,7 @@ from popdist_py.poptorch.options.emulator_options import EXECUTIONS
 __all__ = ["BACKENDS", "ONE_REPLICA", "Backend", "register", "why_not_copied"]
 
 # The reason why back ends that compute several replicas at once do not run a single replica. For a
-# single replica, the library uses the loop back end instead, and does not raise an error.
+# single replica, the library uses ``LoopReplicas`` instead, and does not raise an error.
 ONE_REPLICA: Final = "there is one replica only"
 
 # The torch functions that are slower in a recorded graph, because recorded graphs do not use
@@ -78,8 +77,8 @@ class Backend:
         name: The name of the back end, which is stored in executables (compiled models).
         option: The value of the option ``replicaExecution`` that selects the back end; None if only
             "auto" can select it. If the same value of ``replicaExecution`` selects several back
-            ends, the library uses the first back end whose results agree with the results of the
-            loop back end.
+            ends, the library uses the first back end whose results agree with the results of
+            ``LoopReplicas``.
         can_run: A function that gets a model and returns the reason why the back end cannot run the
             model; None if the back end can run the model.
         make: A function that returns an object that runs a model's replicas. The arguments of
@@ -98,7 +97,7 @@ class Backend:
 
 
 def _always(_: DeviceModel) -> None:
-    """Return None, because there is no model that the loop back end cannot run."""
+    """Return None, because ``LoopReplicas`` can run every model."""
 
 
 def _why_not_recorded(model: DeviceModel) -> str | None:

@@ -66,7 +66,7 @@ def compile_model(
         earlier: The result of an earlier compilation of the same model, which makes tracing the
             forward pass unnecessary; None without an earlier compilation.
         advance: A function that is called with the completed percentage of the compilation and the
-            name of its next step.
+            name of the work that the compilation does next.
         placed: A function that is called with the number of IPUs that all replicas need, as soon as
             the compilation has determined this number of IPUs.
 

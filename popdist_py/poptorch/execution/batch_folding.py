@@ -8,8 +8,9 @@ In training batch norms, the result of a sample depends on the whole batch. Ther
 replica dimension is folded into the channel dimension, to [micro-batch, replicas x channels, ...].
 Folding the replicas into the channels does not copy a tensor if the memory order of the tensor is
 [micro-batch, replicas, channels, ...]. In this memory order, a sample's replicas are side by side.
-Therefore the replacements keep this memory order after a batch norm. Python code can see the memory
-order of a tensor only in the strides of the tensor.
+Therefore the replacements of torch functions keep the memory order [micro-batch, replicas,
+channels, ...] after a batch norm. Python code can see the memory order of a tensor only in the
+strides of the tensor.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def folded_batches() -> Iterator[None]:
 
 
 def folded_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the active replacement for one of torch's functions.
+    """Return the replacement that ``folded_batches`` has activated for a torch function.
 
     If ``function`` does not have an active replacement, the result is ``function`` itself.
     """
@@ -273,8 +274,9 @@ def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
 
     If torch cannot view the tensor because of its memory order, the result is a view of a copy of
     the tensor. An in-place change of the copy's view does not change the original tensor. A model
-    that needs the change of the original tensor then has other results than with the loop back end,
-    which runs one replica after the other. The comparison of the back ends detects the difference.
+    that needs the change of the original tensor then has other results than with the reference back
+    end ``LoopReplicas``, which runs one replica after the other. The comparison of the back ends
+    detects the difference.
     """
 
     def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:

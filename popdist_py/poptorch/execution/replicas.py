@@ -54,8 +54,8 @@ class DeviceModel:
         trained: The parameters that the optimiser updates.
         only_loop: The reason why only ``LoopReplicas`` can run the model, as a text; None if other
             back ends can run the model.
-        norm_groups: The object that exchanges batch norm statistics between the replicas of a
-            group; None if every replica uses only its own statistics.
+        norm_groups: The object that exchanges batch norm statistics between the replicas of a norm
+            group; None if every replica uses only its own batch norm statistics.
         aligned_inputs: Whether every micro-batch is copied to new memory, which is aligned to cache
             lines. The bits of a matrix product depend on the alignment of its operands in memory.
     """
@@ -112,8 +112,8 @@ class DeviceModel:
         with spans.row_span(spans.DEVICE, "backward"):
             if self.norm_groups is not None:
                 # Activation checkpointing runs batch norms again in the backward pass, and these
-                # batch norms need the mode ``GroupNorms``. A call of ``loss.backward()`` would run
-                # without torch function modes.
+                # batch norms need the mode ``GroupNorms``, which exchanges statistics between
+                # replicas. A call of ``loss.backward()`` would run without torch function modes.
                 gradients = (torch.full_like(loss, scale),)
                 _engine_run_backward(
                     (loss,), gradients, False, False, (),
@@ -244,7 +244,8 @@ def _in_turns(
 
     Args:
         model: The compiled model that runs on every replica.
-        groups: The object that exchanges batch norm statistics between the replicas of a group.
+        groups: The object that exchanges batch norm statistics between the replicas of a norm
+            group.
         each: One function for each replica, which runs the replica.
 
     Raises:

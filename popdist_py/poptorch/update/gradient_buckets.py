@@ -1,4 +1,4 @@
-"""The reduction of gradients in buckets, during the backward pass.
+"""The reduction (sum over all instances) of gradients in buckets, during the backward pass.
 
 A bucket is a list of gradients that are summed over the instances together, as soon as all
 gradients in the bucket are complete. Because buckets are reduced during the backward pass, the
@@ -189,7 +189,7 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 class Autotuner:
     """A choice to use an option, made by timing training steps with and without the option.
 
-    All instances choose the same value of the option.
+    All instances make the same choice.
 
     Args:
         agree: A function that gets a number from each instance, and returns the maximum of these

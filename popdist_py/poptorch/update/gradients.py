@@ -1,10 +1,10 @@
 """The reduction (sum) of gradients over the replicas of this instance and over all instances.
 
-With several instances, the gradients of one dtype are stored in one flat buffer. The instances of a
-host share the memory of the flat buffer, so one call without copies sums the gradients. If there is
-only one instance, gradients are not copied to flat buffers. The module ``training.py`` calls
-``all_reduce`` or ``in_parts`` at the end of each accumulation window (the micro-batches between two
-weight updates).
+If the job has several instances, the gradients of one dtype are stored in one flat buffer. The
+instances of a host share the memory of the flat buffer, so one call without copies sums the
+gradients. If the job has only one instance (process), gradients are not copied to flat buffers. The
+module ``training.py`` calls ``all_reduce`` or ``in_parts`` at the end of each accumulation window
+(the micro-batches between two weight updates).
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class HalfWeights:
     """The float16 parameters that one optimiser updates in float32.
 
     Args:
-        at_random: Whether updated weights are rounded at random.
+        at_random: Whether updated weights are rounded up or down at random, instead of to the
+            nearest float16 number.
     """
 
     def __init__(self, *, at_random: bool) -> None:

@@ -70,7 +70,7 @@ class AutomaticLossScaling:
         return (self._steps + 1) % self._period == 0
 
     def overflows(self, gradients: Gradients) -> bool:
-        """Tell whether too many gradient elements are near the largest float16 value.
+        """Tell whether too many gradient elements are near the largest float16 number.
 
         All instances must call the method ``overflows`` together. ``overflows`` counts elements of
         every instance's gradients before the gradients are summed over the instances. ``overflows``

@@ -295,7 +295,7 @@ def _is_marked(optimizer: torch.optim.Optimizer, setting: str) -> bool:
 
 
 def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
-    """Return advice for the user on how to make a setting variable after compiling."""
+    """Return advice on how a program can allow changes of an optimiser setting."""
     name = setting.split(" of ")[0]
     cycled = any("max_momentum" in group for group in optimizer.param_groups)
     scheduler = ", or give the scheduler cycle_momentum=False" if cycled else ""

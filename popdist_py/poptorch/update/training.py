@@ -90,7 +90,7 @@ class Training:
                 self.optimizer.step(loss_scale)
         else:
             # The method step_in_parts also waits for the reduction of gradients. The time of
-            # waiting for reductions is not recorded as updating.
+            # waiting for the reduction of gradients is not recorded as time of updating weights.
             with activities.doing(activities.UPDATING):
                 self.optimizer.step_in_parts(loss_scale, parts)
         # The version counters of parameters are increased, because torch's fused updates change

@@ -84,7 +84,7 @@ class ModuleAttributes:
         return [view.get(key, _MISSING) for view, key, _ in self._changed]
 
     def put_changed(self, values: Sequence[Any]) -> None:
-        """Set the plain attributes that a forward pass changes to the given values.
+        """Assign ``values`` to the plain attributes that a forward pass changes.
 
         Args:
             values: The attribute values that ``changed_values()`` returned.

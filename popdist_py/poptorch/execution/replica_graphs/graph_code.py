@@ -75,7 +75,7 @@ _CASTS: Final = {torch.float16: torch.Tensor.half, torch.float32: torch.Tensor.f
 
 
 def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """Return the fastest function call that computes the value of a node.
+    """Return the fastest function call that computes the result of a graph node.
 
     Returns:
         The function to call, its positional arguments and its keyword arguments.
@@ -189,8 +189,9 @@ def _text(value: Any, names: dict[str, Any]) -> str:
     """Return an operation's argument as Python source code.
 
     Args:
-        value: The value of the operation's argument. A value without a short source text becomes a
-            global variable.
+        value: The value of the operation's argument. A value that is neither a graph node, a list,
+            a tuple, None, an int, a bool nor a string becomes a global variable of the generated
+            code.
         names: The global variables of the generated code. ``_text`` adds the new global variables
             to ``names``.
     """

@@ -36,8 +36,8 @@ class GraphReplicas:
         call: The arguments of a model's call, for recording the graph.
         inputs: One tensor for each input of the model, for recording the graph. Each input tensor
             contains a micro-batch for each group of replicas that get the same inputs.
-        vectorised: Whether one run of the graph computes all local replicas. With False, the graph
-            runs once for each local replica.
+        vectorised: Whether one run of the graph computes all local replicas. With False, the
+            recorded graph runs once for each local replica.
 
     Raises:
         RuntimeError: The forward or the backward pass of the model cannot be recorded.
@@ -90,7 +90,8 @@ class GraphReplicas:
             inputs: One tensor for each input of the model. The tensor contains a micro-batch for
                 each group of replicas that get the same inputs.
             is_real: Whether the results of large matrix products and convolutions are computed
-                while recording. With False, zeros replace these results.
+                while recording. With False, zeros replace the results of large matrix products and
+                convolutions.
         """
         batching = self._model.batching
         if self._vectorised:

@@ -75,9 +75,9 @@ def simplify(graph: fx.Graph) -> None:
 def rewrite_nodes(graph: fx.Graph, passes: Sequence[NodePass]) -> None:
     """Apply passes to each operation, in the order of the operations in the graph.
 
-    Because of the order, the inputs of an operation are already simplified when a pass gets the
-    operation. After a pass has replaced an operation, the remaining passes are not applied to the
-    old operation.
+    Because operations are rewritten in the order of the graph, the inputs of an operation are
+    already simplified when a pass gets the operation. After a pass has replaced an operation, the
+    remaining passes are not applied to the old operation.
     """
     for node in list(graph.nodes):
         for node_pass in passes:
@@ -336,7 +336,7 @@ def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _looks_into_first(node: fx.Node) -> bool:
-    """Tell whether the value of ``node`` may share memory with its first argument."""
+    """Tell whether the result of ``node`` may share memory with the first argument of ``node``."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True  # The node selects one of several results of an operation.
     returns = node.target._schema.returns

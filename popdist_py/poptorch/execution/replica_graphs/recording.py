@@ -65,7 +65,7 @@ class ZerosRefused(RuntimeError):
 
     For example, the inverse of a matrix fails for zeros. ZerosRefused is also raised if the
     recorded function has caught the operation's error, because the function might call other
-    operations with real values.
+    operations if no zeros replaced results.
     """
 
 
@@ -82,7 +82,7 @@ def record(
         arguments: The arguments of the function, which must all be different tensors. If the
             recorded function changes its arguments, the changes are not undone.
         is_real: Whether the results of large matrix products and convolutions are computed. With
-            False, zeros replace these results.
+            False, zeros replace the results of large matrix products and convolutions.
 
     Raises:
         ZerosRefused: An operation failed after zeros had replaced the result of a large matrix
@@ -158,9 +158,9 @@ class _Traits:
     """The properties of an operation that affect how the operation is recorded.
 
     Attributes:
-        reads_values: Whether the operation's result is a Python value that depends on values of
-            tensors.
-        values_decide_shape: Whether the shape of the operation's result depends on values of
+        reads_values: Whether the operation's result is a Python number that depends on the numbers
+            in tensors.
+        values_decide_shape: Whether the shape of the operation's result depends on the numbers in
             tensors.
         may_vary: Whether the operation can return different results for equal arguments.
         writes: Whether the operation changes an argument in place.
@@ -201,7 +201,7 @@ class _Recorder(TorchDispatchMode):
     Args:
         arguments: The argument tensors of the recorded function.
         is_real: Whether the results of large matrix products and convolutions are computed. With
-            False, zeros replace these results.
+            False, zeros replace the results of large matrix products and convolutions.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
@@ -212,8 +212,9 @@ class _Recorder(TorchDispatchMode):
         self._is_real = is_real
         self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
-        # The nodes of the graph that depend only on constants. The tensor of such a node is the
-        # same in every run of the graph, so the recorded function may read the tensor's numbers.
+        # The nodes of the graph that depend only on constants. The tensor of a node that depends
+        # only on constants is the same in every run of the graph, so the recorded function may read
+        # the tensor's numbers.
         self._fixed: set[fx.Node] = set()
         # Whether an operation may have overwritten a constant of the graph with numbers that differ
         # between runs of the graph.
@@ -266,8 +267,8 @@ class _Recorder(TorchDispatchMode):
         traits = _traits(func)
         if func is _ATEN.lift_fresh.default:
             # Torch's operation ``lift_fresh`` returns its argument, which is a constant of the
-            # graph. The constant is copied, because an in-place change of the result would change
-            # the constant for all later runs.
+            # graph. The constant tensor is copied, because an in-place change of the operation's
+            # result would change the constant for all later runs of the graph.
             func = _ATEN.lift_fresh_copy.default
         inputs = tuple(map(self._recorded, args))
         named = {name: self._recorded(value) for name, value in kwargs.items()}

@@ -29,7 +29,7 @@ class Reduction:
     """The reduction (sum) of one array of gradients over all instances, as one or two functions.
 
     Attributes:
-        start: A function that starts the reduction.
+        start: A function that starts to sum the array of gradients over all instances.
         finish: A function that completes the oldest reduction that has been started but not
             completed; None if ``start`` does the whole reduction.
     """

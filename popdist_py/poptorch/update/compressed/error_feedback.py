@@ -50,7 +50,7 @@ class ErrorFeedback:
         return self._rooms[kind][part]
 
     def rescale(self, scale: float) -> None:
-        """Adapt the stored errors to a new loss scale, which is a factor on the gradients."""
+        """Adapt the stored errors to a new loss scale, the factor that multiplies the gradients."""
         if scale == self._scale:
             return
         factor = np.float32(scale / self._scale)

@@ -26,7 +26,8 @@ from popdist_py.poptorch.update.compressed.error_feedback import ErrorFeedback
 __all__ = ["FORMATS", "RoundedSums", "own_slice", "pieces"]
 
 FORMATS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# The number of elements in one piece of a gradient array, as in reductions without compression.
+# The number of elements in one piece of a gradient array. The size of a piece is the same as in the
+# reduction of gradients without compression.
 _PIECE: Final = 2 * CHUNK_BYTES // 4
 # An encoded segment of a gradient array begins with a 32-bit integer, the exponent of the power of
 # two by which the segment was scaled.
