@@ -1,8 +1,8 @@
 """Search algorithms for the largest batch, best stages and cheapest recomputation that fit.
 
 A search changes the configuration of a run in many ways, and estimates the memory and time of each
-changed configuration. Estimates for a single configuration are the work of the modules ``memory``
-and ``cycles``.
+changed configuration. The modules ``memory`` and ``cycles`` estimate the memory and the time of a
+single configuration.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ __all__ = [
     "with_checkpoints",
 ]
 
-# The largest number of places (possible beginnings of stages) for which a search tries all places
-# at once. The time of a search grows with the square of the number of places.
+# The largest number of places (possible beginnings of stages) for which a search for the best
+# stages tries all places at once. The time of a search for the best stages grows with the square of
+# the number of places (possible beginnings of stages).
 _MANY_PLACES: Final = 64
 
 
@@ -62,7 +63,7 @@ class Run:
 
     @property
     def fullest(self) -> IpuMemory:
-        """The contents of the memory of the IPU that contains the fullest tile."""
+        """The data and code in the memory of the IPU that contains the fullest tile."""
         report = memory(self.graph, self.placement, self.settings, self.ipu, self.estimates)
         return report.fullest
 
@@ -75,7 +76,7 @@ class Run:
 def largest_batch(run: Run, limit: int = 2**16) -> int:
     """Return the largest micro-batch (number of samples) that fits into memory, up to ``limit``.
 
-    The returned number is 0 if a micro-batch of one sample does not fit into memory.
+    The function returns 0 if a micro-batch of one sample does not fit into memory.
     """
 
     def fits(batch: int) -> bool:
@@ -99,23 +100,26 @@ def best_splits(
     """Return the division of a model into stages that makes the slowest stage fastest.
 
     In the returned placement, every stage fits into the memory of its IPU. The function returns
-    None if no division of the model fits. The search uses dynamic programming. The memory of a
-    stage depends only on the stage's number and on its first and last operation. A search that
-    tries all places therefore finds a division that fits, if there is one.
+    None if no division of the model fits. The search for the best division of the model uses
+    dynamic programming. The memory that a stage needs depends only on the stage's number and on its
+    first and last operation. A search that tries all places therefore finds a division of the model
+    that fits into memory, if such a division exists.
 
     If stages can begin at many places, the search first tries only some of the places. A second
-    search then tries all places near the best places of the first search. If the search did not try
-    all places, the slowest stage of the result may be slower than necessary by the time of one or
-    two operations.
+    search then tries all places (possible beginnings of stages) near the best places of the first
+    search. If the search did not try all places, the slowest stage of the returned division may be
+    slower than necessary by the time of one or two operations.
 
     Args:
-        run: The configuration of the run. The search does not use the placement in ``run``.
+        run: The configuration of the run. The search does not use the placement (stages and IPUs)
+            in ``run``.
         stages: The number of stages into which the model is divided. Each stage gets its own IPU.
         places: The numbers of the operations where a stage may begin. If ``places`` is None, a
             stage may begin at the places that ``places_to_cut`` returns, or at all operations if
             those places are too few.
-        tries_all: Whether to try all places if there are many places and no division at the first
-            places fits. Trying all places can take a minute.
+        tries_all: Whether to try all places where a stage may begin, if a search with only some of
+            the places does not find a division that fits into memory. The search with all places
+            can take a minute.
     """
     count = len(run.graph.operations)
     inner: Sequence[int] = places_to_cut(run.graph)
@@ -151,18 +155,18 @@ def least_slowest(
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
-    The returned places are a selection of the places in ``ends``. The function returns None if the
+    The returned ends of stages are a selection from ``ends``. The function returns None if the
     stages cannot fit into memory. The function first computes the best division of the model for
-    unlimited memory. The best division for unlimited memory decides which places the search tries
-    first, and when the search ends.
+    unlimited memory. The best division of the model for unlimited memory decides which places the
+    search tries first, and when the search ends.
 
     Args:
         ends: The numbers of the operations before which a stage may begin or end.
         stages: The number of stages into which the model is divided.
-        work: A function that returns the time of a stage. The function's arguments are the places
-            where the stage begins and ends, and the number of the stage.
-        fits: A function that tells whether a stage fits into memory. The function's arguments are
+        work: A function that returns the time of a stage. The arguments of the given function are
             the places where the stage begins and ends, and the number of the stage.
+        fits: A function that tells whether a stage fits into memory. The arguments of the given
+            function are the places where the stage begins and ends, and the number of the stage.
     """
     ideal = _ideal(ends, stages, work)
 
@@ -182,9 +186,10 @@ def least_slowest(
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
         """Return the best division of the operations before ``ends[last]`` into stages.
 
-        The stages of the division have the numbers from 0 to ``stage``.
+        The stages of the returned division have the numbers from 0 to ``stage``.
 
-        The result contains the time of the slowest stage, and the place where each stage ends.
+        The returned division contains the time of the slowest stage, and the place (index of an
+        operation) where each stage ends.
         """
         found = None
         for least, first in options(stage, last):
@@ -206,8 +211,8 @@ def _ideal(
 ) -> list[list[float]]:
     """Return the least possible time of the slowest stage, for unlimited memory.
 
-    The returned list contains one list of times for each stage. The times of a stage belong to the
-    places where the stage can end.
+    The returned list contains one list of times for each stage. A list of times contains one time
+    for each place where its stage can end.
     """
     table = [[work(0, end, 0) for end in ends]]
     for stage in range(1, stages):
@@ -231,10 +236,11 @@ def cheapest_recomputation(run: Run) -> Run | None:
 
 
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
-    """Return the places where later operations read only one tensor of earlier operations.
+    """Return the places between operations that only one tensor crosses.
 
     A place (a possible beginning of a stage) lies between two consecutive operations. The number of
-    a place between two operations is the number of the operation after the place.
+    a place (a possible beginning of a stage between two operations) is the number of the operation
+    after the place.
     """
     return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
 
@@ -260,14 +266,15 @@ def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
 
 
 def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield each place between two operations, and the tensors that cross the place.
+    """Yield each place between two operations, with the earlier tensors that are read after it.
 
     A tensor crosses a place if an operation before the place computes it and a later operation
-    reads it. The tensors are given as the names of their roots (the tensors that own the memory).
+    reads it. The function gives the crossing tensors as the names of their roots (the tensors that
+    own the memory).
 
-    The number of a place between two operations is the number of the operation after the place. The
-    crossing tensors do not include input tensors from the host, because every stage may receive
-    inputs from the host.
+    The number of a place (a possible beginning of a stage between two operations) is the number of
+    the operation after the place. The crossing tensors do not include input tensors from the host,
+    because every stage may receive inputs from the host.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
     inputs = {tensor.name for tensor in graph.inputs}
@@ -280,7 +287,7 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
 
 
 def _placement(cuts: Sequence[int]) -> Placement:
-    """Return a placement with one stage between neighbouring ``cuts``, each on its own IPU."""
+    """Return a ``Placement`` with one stage between neighbouring ``cuts``, each on its own IPU."""
     stages = [s for s in range(len(cuts) - 1) for _ in range(cuts[s + 1] - cuts[s])]
     return Placement(tuple(stages), tuple(range(len(cuts) - 1)))
 
@@ -288,8 +295,9 @@ def _placement(cuts: Sequence[int]) -> Placement:
 def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
     """Return a function that computes the clock cycles of a stage for one micro-batch.
 
-    The arguments of the returned function are the stage's first operation, its end and its number.
-    The computed clock cycles do not depend on recomputation checkpoints.
+    The arguments of the returned function are the number of the stage's first operation, the number
+    of the operation after the stage, and the stage's number. The computed clock cycles do not
+    depend on recomputation checkpoints.
     """
     whole = Placement((0,) * len(run.graph.operations), (0,))
     forward, backward = operation_cycles(run.graph, whole, run.settings, run.ipu, run.model)
@@ -306,19 +314,20 @@ def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
 def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
     """Return a function that tells whether a stage fits into the memory of its IPU.
 
-    The arguments of the returned function are the stage's first operation, its end and its number.
-    Two facts reduce the number of memory estimates. A stage does not fit into memory if its
-    variables alone are too large. A stage that fits into memory also fits with a smaller stash of
-    activations.
+    The arguments of the returned function are the number of the stage's first operation, the number
+    of the operation after the stage, and the stage's number. The returned function uses two facts
+    to estimate the memory of fewer stages. A stage does not fit into memory if its variables alone
+    are too large. A stage that fits into memory also fits with a smaller stash of activations.
     """
     sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
     room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
     one_each = Placement(tuple(range(stages)), tuple(range(stages)))
     again = run.settings.recomputing(one_each)
     depths = [stash_depth(stage, stages, run.settings) for stage in range(stages)]
-    # The known results of ``fits``, so that no estimate is repeated. Each value contains the
-    # largest stash depth with which a stage fits, and the smallest stash depth with which it does
-    # not fit. The stash depth is the number of micro-batches whose activations are kept.
+    # The known results of ``fits``, so that no memory estimate is repeated. For each stage, the
+    # dictionary contains the largest stash depth with which the stage fits into memory, and the
+    # smallest stash depth with which the stage does not fit. The stash depth is the number of
+    # micro-batches whose activations a pipeline stage keeps.
     known: dict[tuple[int, int, bool, bool, float], tuple[int, int]] = {}
 
     def fits(begin: int, end: int, stage: int) -> bool:
@@ -341,7 +350,8 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
 def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool:
     """Return whether a stage with the operations from ``begin`` to ``end`` fits into memory.
 
-    The result does not depend on the places where the other stages begin and end.
+    Whether the stage fits into memory does not depend on the places where the other stages begin
+    and end.
     """
     before = [*range(stage), begin] if stage else [0]
     count, after = len(run.graph.operations), stages - stage - 1
@@ -351,7 +361,7 @@ def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool
 
 
 def _recomputations(run: Run) -> Iterator[Run]:
-    """Yield the configuration with each kind of recomputation, then with ever fewer checkpoints."""
+    """Yield the run with each kind of recomputation, then with ever fewer checkpoints."""
     for recompute in ("none", "norm", "stage"):
         yield replace(run, settings=replace(run.settings, recompute=recompute))
     places = places_to_cut(run.graph)

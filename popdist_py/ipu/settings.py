@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Strategy: TypeAlias = Literal[
-    # The value "grouped" stands for PopART's pipeline, whose pipeline cycles contain forward and
+    # The strategy "grouped" is PopART's pipeline, whose pipeline cycles contain forward and
     # backward passes.
     "grouped",
     "interleaved",
@@ -34,10 +34,11 @@ Strategy: TypeAlias = Literal[
     "parallel phased",
 ]
 # The kinds of recomputation, which decide which activations an IPU keeps for the backward pass.
-# With "none", an IPU keeps every tensor that the backward pass reads. With "stage", an IPU keeps
-# only the inputs of a pipeline stage and the tensors marked as checkpoints. With "norm", an IPU
-# recomputes normalisations and the element-wise operations that follow a normalisation. The kind
-# "default" means "stage" in pipelines over more than one IPU, and "none" in all other runs.
+# With the recomputation "none", an IPU keeps every tensor that the backward pass reads. With the
+# recomputation "stage", an IPU keeps only the inputs of a pipeline stage and the tensors marked as
+# checkpoints. With the recomputation "norm", an IPU recomputes normalisations and the element-wise
+# operations that follow a normalisation. The kind of recomputation "default" means "stage" in
+# pipelines over more than one IPU, and "none" in all other runs.
 Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
@@ -61,16 +62,16 @@ class Optimizer:
 SGD: Final = Optimizer()
 MOMENTUM: Final = Optimizer(state=("float32",))
 ADAM: Final = Optimizer(state=("float32", "float32"))
-# HALF_ADAM uses the types of Graphcore's half-precision example, which stores second moments in
-# float32.
+# ``HALF_ADAM`` uses the element types of Graphcore's half-precision example, which stores Adam's
+# second moments in float32.
 HALF_ADAM: Final = Optimizer(state=("float16", "float32"), accumulator="float16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """The place where tensors of one kind are stored, as in PopTorch's ``TensorLocationSettings``.
+    """The memory that stores tensors of one kind, as in PopTorch's ``TensorLocationSettings``.
 
-    The kinds of tensors are weights, accumulators, optimiser state and activations.
+    The kinds of tensors are weights, gradient accumulators, optimiser state and activations.
 
     Attributes:
         on_chip: Whether the tensors are stored in the IPU's own memory. If ``on_chip`` is False,
@@ -104,7 +105,7 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The options of a run, such as the number of replicas.
+    """The options of a run (training or inference of a model), such as the number of replicas.
 
     Attributes:
         is_training: Whether the run has a backward pass and updates weights.
@@ -120,39 +121,41 @@ class Settings:
             pass.
         recomputes_last: Whether the last stage of a pipeline also recomputes activations. The last
             stage of a pipeline does not need recomputation, because its backward pass immediately
-            follows its forward pass. PopTorch recomputes in the last stage if the stage contains a
-            ``recomputationCheckpoint`` (uncertain).
-        weight_location: The place where weights are stored.
-        accumulator_location: The place where accumulated gradients are stored.
-        optimizer_location: The place where the optimiser's state is stored.
-        activation_location: The place where the activations that the backward pass reads are
-            stored.
+            follows its forward pass. PopTorch recomputes activations in the last stage if the stage
+            contains a ``recomputationCheckpoint`` (this is uncertain).
+        weight_location: The memory (on the chip or outside) that stores weights.
+        accumulator_location: The memory (on the chip or outside) that stores accumulated gradients.
+        optimizer_location: The memory (on the chip or outside) that stores the optimiser's state.
+        activation_location: The memory (on the chip or outside) that stores the activations that
+            the backward pass reads.
         partials: The type of the partial sums inside convolutions and other matrix products.
         matmul_partials: The type of the partial sums inside matrix products that are not
-            convolutions. If ``matmul_partials`` is None, the value of ``partials`` applies.
+            convolutions. If ``matmul_partials`` is None, ``partials`` applies to all matrix
+            products.
         memory_proportion: The available memory proportion of convolutions and other matrix
-            products, which is the share of an IPU's memory that a product may use for temporary
-            data. ``memory_proportion`` is one value for all IPUs or a tuple of one value per IPU.
+            products. The proportion is the share of an IPU's memory that one matrix product may use
+            for temporary data. ``memory_proportion`` is one number for all IPUs or a tuple of one
+            number per IPU.
         matmul_proportion: The available memory proportion of matrix products that are not
-            convolutions. If ``matmul_proportion`` is None, the value of ``memory_proportion``
-            applies.
+            convolutions. If ``matmul_proportion`` is None, ``memory_proportion`` applies to all
+            matrix products.
         io_tiles: The number of I/O tiles, which only transfer data. Other tiles cannot use the
             memory of I/O tiles.
         overlaps_io: Whether I/O tiles load inputs and store outputs while the other tiles compute.
             If ``overlaps_io`` is False, I/O tiles do not take part in transfers from and to the
             host.
         output_mode: PopTorch's output mode, which decides which outputs the host gets from a call.
-            If ``output_mode`` is None, the output mode is "final" for training and "all" for
-            inference.
-        output_return_period: The number N of the output mode "every n", in which the host gets the
-            outputs of every Nth micro-batch. ``output_return_period`` must divide
+            If ``output_mode`` is None, a call returns the outputs of the last micro-batch ("final")
+            for training, and of all micro-batches ("all") for inference.
+        output_return_period: The number N of the output mode "every n", with which a call returns
+            the outputs of every Nth micro-batch. ``output_return_period`` must divide
             ``device_iterations``.
         synthetic_data: Whether the run uses synthetic data, so that no data is transferred from or
             to the host.
         is_profiled: Whether the program on the IPU counts clock cycles for a profile.
 
     Raises:
-        ValueError: An option has a value that is not allowed. ``accumulation``,
+        ValueError: One of the attributes has a value that is not allowed. ``accumulation``,
             ``device_iterations``, ``replicas`` and ``output_return_period`` must be at least 1.
             ``accumulation`` must be 1 for inference. ``io_tiles`` must be a number of I/O tiles
             that PopTorch accepts, and must not be 0 if ``overlaps_io`` is set.
@@ -222,7 +225,7 @@ class Settings:
 
     @property
     def one_window(self) -> Settings:
-        """The same options with one weight update per call; the unchanged options for inference.
+        """These settings with one weight update per call; for inference, the settings themselves.
 
         In training, ``output_return_period`` becomes 1, because it must divide
         ``device_iterations``, which becomes 1.
@@ -243,21 +246,21 @@ class Settings:
         """Return the available memory proportion of an IPU.
 
         The available memory proportion is the share of the IPU's memory that a matrix product may
-        use for temporary data. If the options give fewer proportions than there are IPUs, the last
-        proportion applies to the remaining IPUs.
+        use for temporary data. If the settings give fewer memory proportions than there are IPUs,
+        the last memory proportion applies to the remaining IPUs.
 
         Args:
             ipu: The number of the IPU.
             is_convolution: Whether to return the memory proportion for convolutions. If
-                ``is_convolution`` is False, the memory proportion for other matrix products is
-                returned.
+                ``is_convolution`` is False, the function returns the memory proportion for matrix
+                products that are not convolutions.
         """
         is_other = not is_convolution and self.matmul_proportion is not None
         values = _of_each(self.matmul_proportion if is_other else self.memory_proportion)
         return values[min(ipu, len(values) - 1)]
 
     def partials_of(self, *, is_convolution: bool) -> Type:
-        """Return the type of the partial sums inside convolutions or inside other products."""
+        """Return the element type of partial sums inside convolutions or other matrix products."""
         return self.partials if is_convolution else self.matmul_partials or self.partials
 
     def recompute_for(self, placement: Placement) -> Recompute:
@@ -279,7 +282,7 @@ class Settings:
 def _of_each(given: float | tuple[float, ...] | None) -> tuple[float, ...]:
     """Return the given memory proportions as a tuple, which is empty for None.
 
-    The tuple contains one proportion for all IPUs or one proportion per IPU.
+    The returned tuple contains one memory proportion for all IPUs or one memory proportion per IPU.
     """
     if given is None:
         return ()

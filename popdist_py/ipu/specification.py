@@ -1,7 +1,7 @@
 """The figures of each type of IPU (tiles, memory, rates and links), with their sources.
 
 To describe another type of IPU, change ``MK1``, ``MK2`` or ``BOW`` with ``dataclasses.replace``.
-This module does not compute the memory or the time of a model.
+The module ``specification`` does not compute the memory or the time of a model.
 """
 
 from __future__ import annotations

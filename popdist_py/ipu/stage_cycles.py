@@ -2,10 +2,10 @@
 
 The estimated time of an operation is the sum of three times: the arithmetic, the exchange between
 tiles, and a fixed time. The arithmetic of matrix products is assumed to reach a fixed share of the
-peak rate. The speed of the tiles' memory limits the arithmetic of other operations. During the
-exchange, each tile receives the data for its part of the operation from other tiles. This module
-does not measure times and does not depend on a schedule. The docstring of ``CycleModel`` gives the
-sources of the constants.
+peak rate. The speed of the tiles' memory limits the arithmetic of all operations that are not
+matrix products. During the exchange, each tile receives from other tiles the data for its part of
+the operation's result. The module ``stage_cycles`` does not measure times and does not depend on a
+schedule. The docstring of ``CycleModel`` gives the sources of the constants.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class CycleModel:
         memory_share: The share of the tile memory's bandwidth that operations other than matrix
             products reach. The value of ``memory_share`` is assumed.
         operation_cycles: The fixed clock cycles of each program on the IPU, for its launch, for
-            synchronisation and for rearranging data. A program computes one pass of an operation,
-            or one gradient of a matrix product. ``operation_cycles`` is fitted to the steady state
-            of ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch).
+            synchronisation and for rearranging data. A program (code on the IPU) computes one pass
+            of an operation, or one gradient of a matrix product. ``operation_cycles`` is fitted to
+            the steady state of ResNet-101 over two IPUs (7.11 million cycles for each additional
+            micro-batch).
         part_cycles: The fixed clock cycles for each part after the first, if a matrix product is
             computed in several parts, one after the other. ``part_cycles`` is assumed to be half of
             ``operation_cycles``.
@@ -87,10 +88,11 @@ class StageCycles:
         backward: The clock cycles for computing the gradients of activations and weights, and for
             accumulating the gradients of weights.
         receive: The clock cycles for receiving the stage's inputs from the host.
-        copy: The clock cycles for sending the stage's activations to other IPUs. ``copy`` does not
-            include the clock cycles for sending gradients back to the stage.
+        copy: The clock cycles for sending the stage's activations to other IPUs. The attribute
+            ``copy`` does not include the clock cycles for sending gradients back to the stage.
         load: The clock cycles for loading weights and inputs of the stage from Streaming Memory.
-            ``load`` is used only in phased execution.
+            The attribute ``load`` is used only if phases (parts of the model) are loaded and run
+            one after the other.
         offload: The clock cycles for moving weights, accumulators and kept activations from and to
             Streaming Memory; 0 in phased execution.
         update: The clock cycles of one update of the stage's weights, including transfers from and
@@ -153,8 +155,8 @@ def _offloaded_bytes(
 ) -> int:
     """Return the bytes that a stage moves from and to Streaming Memory for one micro-batch.
 
-    The returned number is 0 in phased execution, because ``StageCycles.load`` contains the
-    transfers of phases.
+    In phased execution, the returned number of bytes is 0, because ``StageCycles.load`` contains
+    the transfers of phases (parts of the model that run in turn).
     """
     settings = stage.settings
     if settings.is_phased:
@@ -240,8 +242,8 @@ class _Device:
         size = sum(graph.bytes_of(n) for n in operation.inputs) + graph.bytes_of(
             operation.output.name
         )
-        # Some operations read their values several times. For example, a normalisation first
-        # computes statistics.
+        # Some operations read their input elements several times. For example, a normalisation
+        # reads its input a first time to compute mean and variance.
         passes = _PASSES.get(operation.kind, 1) * (2 if backward else 1)
         exchanged = size / (self.stage.tiles * self.ipu.exchange_rate)
         return self._moved(passes * size) + exchanged + self.model.operation_cycles
@@ -255,7 +257,7 @@ class _Device:
         needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
         for number, shape in enumerate(shapes(operation, stage.graph, backward=backward)):
             if backward and number == 0 and not needed:
-                continue  # No earlier operation needs the first operand's gradient.
+                continue  # No earlier operation needs the gradient of the first operand.
             held = working_set(shape, operands, partials, stage.tiles)
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
             total += shape.flops / rate
@@ -265,6 +267,6 @@ class _Device:
         return total
 
 
-# For some kinds of operation, the number of times that the operation reads or writes its values.
-# Kinds of operation that are not in ``_PASSES`` read or write their values once.
+# For some kinds of operation, the number of times that the operation reads or writes its elements.
+# Operations of a kind that is not in ``_PASSES`` read or write their elements once.
 _PASSES: Final[Mapping[str, int]] = {"norm": 3, "softmax": 3, "loss": 2}

@@ -1,9 +1,10 @@
 """The memory that a stage of a model needs in forward pass, recomputation and backward pass.
 
 A moment is the forward or backward pass of a single operation. A moment makes (allocates) blocks of
-memory and reads blocks. A block is live (in memory) from the moment that makes it to the last
-moment that reads it. This module does not count weights and other data that always stay in memory.
-This module does not depend on the order of stages.
+memory and reads blocks of memory. A block of memory is live (in use) from the moment that makes the
+block to the last moment that reads the block. The module ``tensor_liveness`` does not count weights
+and other data that always stay in memory. The module ``tensor_liveness`` does not depend on the
+order of pipeline stages.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ __all__ = [
 # twice as many.
 _BORDER: Final = 2.0
 # The library PopLibs estimates the temporary memory of a matrix product by adding its operands
-# before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the estimate of
-# PopLibs, divided by the bytes that the tiles use at one time. No document gives the factor
-# ``_PLANNED``. The memory and cycles of ResNet-101 over two IPUs are published. With a value of
-# ``_PLANNED`` above 6, the default memory proportion would divide one matrix product of ResNet-101
-# into parts, and the estimates would contradict the published figures.
+# before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the temporary
+# memory that PopLibs estimates, divided by the bytes that the tiles use at one time. No document of
+# Graphcore gives the number ``_PLANNED``. The memory and cycles of ResNet-101 over two IPUs are
+# published. If ``_PLANNED`` were above 6, the default memory proportion would divide one matrix
+# product of ResNet-101 into parts. The estimates would then contradict the published figures.
 _PLANNED: Final = 6
 
 
@@ -55,7 +56,7 @@ class Moment:
         name: The names of the operation and of the pass, such as ``conv1 (backward)``.
         reads: The names of the blocks of memory that the pass reads.
         makes: The name and size in bytes of each block of memory that the pass needs. The pass
-            allocates each block in ``makes`` that is not in memory yet.
+            allocates each memory block in ``makes`` that is not in memory yet.
         temporary: The bytes of memory that are needed only during this pass.
     """
 
@@ -71,8 +72,8 @@ class Peak:
 
     Attributes:
         name: The name of the operation and of its pass.
-        live: The name and size in bytes of each block that is in memory at this moment.
-        temporary: The bytes of memory that are needed only at this moment.
+        live: The name and size in bytes of each memory block that is in use at this moment.
+        temporary: The bytes of memory that are needed only during this pass of the operation.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the blocks in memory and of the temporary memory together."""
+        """The bytes of all blocks in memory and of the temporary memory together."""
         return sum(self.live.values()) + self.temporary
 
 
@@ -95,8 +96,8 @@ class PlacedStage:
         settings: The options of the run, such as the number of replicas.
         ipu: The number of the IPU that runs the stage. The available memory proportion can differ
             between IPUs.
-        tiles: The number of tiles of the IPU that compute. ``tiles`` does not count I/O tiles,
-            which only transfer data.
+        tiles: The number of tiles of the IPU that compute. The attribute ``tiles`` does not count
+            I/O tiles, which only transfer data.
         memory: The memory in bytes of the tiles that compute. The available memory proportion (a
             PopTorch option) is a share of ``memory``.
     """
@@ -109,7 +110,7 @@ class PlacedStage:
     memory: int
 
     def limit(self, operation: Operation) -> float:
-        """Return the most bytes that an operation's matrix product may use at one time.
+        """Return the most bytes that an operation's matrix product may use at the same time.
 
         The available memory proportion of the operation limits this number of bytes. An operation
         without its own available memory proportion uses the proportion of its IPU.
@@ -121,12 +122,12 @@ class PlacedStage:
         return proportion * self.memory / _PLANNED
 
     def partials(self, operation: Operation) -> Type:
-        """Return the type of the partial sums inside an operation's matrix product."""
+        """Return the element type of the partial sums inside an operation's matrix product."""
         return self.settings.partials_of(is_convolution=_is_convolution(operation))
 
     @cached_property
     def fetches(self) -> bool:
-        """Whether operations fetch weights or accumulators that the chip does not store whole.
+        """Whether operations fetch weights or accumulators that the IPU does not store completely.
 
         In phased execution, ``fetches`` is False, because each phase (a part of the model) fetches
         all its data before it runs.
@@ -189,10 +190,10 @@ class Segment:
 
 
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
-    """Yield, for each moment, the blocks in memory and the bytes of all used memory.
+    """Yield, for each moment, the memory blocks in use and the bytes of all used memory.
 
-    The function yields the same mapping of blocks for all moments. The yielded mapping of blocks
-    changes when the caller requests the next moment.
+    The function yields the same mapping object for all moments. The yielded mapping of memory
+    blocks changes when the caller requests the next moment.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
@@ -257,8 +258,8 @@ def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     made: dict[str, int] = {}
     for index, operation in enumerate(stage.operations):
         made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of open blocks. An open block of memory is read
-    # by a later operation and is not kept for the backward pass.
+    # For each operation, the change in the number of open blocks of memory. An open block of memory
+    # is read by a later operation and is not kept for the backward pass.
     crossing = [0] * (len(stage.operations) + 1)
     for root, first in made.items():
         if root not in keeps and last_read.get(root, first) > first:
@@ -356,9 +357,10 @@ def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -
     type_of_gradient = operation.output.type
     if stage.settings.accumulation > 1:
         if operation.kind == "lookup":
-            weights = 0  # The gradient's rows are added directly to the accumulator.
+            weights = 0  # The gradient's rows are added directly to the gradient accumulator.
         elif operation.product is not None:
-            # Each part's gradient is accumulated before the next part of the product is computed.
+            # The gradient from each part of the matrix product is accumulated before the next part
+            # is computed.
             weights //= operation.product.serial
     temporary = (
         weights * BYTES[type_of_gradient]
@@ -399,7 +401,7 @@ def _gradient(root: str) -> str:
 
 
 def _product_bytes(stage: PlacedStage, operation: Operation, *, backward: bool) -> int:
-    """Return the bytes of an operation's matrix products, limited by its memory proportion."""
+    """Return the bytes that an operation's matrix products use within its memory proportion."""
     if operation.product is None:
         return 0
     product = _read(operation, operation.product, stage.graph)
@@ -418,7 +420,7 @@ def _held(
     partials: Type,
     tiles: int,
 ) -> int:
-    """Return the bytes on the tiles for the largest matrix product of a pass, without limit."""
+    """Return the bytes that the largest matrix product of a pass would use without a limit."""
     each = _shapes(product, batch, has_weights=has_weights, backward=backward)
     return max(working_set(shape, operands, partials, tiles) for shape in each) // product.serial
 
@@ -426,11 +428,11 @@ def _held(
 def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Product, ...]:
     """Return the matrix products that one pass of an operation computes for a whole micro-batch.
 
-    The forward pass of an operation has one matrix product. The backward pass has two matrix
-    products, which compute the gradients of the first operand and of the second operand. The
-    gradient of a convolution's input is also a convolution, which reads each output gradient as
-    often as the forward pass reads each input. A repeated product (of an LSTM) is returned once,
-    with its number of repeats.
+    The forward pass of an operation of the kind "product" has one matrix product. The backward pass
+    of the operation has two matrix products, which compute the gradients of the first operand and
+    of the second operand. The gradient of a convolution's input is also a convolution, which reads
+    each output gradient as often as the forward pass reads each input. A repeated matrix product
+    (of an LSTM) is returned once, with its number of repeats.
     """
     if operation.product is None:
         return ()
@@ -443,8 +445,8 @@ def _shapes(
     product: Product, batch: int, *, has_weights: bool, backward: bool
 ) -> tuple[Product, ...]:
     rows, count = product.rows, product.count
-    # All samples share the weights, so one matrix product computes the rows of all samples. Without
-    # weights, each sample needs a matrix product with its own operands.
+    # All samples share the weights, so one matrix product computes the rows of all samples. If both
+    # operands are activations, each sample needs a matrix product with its own operands.
     rows, count = (rows * batch, count) if has_weights else (rows, count * batch)
     one = replace(product, rows=rows, count=count, serial=1)
     if not backward:
@@ -457,9 +459,10 @@ def _shapes(
 
 
 def _read(operation: Operation, product: Product, graph: Graph) -> Product:
-    """Return a copy of ``product``, with ``reads`` computed from the sizes of tensors.
+    """Return a copy of a matrix product, with ``reads`` computed from the sizes of tensors.
 
-    For a convolution, ``reads`` is usually the number of kernel positions.
+    For a convolution, ``reads`` (how often each input element is read) is usually the number of
+    kernel positions.
     """
     if not operation.weights or not operation.inputs:
         return product
@@ -473,11 +476,12 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
     """Return the bytes of operands and partial sums on the tiles during a matrix product.
 
     Each tile computes a block of the matrix product and stores the operands and partial sums of the
-    block. All blocks of a product have the same shape: rows x depth x columns. A block needs the
-    fewest bytes if its three sides are equal. The sides of a block are therefore as equal as the
-    shape of the matrix product permits. Neighbouring output positions of a convolution share most
-    of the input that they read. The border of a block's input in a convolution is about as large as
-    the rest of the input.
+    block. The blocks of a matrix product on all tiles have the same shape: rows x depth x columns.
+    A block of a matrix product needs the fewest bytes if its three sides (rows, depth and columns)
+    are equal. The sides of a block are therefore as equal as the shape of the matrix product
+    permits. Neighbouring output positions of a convolution share most of the input that they read.
+    In a convolution, the border of the input of one tile's block is about as large as the rest of
+    the block's input.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]

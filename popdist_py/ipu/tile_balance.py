@@ -2,8 +2,8 @@
 
 The inputs, weights and output of an operation are spread over the tiles in grains, which are small
 parts of equal size. The first grain (small part of a tensor) of every operation is on the same
-tile, as in the module ``memory``. The work of a tile is proportional to its number of grains. This
-module does not compute the duration of a call.
+tile, as in the module ``memory``. The work of a tile is proportional to its number of grains. The
+module ``tile_balance`` does not compute the duration of a call.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def tile_balance(
         placement: The stage of each operation, and the IPU of each stage.
         settings: The options of the run, such as the number of I/O tiles.
         ipu: The figures of the type of IPU, such as its number of tiles.
-        model: The constants for estimating clock cycles. The constant for launching and
-            synchronising is not used, because all tiles need the same time to launch and
-            synchronise.
+        model: The constants for estimating clock cycles, such as the bandwidth of the tiles'
+            memory. The constant ``operation_cycles`` is not used, because all tiles need the same
+            time to launch an operation and to synchronise.
         grain: The number of consecutive bytes of a tensor that are stored on the same tile.
     """
     tiles = ipu.tiles - settings.io_tiles

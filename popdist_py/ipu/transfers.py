@@ -1,9 +1,9 @@
-"""The bytes that an IPU exchanges with the host, other IPUs and Streaming Memory.
+"""The bytes that an IPU exchanges with the host, other IPUs and off-chip Streaming Memory.
 
 The numbers of bytes are computed from the shapes of tensors. The numbers of bytes are exact, except
-for the requests that tiles send to the host. The size of a request is inferred from one published
-profile. Bytes that IPUs exchange for other purposes, such as profiling, are not counted. This
-module does not compute the duration of transfers.
+for the requests that tiles send to the host. The size of a tile's request to the host is inferred
+from one published profile. Bytes that IPUs exchange for other purposes, such as profiling, are not
+counted. The module ``transfers`` does not compute the duration of transfers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
     "streamed_bytes",
 ]
 
-# The bytes of a tile's request to the host. A tile sends one request for each tensor of a
-# micro-batch that the tile reads from the host or sends to the host. ``_REQUEST`` is inferred from
-# a published profile of ResNet-101 on two Mk2 IPUs. The first IPU of the profile reads images and
-# does not send outputs. The first IPU of the profile sends 51.8, 138 and 552 kB (of 1,024 bytes) in
-# 3, 8 and 32 micro-batches. The bytes sent by the first IPU are equal to 12 bytes for each of the
-# IPU's 1,472 tiles and each micro-batch.
+# The bytes of the request that a tile sends to the host for a transfer. A tile sends one request
+# for each tensor of a micro-batch that the tile reads from the host or sends to the host.
+# ``_REQUEST`` is inferred from a published profile of ResNet-101 on two Mk2 IPUs. The first IPU of
+# the profile reads images and does not send outputs. The first IPU of the profile sends 51.8, 138
+# and 552 kB (of 1,024 bytes) in 3, 8 and 32 micro-batches. The bytes sent by the first IPU are
+# equal to 12 bytes for each of the IPU's 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
 # The bytes of the smallest part of a tensor that a tile exchanges with the host. ``_LEAST_BYTES``
 # is inferred from a published profile of ResNet-101 on two Mk2 IPUs. The second IPU of the profile
@@ -143,9 +143,10 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
 def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     """Return the bytes of weights and accumulators that a micro-batch moves to or from the IPU.
 
-    Only weights and accumulators that are stored in Streaming Memory are counted. The IPU fetches
-    weights from Streaming Memory for the forward pass and again for the backward pass. The IPU
-    fetches gradient accumulators and writes the accumulators back.
+    Only weights and gradient accumulators that are stored in Streaming Memory (DRAM outside the
+    IPU) are counted. The IPU fetches weights from Streaming Memory for the forward pass and again
+    for the backward pass. The IPU also fetches gradient accumulators from Streaming Memory and
+    writes them back.
     """
     optimizer, total = settings.optimizer, 0
     for weight in weights:

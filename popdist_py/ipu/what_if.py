@@ -1,6 +1,7 @@
 """The explanation why a model does not fit into memory, and advice with the bytes saved.
 
-To compute the saving of a change, this module estimates the memory of a run with the change.
+To compute the bytes that a change saves, the module ``what_if`` estimates the memory of a run with
+the change.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class Advice:
     """A change of the model or its options that saves memory.
 
     Attributes:
-        change: The description of the change, for the user.
+        change: A text that describes the change of the model or its options for the user.
         saved: The bytes that the change saves on the fullest IPU. The fullest IPU after the change
             may be another IPU than before the change.
         fits: Whether the model fits into memory if only this change is made.
-        kind: The kind of the change, as a fixed word for programs.
-        how: The PopTorch call or option with which the user makes the change. The text ``how`` is
-            empty by default. The module ``poptorch_advice`` sets ``how``.
+        kind: A fixed word for the kind of the change, which programs can compare.
+        how: The PopTorch call or option with which the user makes the change. By default, ``how``
+            is an empty text. The module ``poptorch_advice`` sets ``how``.
     """
 
     change: str
@@ -66,9 +67,9 @@ class OutOfMemory:
     """The explanation why a model does not fit into memory.
 
     Attributes:
-        memory: The contents of the memory of the IPU that contains the fullest tile.
-        advice: The changes that would help, sorted by saved bytes, with the largest saving first.
-            The advice to share weights between identical submodules comes last.
+        memory: The data and code in the memory of the IPU that contains the fullest tile.
+        advice: The changes of the model or its options that would save memory, with the largest
+            saving first. The advice to share weights between identical submodules comes last.
     """
 
     memory: IpuMemory
@@ -114,7 +115,7 @@ def explain(run: Run) -> OutOfMemory | None:
 
 
 def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield changes that may save memory, in the order of Graphcore's tips for saving memory."""
+    """Yield changes of a run that may save memory, in the order of Graphcore's tips."""
     graph, settings = run.graph, run.settings
     if graph.batch > 1:
         batch = graph.batch // 2
@@ -151,7 +152,7 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield changes of the user's program, such as sharing weights or running without a profile."""
+    """Yield changes of the user's program that save memory, such as running without a profile."""
     graph, settings = run.graph, run.settings
     reuse = reused(graph, run.placement)
     if reuse is not None:

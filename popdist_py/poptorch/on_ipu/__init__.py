@@ -2,8 +2,9 @@
 
 The package ``poptorch.on_ipu`` converts the forward pass of a PopTorch model to a graph of
 operations. The package ``popdist_py.ipu`` estimates the memory and time on an IPU from the graph
-and the PopTorch options. The estimates become reports, errors, counters and rows of the timeline.
-No module here computes the memory or the cycles of an operation, or changes a model's results.
-May call: placement, tracing, calls, options, weights, update, execution, enums, logger,
-errors, and the library's environment, ipu, ipu.runs, popart, run_files, timeline.
+and the PopTorch options. The estimates of memory and time become reports, errors, performance
+counters and rows of the timeline. No module here computes the memory or the cycles of an operation,
+or changes a model's results. May call: placement, tracing, calls, options, weights, update,
+execution, enums, logger, errors, and the library's environment, ipu, ipu.runs, popart, run_files,
+timeline.
 """

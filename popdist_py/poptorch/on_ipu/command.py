@@ -1,8 +1,8 @@
 """The command ``python -m popdist_py.ipu``, which predicts the memory and time of a model.
 
-The command does not train the model. This module defines the options and exit codes of the command.
-The module ``model_factories`` makes the user's model, and the package ``popdist_py.ipu`` estimates
-memory and time.
+The command ``python -m popdist_py.ipu`` does not train the model. The module ``command`` defines
+the options and exit codes of ``python -m popdist_py.ipu``. The module ``model_factories`` makes the
+user's model, and the package ``popdist_py.ipu`` estimates memory and time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from popdist_py.poptorch.options.options import Options
 __all__ = ["COMMAND", "main"]
 
 _NAME: Final = "python -m popdist_py.ipu"
-# The exit codes of the command. The library click also uses exit code 2 for a wrong option.
+# The exit codes of the command ``python -m popdist_py.ipu``. The library click also exits with code
+# 2 if a command-line option is wrong.
 _FITS, _TOO_LARGE, _CANNOT_TELL = 0, 1, 2
 
 _HELP: Final = """\
@@ -224,7 +225,7 @@ def _command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print the reports or the result of the search that a command line requests, and exit."""
+    """Print the reports or the search result that a command line requests, and exit."""
     if (ipus is not None) != (find == "splits"):
         raise click.UsageError("--find splits and --ipus N are given together")
     if options["inference"] and loss is not None:

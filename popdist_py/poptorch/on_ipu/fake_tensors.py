@@ -1,10 +1,10 @@
 """A dispatch mode of torch that runs a forward pass on tensors without values.
 
-In the mode ``UnknownValues``, most tensors have only a shape and a type. Small constants also have
-values, because a forward pass may read values of constants. For example, torchvision's
-``Normalize`` checks whether a standard deviation is 0, and random transforms read the numbers that
-they draw. Inputs and weights do not have values. If an operation reads the value of an input or a
-weight, the operation raises an error.
+In the mode ``UnknownValues``, most tensors have only a shape and a type, but no elements in memory.
+Small constant tensors also have elements with values, because a forward pass may read these values.
+For example, torchvision's ``Normalize`` checks whether a standard deviation is 0, and random
+transforms read the numbers that they draw. In this mode, inputs and weights do not have values. An
+operation raises an error if it reads the elements of an input or a weight.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["UnknownValues"]
 
-# The largest number of elements of a tensor with values. The means, kernels and random numbers that
-# a forward pass reads have fewer elements. An operation on two tensors of ``_MOST_ELEMENTS``
-# elements has a result of about a million elements at most.
+# The largest number of elements of a tensor whose elements have values in the mode
+# ``UnknownValues``. The constants that a forward pass reads (means, kernels and random numbers)
+# have fewer elements. An operation on two tensors of ``_MOST_ELEMENTS`` elements has a result of
+# about a million elements at most.
 _MOST_ELEMENTS: Final = 1024
 
 
@@ -34,14 +35,15 @@ class UnknownValues(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        # The storages (memory) of tensors that operations allocated in this mode. Operations may
-        # write values only to storages in ``_own``, so that the user's own tensors do not change.
+        # The storages (memory) of tensors that operations allocated in the mode ``UnknownValues``.
+        # Operations may write values only to storages in ``_own``, so that the user's own tensors
+        # do not change.
         self._own: set[StorageWeakRef] = set()
         # The storages (memory) of tensors whose values are unknown, because an operation without
         # values changed the tensor.
         self._lost: set[StorageWeakRef] = set()
-        # ``_keeps_data`` is False while an operation runs without values. If an operation runs
-        # without values, the operations that it calls also run without values.
+        # ``_keeps_data`` is False while an operation runs on tensors that have no values. If an
+        # operation runs on tensors without values, all operations inside it also do.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -56,8 +58,8 @@ class UnknownValues(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         """Return False, so that torch does not wrap each operation for ``torch.compile``.
 
-        Calling the wrapper would take longer than the operation, because the operation does not
-        compute values.
+        A call of torch's wrapper would take longer than the operation, because the operation does
+        not compute values.
         """
         return False
 
@@ -68,7 +70,7 @@ class UnknownValues(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation on its tensors' values if all are known, or else on their shapes."""
+        """Run an operation on its tensors' values if all values are known, or on their shapes."""
         named = dict(kwargs or {})
         if not self._keeps_data:
             return super().__torch_dispatch__(func, types, args, named)
@@ -80,8 +82,8 @@ class UnknownValues(FakeTensorMode):
         if is_known and all(_memory(each) in self._own for each in written):
             return self._with_data(func, args, named)
         if written:
-            # The operation runs on copies without values, so that the user's own tensors keep their
-            # values.
+            # The operation runs on copies that have shapes but no values, so that the user's own
+            # tensors keep their values.
             self._lost.update(_memory(each) for each in written if not _is_fake(each))
             args, named = tree_map_only(torch.Tensor, self._as_fake, (args, named))
         result = self._without_data(func, types, args, named)

@@ -1,10 +1,10 @@
 """Functions that return a model's forward pass as a graph of operations.
 
-The functions observe the torch operations of a forward pass to make the graph. ``graph_or_none``
-uses the forward pass that PopTorch runs to compile the model. ``graph_of_model`` runs a forward
-pass on tensors without values, which do not need memory. The module ``operations_to_steps``
-interprets the observed operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs``
-makes the graph.
+To make the graph, the functions of the module ``graph_of_model`` observe the torch operations of a
+forward pass. The function ``graph_or_none`` uses the forward pass that PopTorch runs to compile the
+model. The function ``graph_of_model`` runs a forward pass on tensors that have shapes but no
+values, and so need no memory. The module ``operations_to_steps`` interprets the observed
+operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs`` makes the graph.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def watched_model(
 
 
 def graph_or_none(observer: Observer) -> ModelGraph | None:
-    """Return the graph of the forward pass that was run to compile a model; None after an error."""
+    """Return the graph of the forward pass that compiles a model; None after an error."""
     try:
         model_graph = graph_of_forward(observer.observed())
     except Exception:
@@ -104,8 +104,8 @@ def graph_of_model(
     transfer = Transfer(double_precision=options.Emulator.double_precision)
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
     random = torch.get_rng_state()
-    # The mode ``UnknownValues`` makes operations run without values. The mode ``UnknownValues``
-    # must stay active while the modules contain tensors without values.
+    # The mode ``UnknownValues`` makes torch operations run on shapes, without values. The mode
+    # ``UnknownValues`` must stay active while the modules contain tensors without values.
     with (
         torch.inference_mode(False),
         UnknownValues() as mode,
@@ -129,8 +129,8 @@ def graph_of_model(
 def _without_tracebacks() -> Iterator[None]:
     """Disable torch's logger for tensors without values inside a with statement.
 
-    The code in the with statement raises the logged errors as its own errors. The log lines of
-    torch would only repeat these errors.
+    The code inside the with statement raises the errors that torch's logger would log. The log
+    lines of torch would only repeat errors that the program raises anyway.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
@@ -145,8 +145,8 @@ def _micro_batch(
 ) -> Callable[[bool], list[torch.Tensor]]:
     """Return a function that makes the input tensors (without values) of a micro-batch.
 
-    The returned function has one argument, ``widen_integers``. If ``widen_integers`` is True,
-    integer tensors get 64-bit types.
+    The returned function, which makes the input tensors, has one argument, ``widen_integers``. If
+    ``widen_integers`` is True, integer tensors get 64-bit types.
     """
 
     def make(widen_integers: bool) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """A check that raises an error or warns if a model does not fit into the memory of its IPUs.
 
 The package ``popdist_py.ipu`` estimates the memory of a model, and finds advice if the model does
-not fit. This module writes the messages about memory for the user.
+not fit. The module ``memory_check`` writes the messages about memory for the user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["check_memory"]
 
-# The name that PopTorch gives to the error that Poplar raises if a model needs too much memory.
+# The name that PopTorch gives to Poplar's error for a model that needs too much memory.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
 _UNKNOWN: Final = (
     "Whether an %s has room for this model cannot be told: no graph can be made of its forward "
@@ -38,8 +38,8 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
 
     The option ``Emulator.memory`` selects an error, a warning or no check. In a distributed job,
     all instances check the same model and get the same result. Only instance 0 of a distributed job
-    logs the warning. If the memory cannot be estimated from the model's graph, only the weights and
-    buffers are counted.
+    logs the warning. If the needed memory cannot be estimated from the model's graph, only the
+    weights and buffers are counted.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.
@@ -81,9 +81,10 @@ def _fullest(run: Run | None) -> IpuMemory | None:
 
 
 def _explained(run: Run | None) -> OutOfMemory | None:
-    """Return the reason why a model does not fit into memory, with advice.
+    """Return an ``OutOfMemory``, the reason why a model does not fit into memory, with advice.
 
-    The function returns None if the estimate of the memory fails, or if the model fits.
+    The function returns None if the model's memory cannot be estimated, or if the model fits into
+    memory.
     """
     try:
         lack = None if run is None else explain(run)
@@ -117,7 +118,7 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
 
 
 def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
-    """Return a warning with the missing memory, the best advice, and the check's options."""
+    """Return a warning with the missing memory, the best advice, and the memory check's options."""
     advice = () if lack is None else lack.advice
     helping = [each for each in advice if each.fits] or advice
     better = "".join(
@@ -135,7 +136,7 @@ def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
 
 
 def _how_to_enforce(options: Options) -> str:
-    """Return the setting that makes the memory check raise an error, for the warning."""
+    """Return the name of the setting that makes the memory check raise an error."""
     if options.Emulator.exists("memory"):
         return 'Options.Emulator.memory("enforce")'
     if options.Emulator.device_named is not None:

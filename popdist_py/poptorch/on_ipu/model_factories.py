@@ -1,9 +1,9 @@
 """Functions that make the user's model and a micro-batch from a command line's arguments.
 
-The command line names a function of the user as ``module:function``. The user's function makes the
-model, and is called the factory in this module. An exception of the user's code becomes a
-``FactoryError`` with the traceback lines of the user's code. This module does not compute with real
-data.
+The command line names a function of the user as ``module:function``. The user's function, which
+makes the model, is called the factory function. An exception of the user's code becomes a
+``FactoryError`` with the traceback lines of the user's code. The module ``model_factories`` does
+not compute with real data.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     }
 )
 # The beginnings of the file names of traceback frames that are not shown to the user. The hidden
-# frames belong to this library, to torch and to Python's import system.
+# frames of a traceback belong to this library, to torch and to Python's import system.
 _NOT_THE_USER_S: Final = (
     f"{Path(__file__).parents[2]}{os.sep}",
     f"{Path(torch.__file__).parent}{os.sep}",
@@ -111,8 +111,8 @@ class Example:
 
     Attributes:
         module: The model.
-        args: The positional arguments of the forward pass.
-        kwargs: The keyword arguments of the forward pass.
+        args: The positional arguments of the model's forward pass.
+        kwargs: The keyword arguments of the model's forward pass.
         has_inputs: Whether the user's factory function returned the arguments of the forward pass.
             If ``has_inputs`` is False, the arguments of the forward pass come from the command
             line.
@@ -133,7 +133,7 @@ def made_example(
         factory: A text that names the user's factory function, such as ``package.module:function``
             or ``path/to/file.py:function``.
         words: The keyword arguments of the factory function, as texts. A text that is not a Python
-            literal becomes a ``str``.
+            literal is passed to the factory function as a ``str``.
         inputs: The shapes and types of the model's inputs, if the command line gives them.
         batch: The number of samples of a micro-batch. ``batch`` is used only if the command line
             gives the shapes of the inputs.
@@ -173,10 +173,10 @@ def made_example(
 def user_code(what: str) -> Iterator[None]:
     """Convert an exception of the user's code to a ``FactoryError``.
 
-    The message of the error contains the traceback lines of the user's code.
+    The message of the ``FactoryError`` contains the traceback lines of the user's code.
     """
-    # Without this line, a logger of torch would print the lines of the same traceback that belong
-    # to torch.
+    # Unless the logger is disabled, torch's logger would print those lines of the traceback that
+    # belong to torch.
     _FAKE_TENSOR_LOG.disabled = True
     try:
         yield
@@ -230,7 +230,7 @@ def _loaded_module(name: str) -> ModuleType:
 def _loaded_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FactoryError(f"there is no file {path}")
-    # The folder of the file becomes part of Python's search path, as with ``python FILE``.
+    # The folder of the user's file becomes part of Python's search path, as with ``python FILE``.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -255,8 +255,8 @@ def _check_arguments(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Functions written in C may lack a Python signature. Functions without a signature check
-        # their own arguments.
+        # Functions written in C may lack a Python signature. Functions without a Python signature
+        # check their own arguments.
         return
     try:
         signature.bind(**arguments)
@@ -287,9 +287,9 @@ LOSSES: Final[Mapping[str, _Loss]] = MappingProxyType(
 
 def _labels(loss: str, output: torch.Tensor) -> torch.Tensor:
     shape = tuple(output.shape)
-    if loss == "cross-entropy":  # Dimension 1 of the output contains the classes.
+    if loss == "cross-entropy":  # Dimension 1 of the output contains the classes' scores.
         return torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
-    if loss == "token-cross-entropy":  # The last dimension of the output contains the classes.
+    if loss == "token-cross-entropy":  # The last dimension contains the classes' scores.
         return torch.zeros(shape[:-1], dtype=torch.int64)
     return torch.zeros(shape, dtype=output.dtype)
 
@@ -298,9 +298,9 @@ def _labels(loss: str, output: torch.Tensor) -> torch.Tensor:
 def with_loss(example: Example, loss: str) -> Iterator[Example]:
     """Yield an example (a model with inputs) whose forward pass also computes a loss.
 
-    The new forward pass takes labels as its first argument, and returns a tuple of the model's
-    output and the loss. At the end of the with statement, the module gets its original ``forward``
-    method back. The names of the submodules do not change.
+    The new ``forward`` method takes labels as its first argument, and returns a tuple of the
+    model's output and the loss. At the end of the with statement, the module gets its original
+    ``forward`` method back. The names of the model's submodules do not change.
 
     Raises:
         FactoryError: The forward pass fails, or the loss function cannot be applied to its first
@@ -335,7 +335,7 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
 def _first_output(example: Example) -> torch.Tensor:
     """Return a tensor with the shape and type of the model's first output.
 
-    The forward pass runs on tensors without values to compute this shape and type.
+    To compute the output's shape and type, the forward pass runs on tensors without values.
     """
     with user_code("the forward"), UnknownValues() as mode, torch.no_grad():
         args, kwargs = tree_map_only(

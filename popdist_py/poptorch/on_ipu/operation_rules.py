@@ -1,11 +1,12 @@
 """Tables and functions that describe torch's operations for estimates of memory and time.
 
 The tables give the kind of each operation of torch, and the tensors that the backward pass of the
-operation reads. The functions of this module compute the sizes of matrix products. An operation of
-torch that is not in the tables counts as elementwise. The backward pass of such an operation is
-assumed to read the operation's inputs. The names of operations in the tables do not include the
-overload (as in ``add`` for ``add.Tensor``). An in-place operation (such as ``add_``) uses the table
-entry without the final ``_`` (such as ``add``).
+operation reads. The functions of the module ``operation_rules`` compute the sizes of matrix
+products. An operation of torch that is not in the tables counts as elementwise. The backward pass
+of an operation that is not in the tables is assumed to read the operation's inputs. The names of
+operations in the tables do not include the overload (as in ``add`` for ``add.Tensor``). For an
+in-place operation (such as ``add_``), the tables contain the name without the final ``_`` (such as
+``add``).
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ __all__ = [
 ]
 
 # The tensors that the backward pass of an operation reads. The word "others" means that the
-# gradient of each operand depends on all other operands. The word "index" means that the backward
-# pass reads all inputs except the first input. The word "both" means that the backward pass reads
-# the inputs and the output.
+# gradient of each operand depends on all other operands of the operation. The word "index" means
+# that the backward pass reads all inputs of the operation except the first. The word "both" means
+# that the backward pass reads the inputs and the output of the operation.
 Saves: TypeAlias = Literal["nothing", "inputs", "output", "both", "others", "index"]
 
 
@@ -49,9 +50,10 @@ class Rule:
     """The properties of an operation that determine its memory and time on an IPU.
 
     Attributes:
-        kind: The kind of the operation, such as "norm". The kind of an operation selects the
-            formulas for its memory and time.
-        saves: A word for the tensors that the backward pass of the operation reads.
+        kind: The kind of the operation, such as "norm" (a normalisation). The kind of an operation
+            selects the formulas for its memory and time.
+        saves: A word (such as "inputs") for the tensors that the backward pass of the operation
+            reads.
     """
 
     kind: Kind
@@ -146,7 +148,7 @@ def rule_of(operator: str) -> Rule:
 
 
 def per_sample(total: int, batch: int) -> int:
-    """Return ``total`` divided by the number of samples ``batch``, rounded up, and at least 1."""
+    """Return ``total`` divided by the number of samples, rounded up, and at least 1."""
     return max(1, -(-total // batch))
 
 
@@ -155,9 +157,10 @@ class Multiplied:
     """The two operands and the sizes of a matrix product or convolution.
 
     Attributes:
-        first: The operand of the product whose rows belong to the samples of the micro-batch.
-        second: The other operand of the product, which contains weights or activations.
-        product: The sizes of the matrix product for one sample.
+        first: The operand of the matrix product whose rows belong to the samples of the
+            micro-batch.
+        second: The other operand of the matrix product, which contains weights or activations.
+        product: The sizes of the matrix product or convolution for one sample.
     """
 
     first: Seen
@@ -178,7 +181,7 @@ def multiplied(
         output: The tensor that the operation returns.
         batch: The number of samples of the micro-batch.
         weight_first: Whether the first operand is a weight and the second operand is not. All
-            samples of a micro-batch use the same weight.
+            samples of a micro-batch are multiplied by the same weight.
     """
     if "convolution" in operator:
         return _convolved(arguments, output, batch)
@@ -219,12 +222,13 @@ def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, P
     """Return the sizes of the two matrix products in scaled dot product attention.
 
     The first matrix product computes the attention scores from queries and keys. The second matrix
-    product multiplies the scores (after the softmax) by the values.
+    product multiplies the attention scores (after the softmax) by the tensor of attention values.
 
     Args:
-        query: The queries of the attention, with the shape [..., length, depth]. The first
-            dimensions of the queries include the attention heads.
-        value: The values of the attention, with the shape [..., other length, value depth].
+        query: The tensor Q of the attention (queries Q, keys K, values V), with the shape [...,
+            length, depth]. The first dimensions of the queries include the attention heads.
+        value: The tensor V of the attention (queries Q, keys K, values V), with the shape [...,
+            other length, value depth].
         batch: The number of samples of the micro-batch.
     """
     length, depth = query.shape[-2:]

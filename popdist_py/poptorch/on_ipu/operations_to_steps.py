@@ -1,8 +1,9 @@
-"""The conversion of torch's observed operations to steps; each step computes one new value.
+"""The conversion of observed torch operations to ``Step`` objects, which compute one value.
 
-An in-place operation of torch becomes a step that computes a new value. Copies, constants and views
-of whole tensors do not become steps. Later, the module ``graph_of_steps`` removes unused steps,
-names the steps, and decides which values share memory.
+An in-place operation of torch becomes a step (an operation for the IPU) that computes a new value.
+Copies, constants and views of whole tensors do not become steps (operations for the IPU). Later,
+the module ``graph_of_steps`` removes unused steps, names the steps, and decides which values share
+memory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from popdist_py.poptorch.tracing.recorded_operations import (
 
 __all__ = ["forward_of"]
 
-# The content of a tensor, which is the number of a computed value or the name of a weight.
+# The source of a tensor's elements: the number of a computed value or the name of a weight.
 _Source = int | str
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 _SCALINGS: Final = frozenset({"div_", "mul_"})
@@ -82,12 +83,12 @@ class _Reading:
         self._checkpoints: set[int] = set()
         self._proportions: dict[int, float] = {}
         self._steps: list[Step] = []
-        # For each storage (memory of torch tensors), its current content, and the current contents
-        # of the views of its parts.
+        # For each storage (memory of torch tensors), the source of its current elements. Views of a
+        # part of the storage have their own sources.
         self._whole: dict[int, _Source] = {}
         self._parts: dict[int, dict[Seen, _Source]] = {}
         # Whether the emulation runs the current call of a torch function in float32, although the
-        # tensors are float16. An IPU would keep the tensors of the call in float16.
+        # tensors are float16. An IPU would keep all tensors of the torch function in float16.
         self._is_half = False
         for weight in observed.weights:
             elements, type_ = prod(weight.value.shape), _type(weight.value.dtype)
@@ -101,7 +102,7 @@ class _Reading:
             self._inputs.append((name, number))
 
     def forward(self) -> Forward:
-        """Return the forward pass with all steps, after all operations have been converted."""
+        """Return the forward pass as ``Step`` objects, after all operations have been converted."""
         outputs = [self._read(seen, None) for seen in self._observed.outputs]
         steps = [
             replace(
@@ -128,7 +129,7 @@ class _Reading:
         return number
 
     def _made(self, seen: Seen, sources: Sequence[_Source], *, kind: Kind) -> int:
-        """Add a new value for a tensor that is computed from ``sources``, and return its number."""
+        """Add a value for a tensor that is computed from ``sources``; return the value's number."""
         elements, batch = seen.elements, self._batch
         values = [self._values[one].is_batched for one in sources if isinstance(one, int)]
         grows = any(values) or not sources
@@ -151,8 +152,8 @@ class _Reading:
     def _read(self, seen: Seen, by: Observation | None) -> _Source:
         """Return the number of the value or the name of the weight that a tensor contains now.
 
-        For a view of a part of a larger value, the function adds a step, unless an earlier step has
-        computed the view.
+        For a view of a part of a larger tensor, the method adds a step that computes the view,
+        unless an earlier step has computed it.
         """
         if seen.storage not in self._whole:
             self._whole[seen.storage] = self._constant(seen)
@@ -165,10 +166,11 @@ class _Reading:
         return self._part(seen, whole, by)
 
     def _part(self, seen: Seen, of: _Source, by: Observation | None) -> _Source:
-        """Record that a tensor is a view of the value or weight ``of``, and return its content.
+        """Record that a tensor is a view of the value or weight ``of``, and return its source.
 
-        A view of only a part of a value becomes a step of its own. A view of a whole value has the
-        same content as the value.
+        A view of only a part of a tensor becomes a separate step (an operation for the IPU). A view
+        of a whole tensor has the same source (number of a value, or name of a weight) as the
+        tensor.
         """
         result = of
         if isinstance(of, int) and seen.elements < self._values[of].elements:
@@ -181,7 +183,7 @@ class _Reading:
         return result
 
     def _hold(self, storage: int, source: _Source) -> None:
-        """Record the new content of a tensor's storage, and discard views of the old content."""
+        """Record the source of a storage's new elements, and discard views of the old ones."""
         self._whole[storage] = source
         self._parts.pop(storage, None)
 
@@ -238,8 +240,9 @@ class _Reading:
     def _is_copy(self, output: Seen, sources: Sequence[_Source]) -> bool:
         """Tell whether the IPU can use the source of a copy, so that the copy is not needed.
 
-        A copy of a computed value must have the same number of elements and the same type as the
-        value. A copy of a weight must not have more elements than the weight.
+        A copy of a computed tensor is unnecessary if the copy has the same number of elements and
+        the same type as the tensor. A copy of a weight is unnecessary unless the copy has more
+        elements than the weight.
         """
         source = sources[0]
         if isinstance(source, str):
@@ -262,9 +265,10 @@ class _Reading:
             seen: The observed operation of torch.
             output: The tensor that the step computes.
             sources: The values and weights that the step reads.
-            main: Whether ``output`` is the main output of the operation. Steps for other outputs of
-                an operation are elementwise.
-            hold: Whether to record the output as the new content of the storage of ``output``.
+            main: Whether ``output`` is the main output of the operation. (An operation may return
+                several tensors.) Steps for other outputs of an operation are elementwise.
+            hold: Whether the step's value becomes the source of the elements in the storage of
+                ``output``.
         """
         rule = rule_of(seen.operator)
         kind = rule.kind if main else "elementwise"
@@ -274,8 +278,8 @@ class _Reading:
             kind = "product" if product else "elementwise"
         result = self._made(output, sources, kind=kind)
         inputs, weights = _parted(sources)
-        # If a tensor is multiplied by a number, its gradient does not depend on the tensor's
-        # values.
+        # If a tensor is multiplied by a number, the tensor's gradient does not depend on the
+        # tensor's own elements.
         is_scaling = rule.saves == "others" and len(seen.inputs) == 1
         self._steps.append(
             Step(
@@ -299,7 +303,8 @@ class _Reading:
     ) -> tuple[Product | None, Sequence[_Source]]:
         """Return the sizes and operands of a matrix product, with the batched operand first.
 
-        If the arguments of the matrix product are not supported, the returned sizes are None.
+        If the arguments of the matrix product are not supported, the function returns None instead
+        of the sizes.
         """
         two = sources[:2] if "convolution" in seen.operator else sources[-2:]
         weight_first = isinstance(two[0], str) and not isinstance(two[-1], str)
@@ -353,15 +358,15 @@ class _Reading:
             return self._weights[source].elements
         return self._values[source].elements
 
-    # -- torch functions that become several steps ---------------------------------------------
+    # -- torch functions that become several Step objects ---------------------------------------
 
     def _add(self, seen: Observation, operator: str, kind: Kind, **parts: Any) -> int:
-        """Add one of the steps of a torch function, and return the number of the step's value.
+        """Add one ``Step`` of a torch function, and return the number of the computed value.
 
         Args:
             seen: The observed operation of torch.
             operator: The name of the step, such as "softmax".
-            kind: The kind of the step, such as "product".
+            kind: The kind of the operation, such as "product" (a matrix product).
             **parts: The argument ``value`` contains the number of elements, the type and
                 ``is_batched`` of the step's value. The argument ``sources`` contains the values and
                 weights that the step reads. The other keyword arguments are attributes of ``Step``.
@@ -400,7 +405,7 @@ class _Reading:
         self._hold(seen.outputs[0].storage, result)
 
     def recurrent(self, operations: Sequence[Observation]) -> None:
-        """Convert a recurrent layer (LSTM, GRU or RNN) to two products and elementwise steps.
+        """Convert a recurrent layer (such as an LSTM) to matrix products and elementwise steps.
 
         PopTorch does not support recurrent modules with ``num_layers`` above 1 or with two
         directions. The operations of a recurrent layer therefore belong to a single layer with one

@@ -1,9 +1,9 @@
 """Estimated figures of a model on IPUs, published when the model is compiled or called.
 
 PopTorch's performance counters show the estimated times. The timeline shows the estimated
-activities of IPUs. A file in the run's folder contains the estimated memory, schedule and time. The
-package ``popdist_py.ipu`` computes the estimates. If the graph of the model is not known, the
-functions of this module do nothing.
+activities of IPUs. A file in the run's folder contains the estimated memory, schedule and time of
+the model. The package ``popdist_py.ipu`` computes the estimates. If the graph of the model's
+operations is not known, the functions of the module ``published_figures`` do nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from popdist_py.timeline import spans
 __all__ = ["IpuRows", "keep_device_document", "modelled_times"]
 
 # The timeline shows the first calls of a model, and later the calls whose training step is a
-# multiple of 8. When a timeline file is full, the spans of training steps that are multiples of 8
-# are kept longer than other spans.
+# multiple of 8. When a timeline file is full, the spans of training steps whose numbers are
+# multiples of 8 are kept longer than other spans.
 _FIRST_CALLS: Final = 8
 _EVERY: Final = 8
 
@@ -36,7 +36,7 @@ def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes]
     """Return a function that computes the estimated times of one call of a model on IPUs.
 
     The function returns None if the options do not name a type of IPU, or if the graph of the model
-    is not known. For None, the caller measures the times with the host's clock.
+    is not known. If the function returns None, its caller measures the times with the host's clock.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.
@@ -83,7 +83,7 @@ def keep_device_document(run: Run | None, options: Options, name: str) -> None:
     try:
         is_named = options.Emulator.device_named is not None
         device_file.keep_model(model_document(run, name, is_named=is_named))
-    except Exception:  # The user's program can continue without the file.
+    except Exception:  # The user's program can continue without the file of estimated figures.
         logger.debug("The run's folder has nothing of the model on the device", exc_info=True)
 
 
@@ -135,7 +135,7 @@ class IpuRows:
     def _laid_out(self) -> tuple[ShownPiece, ...]:
         try:
             return _pieces(self._run)
-        except Exception:  # IPU rows are optional in a timeline.
+        except Exception:  # The rows of IPUs in a timeline are optional.
             logger.debug("The timeline has no rows of the IPUs", exc_info=True)
             return ()
 

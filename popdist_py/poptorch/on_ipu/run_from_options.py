@@ -28,8 +28,8 @@ from popdist_py.poptorch.update.device_optimizer import kind_of
 
 __all__ = ["optimizer_of", "run_from_options", "settings_of"]
 
-# The table does not contain ``PipelinedExecution``, because a pipeline's strategy is named after
-# its schedule (``grouped``, for example).
+# The table of execution strategies does not contain ``PipelinedExecution``, because a pipeline's
+# strategy is named after its schedule (``grouped``, for example).
 _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
     {
         ShardedExecution: "sharded",
@@ -56,7 +56,8 @@ _OUTPUT_MODES: Final[Mapping[enums.OutputMode, OutputMode]] = MappingProxyType(
         enums.OutputMode.Sum: "sum",
     }
 )
-# The attribute of ``Location`` for each key of PopTorch's ``TensorLocationSettings``.
+# The attribute of ``Location`` (the memory for one kind of tensors) for each key of PopTorch's
+# ``TensorLocationSettings``.
 _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "onChip": "on_chip",
@@ -147,8 +148,9 @@ def settings_of(
 def optimizer_of(optimizer: torch.optim.Optimizer) -> Optimizer:
     """Return the element types of an optimiser's state tensors and gradient accumulators.
 
-    If one parameter group needs a state tensor, the state tensor is counted for all parameter
-    groups. The optimisers of torch (unlike those of PopTorch) store all their state in float32.
+    If one parameter group of the optimiser needs a state tensor, the state tensor is counted for
+    all parameter groups. The optimisers of torch (unlike those of PopTorch) store all their state
+    in float32.
 
     Raises:
         AssertionError: The emulated IPU does not support the optimiser.
@@ -208,7 +210,7 @@ def _location(options: Options, name: str) -> Location:
 
 
 def _partials(options: Options, *, is_convolution: bool) -> Type:
-    """Return the type of the partial sums inside convolutions or matrix products."""
+    """Return the element type of the partial sums inside convolutions or matrix products."""
     given = options._Popart.session_value(
         "convolutionOptions partialsType" if is_convolution else "partialsTypeMatMuls"
     )
@@ -232,7 +234,7 @@ def _proportions(
 
 
 def _default_proportion(options: Options, *, is_convolution: bool) -> float:
-    """Return the memory proportion of IPUs that ``setAvailableMemoryProportion`` does not name.
+    """Return the available memory proportion of IPUs that the program does not name.
 
     Raises:
         Error: A PopART session option sets a memory proportion that is not a number from 0 to 1.

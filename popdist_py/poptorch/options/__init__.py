@@ -1,10 +1,10 @@
 """The package ``poptorch.options``, the settings that control how a program's models run.
 
-The package contains the class Options and its groups, and functions that read options from text.
-Nothing here depends on models or data sets. The code of models and data loaders reads the option
-values that it needs.
-May call: placement, tracing, calls, enums, old_spellings, logger, errors, and the library's ipu,
-context, environment, popart and popdist_functions.
+The package ``options`` contains the class ``Options``, its groups of options, and functions that
+read options from text. Nothing here (in the package ``options``) depends on models or data sets.
+Models and data loaders read the option values that they need. May call: placement, tracing, calls,
+enums, old_spellings, logger, errors, and the library's ipu, context, environment, popart and
+popdist_functions.
 """
 
 from popdist_py.poptorch.errors import ConfigFileError

@@ -1,9 +1,9 @@
 """The choice of the emulated IPU, and of the reaction to a model that is too large for its memory.
 
 The program, the launcher and environment variables can each name an IPU. The module
-``device_choice`` decides which of the named IPUs is used. Other modules compute the memory and the
-time that a model needs on the IPU. Callers of ``DeviceEnvironment.of`` pass ``os.environ`` and
-``sys.modules`` as arguments.
+``device_choice`` decides which of the named IPUs is emulated. The module ``device_choice`` does not
+compute the memory and the time that a model needs on the IPU. Callers of the class method
+``DeviceEnvironment.of`` pass ``os.environ`` and ``sys.modules`` as arguments.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 # ``ASSUMED_IPU``. Programs that import the SDK's package names, such as ``poptorch``, emulate
 # ``ASSUMED_IPU`` by default.
 ASSUMED_IPU: Final = MK2
-# The IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
+# The type of IPU for each version number that ``Options.useOfflineIpuTarget`` accepts.
 _OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
 
-# The names of PopTorch's environment variables for the software model of an IPU. One variable
-# switches the software model on, and the other variable chooses its version.
+# The names of PopTorch's environment variables for the software model of an IPU. One environment
+# variable switches the software model of an IPU on, and the other chooses the version of the IPU.
 _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in _OFFLINE_TARGETS.items()}
@@ -82,9 +82,9 @@ def mode_of(call: str, given: object) -> MemoryMode:
     """Return the given memory mode (``enforce``, ``warn`` or ``off``), if its name is valid.
 
     Args:
-        call: The text of the setter call or environment variable that contains the value, for the
+        call: The text of the setter call or environment variable that contains ``given``, for the
             error message.
-        given: The value to check.
+        given: The memory mode to check.
 
     Raises:
         ValueError: ``given`` is not one of the memory modes.
@@ -109,15 +109,15 @@ class DeviceEnvironment:
     """Settings of the emulated device from environment variables; the program can override them.
 
     Attributes:
-        ipu: The IPU that ``POPDIST_IPU`` names. The launcher's option ``--ipu-model`` sets
-            ``POPDIST_IPU``.
+        ipu: The IPU that the environment variable ``POPDIST_IPU`` names. The launcher's option
+            ``--ipu-model`` sets ``POPDIST_IPU``.
         uses_model: Whether ``POPTORCH_IPU_MODEL`` switches on the software model of an IPU.
         model: The IPU of PopTorch's software model, from ``POPTORCH_IPU_MODEL_VERSION``; by default
             an Mk2.
         memory: The memory mode (``enforce``, ``warn`` or ``off``) in ``POPDIST_IPU_MEMORY``.
         is_sdk_program: Whether the program imports the SDK's package names and was started by
-            ``poprun`` or ``python -m popdist_py``. If ``is_sdk_program`` is True, an Mk2 is the
-            default.
+            ``poprun`` or ``python -m popdist_py``. If ``is_sdk_program`` is True, the program
+            emulates an Mk2 by default.
     """
 
     ipu: IPU | None = None

@@ -47,9 +47,10 @@ class _EmulatorOptions(OptionStore):
 
         Args:
             how: ``loop`` computes the replicas one after the other, and its results are the
-                reference. ``fused`` computes all replicas in one vectorised pass. ``auto`` chooses
-                ``loop`` or ``fused`` by a fixed rule, which depends on the model. If a back end is
-                registered, for example for a GPU, its name selects this back end.
+                reference. ``fused`` computes all replicas together in one vectorised pass. ``auto``
+                chooses ``loop`` or ``fused`` by a fixed rule, whose result depends on the model. If
+                a back end (code that computes replicas, for example on a GPU) is registered, its
+                name selects this back end.
 
         Raises:
             ValueError: ``how`` is not one of the accepted names.
@@ -68,9 +69,10 @@ class _EmulatorOptions(OptionStore):
     def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
         """Sum the replicas' gradients in one fixed order, for any number of instances.
 
-        The results of a job with R replicas then have the same bits for any number of instances and
-        threads. With ``deterministicReduction``, the model computes on one thread. The environment
-        variable ``POPDIST_DETERMINISTIC=1`` switches the option on by default.
+        With ``deterministicReduction``, the results of a job with R replicas have the same bits for
+        any number of instances and threads. With ``deterministicReduction``, the model computes on
+        one thread. The environment variable ``POPDIST_DETERMINISTIC=1`` switches
+        ``deterministicReduction`` on by default.
         """
         self.set(deterministic_reduction=enabled)
         return self
@@ -82,11 +84,11 @@ class _EmulatorOptions(OptionStore):
         environment variable ``POPDIST_IPU`` chooses the IPU. Without ``--ipu-model`` and
         ``POPDIST_IPU``, the setter ``useIpuModel`` or the environment variable
         ``POPTORCH_IPU_MODEL`` chooses the IPU. By default, a program that imports ``poptorch``
-        emulates an Mk2 if ``poprun`` or ``python -m popdist_py`` started the program. For all other
-        programs, no IPU is chosen by default.
+        emulates an Mk2 if ``poprun`` or ``python -m popdist_py`` started the program. For programs
+        that start differently or do not import ``poptorch``, no IPU is chosen by default.
 
-        If no IPU is chosen, this library reports the times of the host. A model that is too large
-        for the memory of an Mk2 then causes a warning.
+        If no IPU is chosen, this library reports the times of the host. If no IPU is chosen, a
+        model that is too large for the memory of an Mk2 causes a warning.
 
         Args:
             ipu: The name of an IPU, or a :class:`popdist_py.ipu.specification.IPU`.
@@ -105,9 +107,9 @@ class _EmulatorOptions(OptionStore):
         user has chosen an IPU, and ``warn`` otherwise.
 
         Args:
-            mode: ``enforce`` raises an error if a model is too large, as hardware does. ``warn``
-                logs a warning if a model is too large. ``off`` does not compare the model with the
-                IPU's memory.
+            mode: ``enforce`` raises an error if a model does not fit into the IPU's memory, as
+                hardware does. ``warn`` logs a warning if a model does not fit into the IPU's
+                memory. ``off`` does not compare the model with the IPU's memory.
 
         Raises:
             ValueError: ``mode`` is not ``enforce``, ``warn`` or ``off``.

@@ -75,9 +75,10 @@ _HARDWARE_ONLY: Final = frozenset(
 
 
 def engine_option(name: str) -> Option:
-    """Return the table row of an engine option, or a new row if the table does not contain it.
+    """Return the row of an engine option in the table of options' effects, or a new row.
 
-    A new row says either that the engine option affects only hardware, or that its name is unknown.
+    A new row of the table of options' effects says that the engine option affects only hardware, or
+    that its name is unknown.
     """
     if name in ENGINE:
         return ENGINE[name]
@@ -91,9 +92,9 @@ def unknown(kind: str, name: str, known: Collection[str]) -> str:
     """Return the text of a warning about an unknown name, with the most similar known name.
 
     Args:
-        kind: A word that says what the name belongs to, such as ``variable``.
+        kind: A word for the kind of name, such as ``variable`` (an environment variable).
         name: The unknown name.
-        known: The known names of the same kind.
+        known: The known names of this kind, among which the most similar name is searched.
     """
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"an unknown {kind}" + (f": did you mean {close[0]}?" if close else "")

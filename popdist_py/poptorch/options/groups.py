@@ -61,9 +61,9 @@ class _PrecisionOptions(_SessionGroup):
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
         """Set the number format of partial sums in matrix products and convolutions.
 
-        The format of partial sums affects only the emulated memory and time. The results of the
-        model do not depend on the format, because the emulation always computes partial sums in
-        float32.
+        The number format of partial sums affects only the emulated memory and time. The model's
+        results do not depend on the format of partial sums, because the emulation always computes
+        partial sums in float32.
 
         Raises:
             ValueError: ``dtype`` is neither torch.float nor torch.half.
@@ -79,7 +79,7 @@ class _PrecisionOptions(_SessionGroup):
     def halfFloatCasting(self, half_float_casting: Any) -> _PrecisionOptions:
         """Log that ``halfFloatCasting`` is deprecated, and do nothing else.
 
-        Operations on float16 and float32 tensors follow torch's rules.
+        The types of operations on float16 and float32 tensors follow torch's rules.
         """
         old_spellings.say("Options.Precision", "halfFloatCasting")
         return self

@@ -1,7 +1,7 @@
 """The class ``DistributedOptions``, which PopDist's users import as ``popdist.poptorch.Options``.
 
-The launcher sets the values for the number of replicas, the index of the process and the device. If
-a program runs without the launcher, the program itself sets the number of replicas.
+The launcher sets the number of replicas, the index of the process and the device. If a program runs
+without the launcher, the program itself sets the number of replicas.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PROCESSES: Final = (
     "the launcher numbers the instances of a job: start with poprun-py --num-instances N, or use "
     "poptorch.Options to number processes by hand"
 )
-# For each setter that raises an error under the launcher, the advice to the user in the error's
-# message.
+# For each setter of ``Options`` that raises an error under the launcher, the advice to the user in
+# the error's message.
 _INSTEAD: Final = {
     "replicationFactor": "every instance has R / N replicas: start with poprun-py --num-replicas R "
     "--num-instances N",
@@ -80,7 +80,7 @@ class DistributedOptions(Options):
             replica.
     """
 
-    # The names of the option values that the launcher sets, and the names of their setters.
+    # The names of the options whose values the launcher sets, and the names of their setters.
     _DECIDED: ClassVar = {"replication_factor": "replicationFactor", "ipu_id": "useIpuId"}
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
@@ -108,9 +108,9 @@ class DistributedOptions(Options):
         return _LauncherDistributedOptions(instance.instance_index, instance.num_instances)
 
     def _change(self, name: str, value: Any) -> None:
-        # While the constructor copies the launcher's values into the object, the attribute
-        # ``_launched`` does not exist. Without ``_launched``, the constructor may change all
-        # values.
+        # While the constructor copies the launcher's option values into the object, the attribute
+        # ``_launched`` does not exist. As long as ``_launched`` does not exist, the constructor may
+        # change all options.
         if self.__dict__.get("_launched") and name in self._DECIDED and value != self(name):
             _refuse(self._DECIDED[name], value, self(name))
         super()._change(name, value)
@@ -129,7 +129,7 @@ class DistributedOptions(Options):
 
     @property
     def shares_devices(self) -> bool:
-        """True, because the launcher gives each instance its own devices."""
+        """True, because the launcher gives each instance (process of the job) its own devices."""
         return True
 
     def check_ipus(self, needed: int) -> None:

@@ -1,9 +1,9 @@
 """The table of options, with the effect that each option has on emulated IPUs.
 
-To add an option, write its setter, its row in the table of this module, and the code that reads the
-option's value. If a row says that an option does nothing, the module ``options_without_effect``
-logs this when a program sets the option. The methods that read session options and engine options
-accept only names whose rows have an effect.
+To add an option, write its setter, its row in the table of options' effects, and the code that
+reads the option's value. If the table of options' effects says that an option does nothing, the
+module ``options_without_effect`` logs a warning when a program sets the option. The methods that
+read session options and engine options accept only names of options that have an effect.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Option:
         name: The name of the option, as programs write it.
         effect: The effect of the option on emulated IPUs.
         why: The reason why an option with the effect NOTHING or UNLOGGED does nothing.
-        only: The only option value that the row describes. None means that the row describes every
-            value of the option.
+        only: The only value of the option that the table row describes. ``only`` is None if the
+            table row describes every value of the option.
     """
 
     name: str
@@ -77,8 +77,8 @@ def _named(effect: Effect, why: str = "", **names: str) -> dict[str, Option]:
     return {key: Option(name, effect, why) for key, name in names.items()}
 
 
-# The effects of the options that the class ``Options`` and its groups store. The keys are the names
-# of the stored option values, or of private attributes of ``Options``.
+# The effects of the options that the class ``Options`` and its groups store. The keys of the
+# dictionary are the names of stored option values, or of private attributes of ``Options``.
 STORED: Final = {
     **_named(
         Effect.RESULTS,
@@ -98,7 +98,7 @@ STORED: Final = {
         input_cgt="inputReplicaGrouping",
         input_group_size="inputReplicaGrouping",
         ipu_id="useIpuId",
-        # Every strategy for the mean of gradients gives the same mean, but some optimisers accept
+        # Every strategy for averaging gradients gives the same mean, but some optimisers accept
         # only one of the strategies.
         meanAccumulationAndReplicationReductionStrategy=(
             "Training.setMeanAccumulationAndReplicationReductionStrategy"
@@ -135,7 +135,7 @@ STORED: Final = {
     ),
     **_named(Effect.NOTHING, "no logs are written to files", log_dir="logDir"),
     **_named(Effect.NOTHING, "repeated lines are all shown", max_repeat_logs="maxRepeatLogs"),
-    # The call ``useIpuModel(True)`` has the effect that the row ``uses_ipu_model`` describes.
+    # The call ``useIpuModel(True)`` has the effect that the table row ``uses_ipu_model`` describes.
     "use_model": Option(
         "useIpuModel(False)", Effect.NOTHING, "there is no hardware to use", only=False
     ),
@@ -152,9 +152,9 @@ STORED: Final = {
 }
 
 # The effects of PopART's session options. If the value of a session option is a dictionary, each
-# key of the dictionary has its own row. The row of a dictionary's key has a name that consists of
-# the name of the session option, a space, and the key. Session options and keys that are not in
-# ``SESSION`` affect only hardware.
+# key of the dictionary has its own row in the table ``SESSION``. The name of the row for a
+# dictionary's key consists of the name of the session option, a space, and the key. Session options
+# that are not in the table ``SESSION`` affect only hardware.
 SESSION: Final = {
     **_session(
         Effect.RESULTS,
@@ -216,7 +216,7 @@ SESSION: Final = {
 }
 
 # The effects of Poplar's engine options, which are the options of the class Engine. Engine options
-# that are not in ``ENGINE`` affect only hardware.
+# that are not in the table ``ENGINE`` affect only hardware.
 ENGINE: Final = {
     **_engine(
         Effect.RESULTS,
@@ -238,8 +238,8 @@ ENGINE: Final = {
     ),
 }
 
-# The effects of the settings of ``TensorLocationSettings``. The keys of ``LOCATIONS`` are the keys
-# of the dictionaries that ``TensorLocationSettings`` stores.
+# The effects of the settings of ``TensorLocationSettings``, which choose the memory for tensors.
+# The keys of ``LOCATIONS`` are the keys of the dictionaries that ``TensorLocationSettings`` stores.
 LOCATIONS: Final = {
     **_named(
         Effect.DEVICE,
@@ -259,7 +259,7 @@ LOCATIONS: Final = {
 }
 
 # The effects of the settings of execution strategies, which divide a model into stages. The keys of
-# ``STRATEGY`` are names of the strategies' attributes.
+# ``STRATEGY`` are names of attributes of execution strategies.
 STRATEGY: Final = {
     **_named(Effect.DEVICE, _schedule="setSchedule"),
     **_named(

@@ -52,15 +52,15 @@ class Options(OptionStore):
 
     # The subclass that ``Options(ipus_per_replica=n)`` makes, set by ``launcher_options.py``.
     _for_launcher: ClassVar[type[Options]]
-    # The names, besides the setters, that a file for ``loadFromFile`` may use. The package
+    # The names that a file for ``loadFromFile`` may use in addition to setters. The package
     # ``poptorch`` adds its own name to the dictionary ``_names_in_files``.
     _names_in_files: ClassVar[dict[str, Any]] = {}
 
     def __new__(cls, *_: Any, **arguments: Any) -> Options:
-        """Make an Options object, or a DistributedOptions for the argument ``ipus_per_replica``.
+        """Make an ``Options``, or a ``DistributedOptions`` for the argument ``ipus_per_replica``.
 
         PopDist and PopTorch each have a class ``Options``. Only PopDist's ``Options`` has the
-        argument ``ipus_per_replica``, so the argument shows that the program wants PopDist's class.
+        argument ``ipus_per_replica``, so this argument selects PopDist's ``Options``.
         """
         named_by_popdist = cls is Options and "ipus_per_replica" in arguments
         return super().__new__(Options._for_launcher if named_by_popdist else cls)
@@ -120,7 +120,7 @@ class Options(OptionStore):
         check_groups(self.replication_factor, self.input_group_size, self.input_cgt)
 
     def deviceIterations(self, device_iterations: int) -> Options:
-        """Set the number of iterations (DI) that the device runs in one call of the model."""
+        """Set the number of iterations (DI) per call of a model: weight updates or inferences."""
         self.set(device_iterations=device_iterations)
         return self
 
@@ -167,21 +167,21 @@ class Options(OptionStore):
         """Choose which micro-batches' outputs a call of the model returns.
 
         Args:
-            output_mode: All, Final, Sum, EveryN or Default. Default means All for an inference
-                model and Final for a training model.
-            output_return_period: The number N of the mode EveryN, which returns every Nth output.
-                Other output modes ignore ``output_return_period``.
+            output_mode: The output mode, which is All, Final, Sum, EveryN or Default. The output
+                mode Default means All for an inference model and Final for a training model.
+            output_return_period: The N of the output mode EveryN (outputs of every Nth
+                micro-batch). Other output modes ignore ``output_return_period``.
         """
         mode, period = check_output_mode(output_mode, output_return_period)
         self.set(output_mode=mode, output_return_period=period)
         return self
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether the program has left the output mode at its default."""
+        """Tell whether the program has not chosen which micro-batches' outputs a call returns."""
         return bool(self.output_mode == enums.OutputMode.Default)
 
     def resolved_output_mode(self, training: bool) -> enums.OutputMode:
-        """Return the chosen output mode, or the default mode of a training or inference model."""
+        """Return the chosen or default output mode: which micro-batches' outputs a call returns."""
         if not self.defaultOutputMode():
             return enums.OutputMode(self.output_mode)
         return enums.OutputMode.Final if training else enums.OutputMode.All
@@ -201,7 +201,8 @@ class Options(OptionStore):
             long_name: The name of the tensor in the model.
             output_mode: The choice of micro-batches whose tensors are returned. By default,
                 ``output_mode`` selects the same micro-batches as for the model's outputs.
-            output_return_period: The number N of the output mode EveryN.
+            output_return_period: The N of the output mode EveryN, which selects every Nth
+                micro-batch.
         """
         self.checkIsFrozen()
         if output_mode is None:
@@ -212,7 +213,7 @@ class Options(OptionStore):
         self._values["anchored_tensors"][short_name] = entry
 
     def batching(self, training: bool) -> Batching:
-        """Return the batching factors and the output mode of a training or inference model."""
+        """Return a model's numbers of micro-batches and replicas, and its output mode."""
         return Batching(
             device_iterations=self.device_iterations,
             gradient_accumulation=self.Training.gradient_accumulation,
@@ -247,10 +248,10 @@ class Options(OptionStore):
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Options:
-        """Set the proportion of memory for operators on each IPU, such as ``{"IPU0": 0.5}``.
+        """Set the share of IPU memory that one operator may use, such as ``{"IPU0": 0.5}``.
 
         Raises:
-            AssertionError: A key is not the name of an IPU, or a proportion is not between 0 and 1.
+            AssertionError: A key is not the name of an IPU, or a share is not between 0 and 1.
         """
         proportions = proportions_of_ipus(available_memory_proportion)
         self.set(available_memory_proportion=proportions)
@@ -271,7 +272,8 @@ class Options(OptionStore):
 
         Generated inputs with a floating-point type are random numbers with a normal distribution.
         Generated inputs with an integer type are zeros. The model's outputs have their usual shapes
-        but contain zeros. ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs.
+        but contain zeros. The call ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs
+        than random numbers.
         """
         mode = SyntheticDataMode.RandomNormal if enabled else SyntheticDataMode.Off
         self._Popart.set("syntheticDataMode", int(mode))
@@ -447,7 +449,7 @@ class Options(OptionStore):
         return self
 
     def overlap_conditions(self, training: bool) -> OverlapConditions:
-        """Return the option values that decide whether I/O may overlap with computation."""
+        """Return the option values that decide whether input and output may overlap computation."""
         return OverlapConditions(
             is_pipelined=self._execution_strategy.is_pipelined,
             has_io_tiles=self.TensorLocations.exists("numIOTiles"),
@@ -462,7 +464,7 @@ class Options(OptionStore):
         return False
 
     def check_ipus(self, needed: int) -> None:
-        """Do nothing, because a program without the launcher has as many IPUs as it needs."""
+        """Do nothing: a program that runs without the launcher has as many IPUs as it needs."""
 
     # -- Copies and comparisons of Options objects --------------------------------------------
 

@@ -1,9 +1,9 @@
 """A search for options that do nothing on emulated IPUs, and warnings about them.
 
 The table in the module ``option_effects`` decides which options do nothing. Options without effect
-are of two kinds, and each kind is logged on its own line. Some options without effect request a
-feature that this library does not have, such as a report file. Other options without effect change
-only the speed or the memory of real IPUs.
+on emulated IPUs are of two kinds, and each kind is logged on its own line. Some options without
+effect request a feature that this library does not have, such as a report file. The other options
+without effect change only the speed or the memory of real IPUs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _changed_rows(options: Options) -> Iterator[Option]:
 
 
 def say_idle_in_model(options: Options, placement: ForwardPlaces) -> None:
-    """Log the settings that do nothing for a traced model, on instance 0 only.
+    """On instance 0, log the settings that do nothing for a traced model.
 
     Available memory proportions do nothing for IPUs that the model does not use. Some settings for
     single operators of the forward pass affect only real IPUs.
@@ -75,7 +75,7 @@ def say_idle_options(options: Options) -> None:
 
 
 def _say(rows: Iterable[Option]) -> None:
-    """Log the given options that have not been logged before, with one line for each kind."""
+    """Log the options that were not logged before, with one line for each kind of option."""
     found = [row for row in rows if row not in _said]
     _said.update(found)
     if missed := ", ".join(str(row) for row in found if row.effect is Effect.NOTHING):

@@ -1,8 +1,9 @@
 """The text that Python's ``print`` shows for options, with one field on each line.
 
-The printed text contains the fields that PopTorch prints, and also fields that only this library
-has. In the printed text, the line of an option that the program changed also shows the option's
-default. The function ``fixed_fields`` returns printed fields that a program cannot change.
+The printed text of options contains the fields that PopTorch prints, and also fields that only this
+library has. In the printed text of options, the line of an option that the program changed also
+shows the option's default. The function ``fixed_fields`` returns the printed fields of options that
+a program cannot change.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
     """Yield the printed lines of an OptionStore.
 
     Args:
-        label: The text before the class name in the first line.
+        label: The text before the class name in the first printed line.
         store: The OptionStore to print.
         inside: Whether the OptionStore is printed as a part of another OptionStore. Only an outer
             OptionStore prints the fields about warnings and about freezing.

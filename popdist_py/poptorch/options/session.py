@@ -141,25 +141,26 @@ _KNOWN: Final = frozenset(
         "weightTensorLocationSettings",
     }
 )
-# The session options whose values must be dictionaries, because this library reads single keys of
-# the dictionaries.
+# The session options of PopART whose values must be dictionaries, because this library reads single
+# keys of the dictionaries.
 _DICTIONARIES: Final = frozenset({"convolutionOptions", "engineOptions", "matmulOptions"})
-# The session options for the cache of executables. A compiled executable does not depend on the
-# options of the cache.
+# The session options of PopART for the cache of compiled executables. A compiled executable does
+# not depend on the options for the cache of executables.
 _CACHING: Final = ("enableEngineCaching", "cachePath")
 
 
 def session_option(name: str) -> Option:
-    """Return the table row of a session option, or a new row that says "hardware only".
+    """Return the row of a session option in the table of effects, or a new row "hardware only".
 
-    The table of options' effects may lack a name that contains dots. For a name that is missing,
-    the function ``session_option`` searches the table for the part of the name before the first
-    dot. If the row of the part before the first dot says that the option does nothing,
+    The table of options' effects does not contain every name with dots. For a name with dots that
+    is not in the table, ``session_option`` searches the table for the part of the name before the
+    first dot. If the table row of the part before the first dot says that the option does nothing,
     ``session_option`` returns this row.
 
     Args:
-        name: The name of the session option, as in the table of options' effects. To name one key
-            of a dictionary, add a space and the key, as in ``convolutionOptions partialsType``.
+        name: The name of the session option, as in the table of options' effects. If the value of
+            the session option is a dictionary, a space and a key may follow the name, as in
+            ``convolutionOptions partialsType``.
     """
     stem = name.partition(".")[0]
     if name in SESSION:
@@ -173,9 +174,9 @@ def session_option(name: str) -> Option:
 class _PopartOptions(OptionStore):
     """The session options of PopART, which a program sets by name.
 
-    Other code of this library calls one of four methods to read option values. The methods
-    ``session_value``, ``session_member``, ``engine_value`` and ``is_engine_option_on`` accept only
-    options that have an effect on emulated IPUs.
+    The code of this library calls one of four methods to read a session option or an engine option.
+    The methods ``session_value``, ``session_member``, ``engine_value`` and ``is_engine_option_on``
+    accept only options that have an effect on emulated IPUs.
     """
 
     def __init__(self) -> None:
@@ -190,9 +191,9 @@ class _PopartOptions(OptionStore):
         """Return the value of a session option, which must have an effect on emulated IPUs.
 
         Args:
-            option: The name of the session option, as in the table of options' effects. To name one
-                key of a dictionary, add a space and the key, as in
-                ``convolutionOptions partialsType``.
+            option: The name of the session option, as in the table of options' effects. If the
+                value of the session option is a dictionary, a space and a key may follow the name,
+                as in ``convolutionOptions partialsType``.
             default: The result for a session option that is not set.
         """
         assert session_option(option).acts, f"{option} has no effect"
@@ -220,7 +221,8 @@ class _PopartOptions(OptionStore):
     def engine_value(self, name: str) -> Any:
         """Return the value of an engine option with an effect, or None if it is not set.
 
-        A value in the environment variable ``POPLAR_ENGINE_OPTIONS`` overrides the program's value.
+        The environment variable ``POPLAR_ENGINE_OPTIONS`` overrides the value of an engine option
+        that the program sets.
 
         Raises:
             Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
@@ -252,8 +254,8 @@ class _PopartOptions(OptionStore):
 
         The name of the session option is checked when a model is compiled.
 
-        As in PopTorch, the arguments are a name and a value. Keyword arguments would not work,
-        because names of session options may contain dots.
+        As in PopTorch, the arguments are the name and the value of a session option. The names of
+        session options cannot be keyword arguments, because the names may contain dots.
         """
         self.checkIsFrozen()
         self._change(key, value)

@@ -39,7 +39,7 @@ class OptionStore:
             AttributeError: The options are frozen, because a model or a data loader uses them.
             AssertionError: An option name is unknown, a value has another type than the option's
                 present value, or the option does not accept the value.
-            ValueError: The values of several options do not fit together.
+            ValueError: The values of several options contradict each other.
         """
         self.checkIsFrozen()
         with self._checked():
@@ -59,7 +59,7 @@ class OptionStore:
             raise
 
     def _check(self) -> None:
-        """Check that the option values are valid and fit together; subclasses define the rules."""
+        """Check that the option values are valid and consistent; subclasses define the rules."""
 
     def _change(self, name: str, value: Any) -> None:
         """Set one existing option to a value of the same type."""
@@ -92,7 +92,7 @@ class OptionStore:
         }
 
     def _default_values(self) -> dict[str, Any]:
-        """Return the default values; for objects that old versions saved, return an empty dict."""
+        """Return the options' default values, or an empty dict for old versions' objects."""
         return cast(dict[str, Any], self.__dict__.get("_defaults", {}))
 
     def exists(self, name: str) -> bool:
@@ -147,7 +147,7 @@ class OptionStore:
                 self._change(name, value)
 
     def _declare(self, **attributes: Any) -> None:
-        """Set private attributes and groups of options, for use in constructors."""
+        """Set private attributes and groups of options, which only a constructor may do."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 

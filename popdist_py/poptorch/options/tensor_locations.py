@@ -28,14 +28,14 @@ class TensorLocationSettings:
         return self
 
     def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
-        """Store the tensors inside (True) or outside (False) the IPU's memory; None unsets it."""
+        """Store the tensors inside (True) or outside (False) the IPU's memory; None undoes this."""
         if use is None:
             self._content.pop("onChip", None)
             return self
         return self._put("onChip", use, bool)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
-        """Split each tensor into shards, and store one shard on each replica."""
+        """Split each tensor into shards (parts), and store one shard on each replica."""
         return self._put("useReplicatedTensorSharding", use, bool)
 
     def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:

@@ -33,7 +33,7 @@ class _TrainingOptions(_SessionGroup):
         check_count("gradientAccumulation", self.gradient_accumulation)
 
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
-        """Set the number of micro-batches (GA) whose gradients are added before a weight update."""
+        """Set the gradient accumulation (GA): the number of micro-batches per weight update."""
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 
@@ -63,12 +63,12 @@ class _TrainingOptions(_SessionGroup):
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: enums.MeanReductionStrategy
     ) -> _TrainingOptions:
-        """Choose how the mean of gradients is computed.
+        """Choose how the mean of the micro-batches' gradients is computed.
 
         Args:
             mean_reduction_strategy: The strategy Running updates a running mean with each
-                micro-batch's gradients. The strategy Post adds the gradients, and divides the sum
-                once at the end.
+                micro-batch's gradients. The strategy Post adds the gradients of all micro-batches,
+                and divides the sum once at the end.
 
         Raises:
             ValueError: ``mean_reduction_strategy`` is not a member of MeanReductionStrategy.
@@ -127,22 +127,22 @@ class _TrainingOptions(_SessionGroup):
         """Choose how gradients are compressed between hosts; PopTorch does not have this option.
 
         Within a host, gradients are summed without compression. If compression loses a part of the
-        gradients in one step, the lost part is added to the gradients of the next step.
+        gradients in one training step, the lost part is added to the gradients of the next step.
 
         Args:
-            method: The compression of the gradients. The method ``none`` is the default. The
-                methods ``fp16`` and ``bf16`` send gradients in 16 bits. The method ``powersgd``
-                sends each matrix as two factors of low rank.
-            rank: The number of columns of the factors that ``powersgd`` sends; 1 by default.
-            start_step: The number of steps before ``powersgd`` begins to compress gradients; 1000
-                by default.
-            warm_start: Whether ``powersgd`` computes the factors of each step from the factors of
-                the previous step, which is the default. With False, ``powersgd`` starts from random
-                numbers in each step.
+            method: The compression of the gradients. The compression method ``none`` is the
+                default. The methods ``fp16`` and ``bf16`` send gradients in 16 bits. The method
+                ``powersgd`` sends each gradient matrix as two matrix factors of low rank.
+            rank: The number of columns of the matrix factors that ``powersgd`` sends; 1 by default.
+            start_step: The number of training steps before ``powersgd`` begins to compress
+                gradients; 1000 by default.
+            warm_start: Whether ``powersgd`` computes the matrix factors of each training step from
+                those of the previous step; True by default. If ``warm_start`` is False,
+                ``powersgd`` starts from random numbers in each training step.
 
         Raises:
             ValueError: The compression method is unknown, the method does not have one of the given
-                settings, or a value is out of range.
+                settings, or the value of a setting is out of range.
         """
         self.checkIsFrozen()
         if method not in get_args(Compression):
@@ -177,10 +177,11 @@ class _TrainingOptions(_SessionGroup):
         ``norms.experimental.distributed_batch_norm_replica_group_size``.
 
         In forward and backward passes of a training model, batch norms normalise over the
-        micro-batches of n replicas with consecutive global indices. The n replicas of a group may
-        belong to several instances. ``distributedBatchNormReplicaGroupSize`` affects the batch
-        norms of torch.nn and calls of torch.nn.functional.batch_norm. Lower-level functions such as
-        torch.batch_norm use the statistics of one replica.
+        micro-batches of n replicas with consecutive global indices. The n replicas that share
+        statistics may belong to several instances (processes).
+        ``distributedBatchNormReplicaGroupSize`` affects the batch norms of torch.nn and calls of
+        torch.nn.functional.batch_norm. Lower-level functions such as torch.batch_norm use the
+        statistics of one replica.
 
         Batch norms of an inference model never use the statistics of other replicas. In evaluation
         mode, a batch norm of an inference model uses its running statistics. In training mode, a

@@ -20,8 +20,8 @@ __all__ = ["idle_variables"]
 _ENGINE: Final = "POPLAR_ENGINE_OPTIONS"
 _NO_LOG: Final = "POPTORCH_LOG_LEVEL sets the level of the log here"
 _NO_TENSORFLOW: Final = "models are written in PyTorch here"
-# The reason why each environment variable does nothing, as text for a warning. A variable with an
-# empty text changes only the speed or the memory of real IPUs.
+# For each environment variable that does nothing, the reason as text for a warning. An environment
+# variable with an empty text changes only the speed or the memory of real IPUs.
 _IDLE: Final = {
     "IPUOF_CONFIG_PATH": "IPUOF_VIPU_API_PARTITION_ID names a partition here",
     "POPART_CACHE_DIR": "POPTORCH_CACHE_DIR keeps executables here",
@@ -31,8 +31,8 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# The launcher sets the environment variables in ``_SET_BY_LAUNCHER`` to the given values in every
-# instance, unless the user has set them.
+# In every instance, the launcher sets the environment variables in ``_SET_BY_LAUNCHER`` to these
+# values, unless the user has set the variables.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {
@@ -47,7 +47,7 @@ _PREFIXES: Final = ("IPUOF_", "TF_POPLAR_")
 
 
 def idle_variables(environ: Mapping[str, str]) -> Iterator[Option]:
-    """Yield a table row for each environment variable and engine option without effect.
+    """Yield an ``Option`` for each environment variable and engine option without effect.
 
     Args:
         environ: The environment variables of the process.

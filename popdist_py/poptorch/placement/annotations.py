@@ -1,7 +1,7 @@
 """Annotations that a program adds to a model, for example to group operations into blocks.
 
-A block is a group of operations that run on the same IPU. Annotations have an effect only while a
-wrapped model's forward pass is traced. Annotations never change the results of a model.
+A block is a group of a model's operations that run on the same IPU. Annotations have an effect only
+while a wrapped model's forward pass is traced. Annotations never change the results of a model.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class _Context:
 
 
 class Block(_Context):
-    """A context manager that puts the operations inside it into one block.
+    """A context manager that puts the operations inside it into one block (for one IPU).
 
     Operations after the ``with`` statement of a Block do not belong to any block.
 
     Args:
-        user_id: The id of the block. Operations with the same block id belong to one block. If
-            ``user_id`` is not given, the block gets the next id of the series "0", "1", and so on.
+        user_id: The id of the block (a group of operations). Operations with the same block id
+            belong to one block. If ``user_id`` is not given, the block gets the next id of the
+            series "0", "1", and so on.
         ipu_id: The index of the IPU within a replica (copy of the model). If ``ipu_id`` is not
             given, the execution strategy chooses the IPU.
     """
@@ -107,9 +108,9 @@ class _BlockHook:
     def register(self, module: torch.nn.Module) -> None:
         """Register this object as a forward pre-hook of ``module``."""
         # The handle that torch returns for the hook is stored, so that it is pickled with the hook.
-        # When a process unpickles the handle, torch reserves the hook's number in this process.
-        # Without the handle, the next hook of the module could get the same number and replace the
-        # hook that begins a block.
+        # When a process unpickles the handle of a module's hook, torch reserves the hook's number
+        # in this process. Without the stored handle, the next hook of the module could get the same
+        # number and replace the hook that begins a block.
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
@@ -144,8 +145,8 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
         layer_to_call: A torch module or another callable. For a torch module, BeginBlock adds a
             hook to the module and returns the module. For any other callable, BeginBlock returns a
             wrapper of the callable.
-        user_id: The id of the block. If ``user_id`` is not given, the block gets the next id of the
-            series "0", "1", and so on.
+        user_id: The id of the block (a group of operations). If ``user_id`` is not given, the block
+            gets the next id of the series "0", "1", and so on.
         ipu_id: The index of the IPU within a replica (copy of the model). If ``ipu_id`` is not
             given, the execution strategy chooses the IPU.
 

@@ -84,7 +84,7 @@ class _IExecutionStrategy:
         raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def _parts(self) -> Sequence[Any]:
-        """Return the stages or phases of the execution strategy, for its ``repr()``."""
+        """Return the stages or phases of the execution strategy, for the text of ``repr()``."""
         return ()
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ def _stage_of(spec: Any) -> Stage:
 
 
 def _index_stages(stages: Iterable[tuple[Stage, Any]]) -> dict[str, tuple[Stage, Any]]:
-    """Return a dictionary with the stage, and the stage's position, for each block id.
+    """Return a dictionary from each block id to the block's stage and the stage's position.
 
     Raises:
         AssertionError: Two stages contain the same block.
@@ -132,7 +132,7 @@ def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
     """Return the index of the IPU that runs a block of a stage.
 
     An IPU that the program set for the stage overrides an IPU that the program set for the block.
-    The argument ``default`` is used only if the program set neither the stage's IPU nor the block's
+    The IPU ``default`` is returned only if the program set neither the stage's IPU nor the block's
     IPU.
     """
     if stage._ipu_id is not None:
@@ -193,7 +193,7 @@ class ShardedExecution(_IExecutionStrategy):
 class PipelinedExecution(ShardedExecution):
     """An execution strategy: the stages work at the same time, on different micro-batches.
 
-    The constructor of ``PipelinedExecution`` takes the arguments of :class:`ShardedExecution`.
+    The constructor of ``PipelinedExecution`` has the same arguments as :class:`ShardedExecution`.
     """
 
     is_pipelined = True
@@ -210,10 +210,11 @@ class PipelinedExecution(ShardedExecution):
 
         Args:
             schedule: The default, ``grouped``, is PopTorch's order, with a forward and a backward
-                pass on every IPU in each pipeline cycle. With ``interleaved``, an IPU runs either a
-                forward or a backward pass in each pipeline cycle. A pipeline cycle lasts as long as
-                its slowest forward or backward pass. With ``interleaved``, a stage keeps the
-                activations of about half as many micro-batches as with ``grouped``.
+                pass on every IPU in each pipeline cycle. With the schedule ``interleaved``, an IPU
+                runs either a forward or a backward pass in each pipeline cycle. A pipeline cycle
+                lasts as long as its slowest forward or backward pass. With the schedule
+                ``interleaved``, a stage keeps the activations of about half as many micro-batches
+                as with ``grouped``.
 
         Raises:
             ValueError: ``schedule`` is neither ``grouped`` nor ``interleaved``.
@@ -259,7 +260,7 @@ class Phase:
     """A part of a model whose stages run at the same time, for a phased execution strategy.
 
     Args:
-        *arg: Either the stages of the phase, or the ids of the blocks of its only stage.
+        *arg: Either the stages of the phase, or the block ids of the phase's only stage.
 
     Raises:
         AssertionError: The phase gets no arguments, or the arguments contain both stages and block
@@ -323,8 +324,8 @@ class _PhasedExecution(_IExecutionStrategy):
             block id, a list of stages or a list of block ids.
 
     Raises:
-        AssertionError: There are no phases, an argument is an AutoStage, or two stages contain the
-            same block.
+        AssertionError: No phase is given, an argument is an ``AutoStage``, or two stages contain
+            the same block.
     """
 
     _separate_backward_phase = False
@@ -362,7 +363,7 @@ class _PhasedExecution(_IExecutionStrategy):
         return _find_stage(self._stages, block_id)[0]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
-        """Run the whole backward pass in phases that are separate from the forward phases.
+        """Run the backward pass in phases (loaded parts) that are separate from the forward phases.
 
         The emulation stores the setting ``useSeparateBackwardPhase`` but ignores it.
         """
@@ -398,7 +399,7 @@ class SerialPhasedExecution(_PhasedExecution):
     _liveness = Liveness.AlwaysLive
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
-        """Set whether tensors stay in the IPU's memory between phases.
+        """Set whether tensors stay in the IPU's memory between phases (parts of the model).
 
         The emulation stores the setting ``setTensorsLiveness`` but ignores it.
 
@@ -422,9 +423,10 @@ class SerialPhasedExecution(_PhasedExecution):
 class ParallelPhasedExecution(_PhasedExecution):
     """An execution strategy whose phases (parts of the model) alternate between two IPU sets.
 
-    Phases with even numbers run on the IPUs with even numbers. Phases with odd numbers run on the
-    IPUs with odd numbers. The constructor of ``ParallelPhasedExecution`` takes the phases in order.
-    Each phase is a ``Phase``, a ``Stage``, a block id, a list of stages or a list of block ids.
+    Phases (parts of the model) with even numbers run on the IPUs with even numbers. Phases (parts
+    of the model) with odd numbers run on the IPUs with odd numbers. The constructor of
+    ``ParallelPhasedExecution`` takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a
+    block id, a list of stages or a list of block ids.
     """
 
     _off_chip_after_forward = False

@@ -33,8 +33,8 @@ class BlockPlace:
     phase: int = 0
 
 
-# A function that returns the IPU, stage and phase of a block. The arguments of the function are the
-# id of the block, and the IPU id that the program gave for the block, or None.
+# A function that returns the IPU, stage and phase of a block. The function's first argument is the
+# id of the block. The second argument is the IPU id that the program gave for the block, or None.
 PlaceBlock = Callable[[Any, int | None], BlockPlace]
 
 
@@ -54,13 +54,15 @@ class ForwardPlaces:
     """The IPUs and stages of the blocks, operations and parameters of a model.
 
     Attributes:
-        blocks: The blocks in the order of execution. A block that runs twice occurs twice.
+        blocks: The blocks (groups of operations) in the order of execution. A block of operations
+            that runs twice occurs twice.
         num_ipus: The number of IPUs that one replica needs.
-        num_stages: The number of pipeline stages. In a training model, every stage except the last
-            stage counts twice: once for the forward pass and once for the backward pass.
+        num_stages: The number of pipeline stages of the model. In a training model, every stage
+            except the last stage counts twice: once for the forward pass and once for the backward
+            pass.
         ipu_of_parameter: The index of the IPU that first uses each parameter.
         operations: The name of each operation's result, and the index of the operation's IPU.
-        reads_buffers: Whether Python code of the forward method reads the value of a buffer.
+        reads_buffers: Whether Python code of the forward method reads the elements of a buffer.
         idle_settings: The names of the operator settings in the model that do not have an effect on
             emulated IPUs.
     """

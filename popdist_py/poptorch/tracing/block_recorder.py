@@ -1,9 +1,9 @@
 """The class BlockRecorder, which records the blocks and operations of one forward pass.
 
 A block is a group of operations on one IPU. Annotations in the program call the ``BlockRecorder``
-where blocks begin and end. The execution strategy chooses the IPU and the stage of each block. The
-method ``placement`` of the recorder returns the chosen IPUs and stages. The recorder does not
-change the results of the forward pass.
+where blocks begin and end. The execution strategy of the model chooses the IPU and the stage of
+each block. The method ``BlockRecorder.placement`` returns the chosen IPUs and stages. A
+``BlockRecorder`` does not change the results of the forward pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BlockRecorder:
             them.
 
     Attributes:
-        names: The object that gives names to the operations.
+        names: The ``OperationNames`` object, which gives names to the operations.
         function: The name of the torch function that is running now.
         calls: The number of calls of torch functions so far, including the running function.
         blocks: The recorded blocks, in the order of execution.
@@ -74,10 +74,10 @@ class BlockRecorder:
         self.blocks: list[BlockPlace] = []
         self._operations: list[tuple[str, BlockPlace]] = []
         self._ipu_of_parameter: dict[str, int] = {}
-        # The keys of the dictionary ``_on_device`` are the tensors that are on the device. The
-        # value is True for a tensor that depends on an input or a parameter. The value is False for
-        # a tensor that depends on buffers only. If ``module`` is not a torch module, all tensors
-        # count as tensors on the device.
+        # The keys of the dictionary ``_on_device`` are the tensors that are on the device. In
+        # ``_on_device``, the value is True for a tensor that depends on an input or a parameter. In
+        # ``_on_device``, the value is False for a tensor that depends on buffers only. If
+        # ``module`` is not a torch module, all tensors count as tensors on the device.
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
         self._reads_buffers = False
@@ -93,7 +93,7 @@ class BlockRecorder:
         """The block of the operations that run now; None after the end of a block."""
         return self._active
 
-    # The following methods are called by annotations and operators in the user's program.
+    # Annotations and operators in the user's program call the following methods.
 
     def begin_block(self, user_id: Any, ipu_id: int | None) -> None:
         """Begin a block, and let the execution strategy choose its IPU and stage."""
@@ -123,11 +123,11 @@ class BlockRecorder:
         """Record the names of operator settings that do not have an effect in the emulation."""
         self._idle_settings.update(dict.fromkeys(names))
 
-    # The following methods are called by a ``ForwardWatch`` during the forward pass.
+    # A ``ForwardWatch`` calls the following methods during the forward pass.
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Record the modules, parameters and buffers of the pass in the ``with`` block."""
+        """Record the modules, parameters and buffers of the forward pass in the ``with`` block."""
         with self.names.following_modules():
             if self._module is None:
                 yield
@@ -141,8 +141,8 @@ class BlockRecorder:
     def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
         """Record the module's parameters and buffers as tensors on the device.
 
-        When the method runs, ``torch.func.functional_call`` has already replaced parameters.
-        Therefore the replacements of the parameters are recorded.
+        When ``_begin_forward`` runs, ``torch.func.functional_call`` has already replaced
+        parameters. Therefore the method records the tensors that replaced the parameters.
         """
         for name, parameter in module.named_parameters():
             self._names_of_parameters[id(parameter)] = name
@@ -228,7 +228,7 @@ class BlockRecorder:
             self._on_device[tensor] = depends or self._only_device_knows(tensor)
 
     def placement(self, *, training: bool) -> ForwardPlaces:
-        """Return the IPUs of all blocks, operations and parameters.
+        """Return the IPUs of all blocks, operations and parameters of the model.
 
         Args:
             training: Whether a backward pass follows the recorded forward pass.
@@ -252,7 +252,7 @@ class BlockRecorder:
         )
 
 
-# The names of torch functions that do not compute anything on the device.
+# The names of torch functions that do not compute anything on the IPU.
 _NO_OPERATIONS: Final = frozenset(
     {
         "__format__", "__get__", "__set__", "as_subclass", "register_hook", "requires_grad_",

@@ -83,7 +83,7 @@ def is_training() -> bool:
 
 
 def is_tracing() -> bool:
-    """Tell whether the caller runs inside the first forward pass, which is traced to compile."""
+    """Tell whether the caller runs in the forward pass that is traced to compile the model."""
     phase = _current.get().phase
     return phase is not None and phase.tracing
 

@@ -37,8 +37,9 @@ class FirstForward:
 
     Attributes:
         placement: The IPUs and pipeline stages of the model's operations.
-        outputs: The structure of the value that the forward method returned.
-        shared: For each output tensor, whether the output shares memory with an input, a parameter,
+        outputs: The structure (nested tuples, lists and dictionaries) of the value that the forward
+            method returned.
+        shared: For each output tensor, whether the tensor shares memory with an input, a parameter,
             a buffer or a constant.
         loss_output: The index of the output tensor that is the loss; None if the forward method
             does not return the loss.
@@ -88,7 +89,7 @@ class WatchedModel:
 
     Attributes:
         model: The module whose forward method runs.
-        call: The arguments of a whole call, which contain all micro-batches.
+        call: The arguments of a whole call of the model, which contain all micro-batches.
         training: Whether a backward pass follows the forward pass.
         strategy: The execution strategy, which assigns operations to IPUs.
         overlap: The options that decide whether overlapped input and output is allowed.
@@ -113,7 +114,8 @@ class WatchedModel:
         """Run the forward pass of one micro-batch, and record its losses and operations.
 
         Args:
-            inputs: The tensors of one micro-batch, in place of the tensors of the whole call.
+            inputs: The input tensors of one micro-batch, which replace the tensors of the whole
+                call.
             context: A function that returns a context manager, inside which the forward pass runs.
             observes: Whether to record the operations inside torch's functions.
             results: A recorder of the results of torch's functions.
@@ -163,8 +165,8 @@ def first_forward(
     """Run the forward pass of one micro-batch, and return the properties of the model.
 
     Args:
-        model: The model, the arguments of a call, and the options.
-        inputs: The tensors of the micro-batch.
+        model: The ``WatchedModel``: a model, the arguments of a call, and the options.
+        inputs: The input tensors of the micro-batch.
         state: The model's parameters, buffers and constants on the device.
         context: A function that returns a context manager, inside which the forward pass runs.
         observes: Whether to record the operations inside torch's functions, and to return the
@@ -211,9 +213,9 @@ def first_forward(
     foreign = [
         weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | results.storages
     ]
-    # Some of torch's function transforms hide the memory of their results. Such a result seems to
-    # be made outside of the forward pass, and the variable ``leaves`` has the only reference to it.
-    # Therefore the ``del`` statement frees the result.
+    # Some of torch's function transforms hide the memory of their results. A result with hidden
+    # memory seems to be made outside of the forward pass, and only the variable ``leaves`` refers
+    # to the result. The ``del`` statement frees a result whose memory is hidden.
     del seen, loss, leaves
     if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
@@ -236,14 +238,14 @@ class _StateBefore:
 
     def modified_buffers(self) -> frozenset[str]:
         """Return the names of the buffers that the forward pass changed."""
-        # The values of buffers are compared too, because batch norms change their statistics
-        # without increasing the version counter of the buffer.
+        # The elements of buffers are compared too, because batch norms change their statistics
+        # without increasing the buffer's version counter.
         return self._modified(self._state.buffers, self._buffers)
 
     def modified_parameters(self) -> frozenset[str]:
         """Return the names of the parameters that the forward pass changed."""
-        # The values of parameters are compared too, because an assignment to ``.data`` does not
-        # increase the version counter of a parameter.
+        # The elements of parameters are compared too, because an assignment to ``.data`` does not
+        # increase a parameter's version counter.
         return self._modified(self._state.parameters, self._weights)
 
     def _modified(
@@ -283,7 +285,7 @@ class _ResultMemory:
         self.storages: set[int] = set()
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing, because the method ``after`` records the results."""
+        """Do nothing: the method ``after`` records the results of torch's functions."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record the memory address of each tensor that a torch function returned."""
@@ -338,7 +340,7 @@ def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
 
 
 def _names(model: nn.Module, call: Call) -> list[str]:
-    """Return a name for each tensor of a call, derived from the parameter names of ``forward``."""
+    """Return a name for each input tensor, derived from the argument names of ``forward``."""
     parameters: list[inspect.Parameter] = []
     with suppress(ValueError, TypeError):
         parameters = list(inspect.signature(model.forward).parameters.values())

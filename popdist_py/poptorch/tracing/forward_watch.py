@@ -1,6 +1,6 @@
 """The class ForwardWatch, a TorchFunctionMode that passes each torch call to several recorders.
 
-There are recorders of losses, of blocks, of the memory of results, and of marks for overlapped
+The recorders store losses, blocks of operations, the memory of results, and marks for overlapped
 input and output. The module ``forward_watch`` does not depend on how a recorder handles a call.
 """
 
@@ -31,7 +31,7 @@ class WatchPart(Protocol):
     """The interface of recorders, which are called before and after each torch function."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Record a call of a torch function before it runs, or raise an error to prevent it."""
+        """Record a torch function's call before the function runs, or raise an error instead."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record a call of a torch function and the result of the call."""

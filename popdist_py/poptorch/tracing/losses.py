@@ -41,16 +41,18 @@ _LOSSES: Final = _loss_functions()
 def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tensor:
     """Reduce ``x``, and mark the result as a loss of the model.
 
-    If the result is the final loss, the backward pass begins with a gradient of one for every
-    element of the loss. Loss scaling multiplies the initial gradient of one by the loss scale.
+    If the returned loss is the final loss, the backward pass begins with a gradient of one for
+    every element of the loss. Loss scaling multiplies the initial gradient of one by the loss
+    scale.
 
     Args:
-        x: A tensor of any shape.
-        reduction: A ReductionType or its name in PyTorch. For the reductions "sum" and "mean", the
-            result is 0-d. For the reduction "none", the result has the shape of ``x``.
+        x: The tensor to reduce, of any shape.
+        reduction: A ``ReductionType`` (sum, mean or none), or its name in PyTorch. For the
+            reductions "sum" and "mean", the returned loss is a 0-d tensor. For the reduction
+            "none", the returned loss has the shape of ``x``.
 
     Raises:
-        AssertionError: ``reduction`` is not a known reduction of a loss.
+        AssertionError: ``reduction`` is not a known reduction (sum, mean or none) of a loss.
     """
     name: Any = getattr(reduction, "name", reduction)
     name = {"Sum": "sum", "Mean": "mean", "NoReduction": "none"}.get(name, name)

@@ -38,10 +38,10 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
 
 
 def check_proportion(value: Any, where: str) -> None:
-    """Check an available memory proportion: the part of a tile's memory that an operator may use.
+    """Check an available memory proportion (the share of tile memory that an operator may use).
 
     Raises:
-        AssertionError: The proportion is not a number from 0 to 1.
+        AssertionError: The available memory proportion is not a number from 0 to 1.
     """
     assert isinstance(value, (int, float)), (
         f"the available memory proportion is a number, got {value!r} for {where}"
@@ -56,10 +56,10 @@ def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
     """Check available memory proportions of IPUs, and return the proportion of each IPU's number.
 
     Args:
-        given: A dictionary with a proportion for each IPU's name, such as ``{"IPU0": 0.5}``.
+        given: A dictionary from IPU names to memory proportions, such as ``{"IPU0": 0.5}``.
 
     Raises:
-        AssertionError: A key is not the name of an IPU, or a proportion is not from 0 to 1.
+        AssertionError: A key is not the name of an IPU, or a memory proportion is not from 0 to 1.
     """
     assert isinstance(given, Mapping), (
         f"Expected a dictionary such as {{'IPU0': 0.5}}, got {given!r}"
@@ -92,7 +92,7 @@ def refuse_reading(name: str) -> NoReturn:
     """Raise an error: the torch function ``name`` reads a value that only the device can compute.
 
     Raises:
-        Error: The function ``refuse_reading`` always raises an Error.
+        Error: In every call, because only the device can compute the value.
     """
     raise Error(
         f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "

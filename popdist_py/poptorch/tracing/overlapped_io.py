@@ -1,7 +1,7 @@
 """Functions that mark inputs and outputs for overlapped I/O (input and output), and checks.
 
 IPU hardware transfers a marked input or output while the hardware computes. On emulated IPUs, the
-marks are checked but have no effect.
+marks for overlapped I/O are checked but have no effect.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
             overlap with the transfer of the inputs.
 
     Returns:
-        The same values in the same structure. The model's forward method must use the returned
-        values instead of ``input_tensors``.
+        The tensors of ``input_tensors`` in the same structure. The model's forward method must use
+        the returned tensors instead of ``input_tensors``.
 
     Raises:
-        Error: A value is not a tensor. The compilation of the model raises an Error if the marks
-            break a rule of overlapped I/O.
+        Error: The argument contains an object that is not a tensor. The compilation of the model
+            raises an Error if the marks break a rule of overlapped I/O.
     """
     return _marked("set_overlap_for_input", input_tensors, mode)
 
@@ -51,12 +51,12 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
             overlap with the transfer of the outputs.
 
     Returns:
-        The same values in the same structure. The model's forward method must return the returned
-        values instead of ``output_tensors``.
+        The tensors of ``output_tensors`` in the same structure. The model's forward method must
+        return these tensors instead of ``output_tensors``.
 
     Raises:
-        Error: A value is not a tensor. The compilation of the model raises an Error if the marks
-            break a rule of overlapped I/O.
+        Error: The argument contains an object that is not a tensor. The compilation of the model
+            raises an Error if the marks break a rule of overlapped I/O.
     """
     return _marked("set_overlap_for_output", output_tensors, mode)
 
@@ -98,8 +98,8 @@ class OverlapConditions:
     Attributes:
         is_pipelined: Whether the model runs as a pipeline, whose stages run at the same time.
         has_io_tiles: Whether the options reserve tiles for input and output.
-        output_mode: The output mode, which selects the micro-batches whose outputs a call returns.
-            The output mode is never ``OutputMode.Default``.
+        output_mode: The output mode, which selects the micro-batches whose outputs a call of the
+            model returns. The output mode is never ``OutputMode.Default``.
     """
 
     is_pipelined: bool
@@ -138,7 +138,7 @@ class OverlapMarks:
         self.marks: list[_Mark] = []
 
     def copy_of(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a view of ``value``, without recording a use of the tensor ``value``."""
+        """Return a view of the tensor ``value``, without recording a use of this tensor."""
         self._is_copying = True
         try:
             return value.view_as(value)
@@ -150,7 +150,7 @@ class OverlapMarks:
         self.marks.append(mark)
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Do nothing before a torch function, because ``after`` records the uses of tensors."""
+        """Do nothing before a torch function: the method ``after`` records the uses of tensors."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record the argument tensors of an operation, if the operation returns tensors."""

@@ -1,8 +1,8 @@
 """The class Observer, which records the torch operations of a forward pass and their memory use.
 
 The record of an operation contains the sizes of tensors and the numbers of their storages, but not
-the values of tensors. Recording does not change the results of operations. The package ``on_ipu``
-decides how an IPU would run a recorded operation.
+the values of tensors. An ``Observer`` does not change the results of the operations that it
+records. The package ``on_ipu`` decides how an IPU would run a recorded operation.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
     "serial_products",
 ]
 
-# The names of two functions of poptorch. An Observer records a call of one of the two functions as
-# an operation with the name of the function.
+# The names of two PopTorch functions whose calls are recorded. An ``Observer`` records a call of
+# ``recomputationCheckpoint`` or ``set_available_memory`` as an operation of this name.
 CHECKPOINT = "recomputationCheckpoint"
 PROPORTION = "set_available_memory"
 
@@ -103,7 +103,7 @@ class Observation:
             function's call.
         place: The phase number and the IPU index of the block that contains the operation.
         serial: The number of parts into which the operation is split if the operation is a matrix
-            product. An IPU computes the parts one after the other.
+            product. An IPU computes the parts of the matrix product one after the other.
     """
 
     operator: str
@@ -160,8 +160,8 @@ class Observer(TorchDispatchMode):
     """
 
     # Without ``supports_higher_order_operators``, torch raises an error for a higher-order operator
-    # in the forward pass. With the attribute, a higher-order operator ends the recording, and the
-    # forward pass continues.
+    # in the forward pass. With the attribute ``supports_higher_order_operators``, a higher-order
+    # operator ends the recording, and the forward pass continues.
     supports_higher_order_operators = True
 
     def __init__(self, blocks: BlockRecorder, losses: Losses | None) -> None:
@@ -230,7 +230,7 @@ class Observer(TorchDispatchMode):
         return result
 
     def _guarded(self, note: Callable[..., None], *arguments: Any) -> None:
-        """Call ``note``, and store an exception of ``note`` in ``failure`` instead of raising it.
+        """Call ``note``; if ``note`` raises an exception, store the exception in ``failure``.
 
         An error during the recording must not stop the forward pass.
         """
@@ -242,8 +242,8 @@ class Observer(TorchDispatchMode):
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:
-            # The traceback of the error is removed, because the traceback would keep the tensors of
-            # the forward pass alive.
+            # The traceback of the stored error is removed, because the traceback would keep the
+            # tensors of the forward pass in memory.
             self.failure = error.with_traceback(None)
 
     def _begin(
@@ -327,8 +327,8 @@ class Observer(TorchDispatchMode):
 def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
     """Return an operation's name, and the positions and names of the arguments that change.
 
-    The function returns None for operations that only query a tensor, for example for the tensor's
-    device.
+    The function ``_kind`` returns None for operations that only query a tensor, for example for the
+    tensor's device.
 
     Raises:
         TypeError: The operation is a higher-order operator. An observer cannot observe the
@@ -361,7 +361,7 @@ def note_checkpoint(tensor: torch.Tensor) -> None:
 def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
     """Record the proportion of tile memory that the operation with the result ``tensor`` may use.
 
-    The Observer of the current forward pass stores the proportion.
+    The ``Observer`` of the current forward pass stores the memory proportion.
     """
     observer = _current_observer()
     if observer is not None:
@@ -372,7 +372,7 @@ def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
 def serial_products(parts: int) -> Iterator[None]:
     """Record that each matrix product in the ``with`` block is computed in ``parts`` parts.
 
-    The Observer of the current forward pass stores the number of parts.
+    The ``Observer`` of the current forward pass stores the number of parts of each matrix product.
     """
     observer = _current_observer()
     if observer is None:
