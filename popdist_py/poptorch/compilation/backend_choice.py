@@ -162,12 +162,13 @@ class BackendChoice:
                     self._tell("running the loop")
                     self._agreement.prepare()
                 self._tell(f"making the {row.name}")
-                # A vectorised forward pass may store tensors in a list of the model, and a later
-                # run cannot use the stored tensors. Therefore ``contents_kept`` undoes the changes
-                # that a tried back end makes to the lists of the model. The changes that the
-                # reference back end ``LoopReplicas`` makes to lists are undone only after a back
-                # end has been chosen. If these changes to lists were undone earlier, the comparison
-                # of back ends would not detect that a forward pass counts its calls in a list.
+                # A forward pass inside ``vmap`` may store tensors in a list of the model, and later
+                # forward passes cannot use these tensors. Therefore ``contents_kept`` undoes the
+                # changes that a tried back end makes to the lists of the model. The changes that
+                # the reference back end ``LoopReplicas`` makes to lists are undone only after a
+                # back end has been chosen. If these changes to lists were undone earlier, the
+                # comparison of back ends would not detect that a forward pass counts its calls in a
+                # list.
                 with self._model.state.attributes.contents_kept():
                     with self._model.context.enter(), _collections_paused():
                         replicas = row.make(self._model, self._call, self._inputs)

@@ -174,7 +174,8 @@ class Agreement:
         far_off_of: dict[str, list[float] | None] = {}
         for (kind, expected), (_, got) in zip(point.expected.kinds(), results.kinds(), strict=True):
             far_off_of[kind] = distances(expected, got) if len(expected) == len(got) else None
-        # The runs that measure the effect of rounding need the memory of these results.
+        # The results of the compared back end are deleted, because the runs that measure the effect
+        # of rounding need their memory.
         del results, got
         for kind, expected in point.expected.kinds():
             far_off, allowed = far_off_of[kind], roundings(expected)

@@ -182,7 +182,7 @@ def _is_off(setting: Any) -> bool:
 def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrapper of an LSTM or GRU function that folds the replicas into the batch.
 
-    The batch dimension of the hidden states of an LSTM or GRU is dimension 1.
+    Dimension 1 of the hidden states of an LSTM or GRU is the batch dimension.
     """
 
     def run(sequence: Any, hidden: Any, weights: Any, *settings: Any) -> Any:

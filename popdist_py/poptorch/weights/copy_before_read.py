@@ -137,7 +137,8 @@ def _new_object(kind: type, *arguments: Any) -> Any:
 def shallow_copy(module: nn.Module) -> nn.Module:
     """Return a new module object with the same attributes as ``module``.
 
-    The function also supports parametrised modules, which ``copy.copy()`` does not support.
+    Unlike ``copy.copy()``, ``shallow_copy`` also supports parametrised modules
+    (``torch.nn.utils.parametrize``).
     """
     if not is_parametrized(module):
         return copy.copy(module)

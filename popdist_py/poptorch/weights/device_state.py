@@ -301,7 +301,7 @@ class DeviceState:
                 place[key] = value
 
     def device_tensors(self, host: torch.Tensor) -> list[torch.Tensor]:
-        """Return the device's tensors for one host tensor.
+        """Return the device's copies of one host tensor.
 
         Returns:
             One tensor, or one tensor for each group of replicas if ``host`` is a replica-grouped

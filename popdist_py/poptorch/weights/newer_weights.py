@@ -102,9 +102,10 @@ class WeightCopy:
 
     def _pull(self, download: Callable[[], None]) -> None:
         self._check()
-        # The function ``download`` may read the host's tensors, and such a read starts a download
-        # of newer weights. To prevent a second call of ``download``, the WeightCopy is removed from
-        # the set of copies with newer weights before ``download`` is called.
+        # The function ``download`` may read the host's tensors, and every read of these tensors
+        # calls ``download`` if the device has newer weights. To prevent a second call of
+        # ``download``, the WeightCopy is removed from the set of copies with newer weights before
+        # ``download`` is called.
         _newer_than_host.discard(self)
         self._all_newer = False
         download()

@@ -99,10 +99,10 @@ def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str
 def _compiled(recorded: RecordedGraph, num_outputs: int) -> Callable[..., list[Any]]:
     """Return a function that computes a recorded graph, and frees tensors after their last use.
 
-    The generated function is a generator, because Python stores the variables of a generator
-    outside its stack. Thousands of variables on the stack would fill one chunk of the stack's
-    memory. If one chunk of the stack were full, every further call of a Python function would
-    allocate another chunk of stack memory and free this chunk again.
+    The Python code that is generated from the graph is a generator function, because Python stores
+    the variables of a generator outside the stack. Thousands of variables on the stack would fill
+    one chunk of the stack's memory. If one chunk of the stack were full, every further call of a
+    Python function would allocate another chunk of stack memory and free this chunk again.
     """
     names: dict[str, Any] = {}
     (results,) = next(node for node in recorded.graph.nodes if node.op == "output").args

@@ -178,14 +178,14 @@ class RoundedSums:
                 np.add(first, second, out=own)
 
     def state(self) -> dict[str, Any]:
-        """Return an empty state, because only the rounding errors persist.
+        """Return an empty dict, because the ``ErrorFeedback`` object saves the rounding errors.
 
-        The ``ErrorFeedback`` object stores the rounding errors, with a state of its own.
+        A RoundedSums object has no other state that is needed after a training step.
         """
         return {}
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing, because rounding to 16 bits stores nothing except the error feedback."""
+        """Do nothing, because the ``ErrorFeedback`` object loads the rounding errors."""
 
 
 def _exponent(values: Array) -> tuple[int, bool]:
