@@ -74,9 +74,9 @@ class Window:
         count: The number of weight updates in one call of the model; 1 for inference. A call of the
             model also includes work of the host, which is not part of an accumulation window (the
             time from one weight update to the next).
-        cells: For each IPU, the actions that the IPU performs. Each action (such as a forward pass)
-            is given with the number of its pipeline cycle. The parts of the action are pairs of
-            name and clock cycles.
+        cells: For each IPU, the actions (such as forward passes) that the IPU performs in the
+            window. Each action (such as a forward pass) is given with the number of its pipeline
+            cycle. The parts of the action are pairs of name and clock cycles.
         lengths: The clock cycles of each pipeline cycle, without copies and synchronisations
             between IPUs.
     """

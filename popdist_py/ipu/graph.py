@@ -102,8 +102,8 @@ class Product:
             IPU computes the parts of the matrix product one after the other.
         repeats: The number of times that the matrix product is repeated, where each repetition
             needs the previous result (as the time steps of an LSTM do). If the matrix product is
-            repeated, ``rows`` is the number of rows of one repetition. The code of a repeated
-            matrix product is counted once.
+            repeated, ``rows`` is the number of rows in one repetition of the product. The code of a
+            repeated matrix product is counted once.
         reads: The number of times that the matrix product reads each element of its first operand.
             ``reads`` is above 1 in convolutions whose kernels have several positions. The module
             ``tensor_liveness`` computes ``reads`` from the sizes of tensors.
@@ -174,7 +174,7 @@ class Operation:
 def saved_by(
     kind: Kind, inputs: Sequence[str], output: str, *, has_weights: bool
 ) -> tuple[str, ...]:
-    """Return the names of the tensors that the backward pass of an operation reads by default."""
+    """Return the names of the tensors that an operation's backward pass reads by default."""
     if kind in ("view", "add"):
         return ()
     if kind == "product":

@@ -144,7 +144,7 @@ def ipu_fits(
     number: int,
     estimates: Estimates = ESTIMATES,
 ) -> bool:
-    """Return whether the stages of the model on one IPU of a replica fit into the IPU's memory.
+    """Return whether those stages of a model that run on one IPU fit into the IPU's memory.
 
     To save time, ``fits`` first checks only the data that always stays in memory.
     """
@@ -337,8 +337,8 @@ def walks(
             yield fetched, moments
         if settings.is_training:
             # In phased execution, a weight update fetches the optimiser state of one weight at a
-            # time from Streaming Memory. The memory of the weight update is therefore computed as
-            # if the optimiser state were stored off the chip.
+            # time from Streaming Memory. The memory for the weight update of a phase (a part of the
+            # model) is therefore computed as if the optimiser state were stored off the chip.
             away = replace(settings, optimizer_location=Location(on_chip=False))
             yield fetched, list(_update(weights, away if settings.is_phased else settings))
 

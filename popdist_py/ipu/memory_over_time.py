@@ -33,10 +33,10 @@ class LiveBytes:
 def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
     """Return an IPU's used bytes at every moment of forward pass, backward pass and weight update.
 
-    If the IPU runs several stages of the model, the moments of an earlier stage come first. The
-    largest returned number of used bytes is the memory that the IPU needs. Each returned number of
-    used bytes includes the same number of bytes for gaps between variables. The number of bytes for
-    gaps is computed from the moment that needs the most memory.
+    If the IPU runs several stages of the model, the moments of an earlier stage come before those
+    of a later stage. The largest returned number of used bytes is the memory that the IPU needs.
+    Each returned number of used bytes includes the same number of bytes for gaps between variables.
+    The number of bytes for gaps is computed from the moment that needs the most memory.
     """
     own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []

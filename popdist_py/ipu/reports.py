@@ -225,8 +225,9 @@ class IpuExecution:
         busy: The time that the IPU spends on computing, divided by the duration of the call.
         tile_balance: The mean work of the IPU's tiles, divided by the work of the busiest tile.
         received: The bytes that the IPU receives from the host.
-        sent: The bytes that the IPU sends to the host. ``sent`` counts outputs of the model, and
-            the requests that tiles send for each transfer from or to the host.
+        sent: The bytes that the IPU sends to the host in one call of the model. ``sent`` counts
+            outputs of the model, and the requests that tiles send for each transfer from or to the
+            host.
         copied: The bytes of activations that the IPU sends to other IPUs. In training, the other
             IPUs send back gradients of the same size.
     """
@@ -415,7 +416,7 @@ _TITLES: Final = {
 
 
 def memory_page(run: Run) -> MemoryPage:
-    """Return the report about the memory of a model on IPUs, with advice if it does not fit."""
+    """Return the report about a model's memory on IPUs, with advice if the memory is too small."""
     report = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates)
     return MemoryPage(
         device=run.ipu.name,

@@ -207,7 +207,8 @@ def _interleaved(
     """Yield the tasks (actions) of all IPUs in each pipeline cycle of an interleaved pipeline.
 
     In an interleaved pipeline, every stage alternates between forward passes and backward passes.
-    When a stage runs a forward pass, the stages before and after it run backward passes.
+    In an interleaved pipeline, when a stage runs a forward pass, the neighbouring stages run
+    backward passes.
     """
     if not settings.is_training:
         yield from _grouped(placement, settings, first, count)

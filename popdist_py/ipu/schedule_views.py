@@ -58,7 +58,7 @@ class Cell:
 
 
 class Drawn(Protocol):
-    """The protocol of schedules that ``grid`` and ``svg`` can draw, such as ``Schedule``."""
+    """The interface of IPU schedules that ``grid`` and ``svg`` can draw, such as ``Schedule``."""
 
     @property
     def rows(self) -> tuple[tuple[Cell, ...], ...]:

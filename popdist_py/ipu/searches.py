@@ -99,11 +99,12 @@ def best_splits(
 ) -> Placement | None:
     """Return the division of a model into stages that makes the slowest stage fastest.
 
-    In the returned placement, every stage fits into the memory of its IPU. The function returns
-    None if no division of the model fits. The search for the best division of the model uses
-    dynamic programming. The memory that a stage needs depends only on the stage's number and on its
-    first and last operation. A search that tries all places therefore finds a division of the model
-    that fits into memory, if such a division exists.
+    In the returned placement, every stage fits into the memory of its IPU. The function
+    ``best_splits`` returns None if no division of the model into stages fits into memory. The
+    search for the best division of the model uses dynamic programming. The memory that a stage
+    needs depends only on the stage's number and on its first and last operation. A search that
+    tries all places therefore finds a division of the model that fits into memory, if such a
+    division exists.
 
     If stages can begin at many places, the search first tries only some of the places. A second
     search then tries all places (possible beginnings of stages) near the best places of the first
@@ -111,8 +112,8 @@ def best_splits(
     slower than necessary by the time of one or two operations.
 
     Args:
-        run: The configuration of the run. The search does not use the placement (stages and IPUs)
-            in ``run``.
+        run: The configuration of the run (graph, placement, settings and IPU). The search does not
+            use the placement (stages and IPUs) in ``run``.
         stages: The number of stages into which the model is divided. Each stage gets its own IPU.
         places: The numbers of the operations where a stage may begin. If ``places`` is None, a
             stage may begin at the places that ``places_to_cut`` returns, or at all operations if
@@ -131,7 +132,8 @@ def best_splits(
 
     def best(inner: Sequence[int]) -> tuple[int, ...] | None:
         ends = [0, *inner, count]
-        # If the last stage never fits, wherever it begins, no division of the model fits.
+        # If the last stage does not fit into memory wherever the stage begins, no division of the
+        # model fits.
         lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
         if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
             return None
@@ -155,18 +157,20 @@ def least_slowest(
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
-    The returned ends of stages are a selection from ``ends``. The function returns None if the
-    stages cannot fit into memory. The function first computes the best division of the model for
-    unlimited memory. The best division of the model for unlimited memory decides which places the
-    search tries first, and when the search ends.
+    The returned ends of stages are a selection from ``ends``. The function returns None instead of
+    the ends of stages if the stages cannot fit into memory. The function first computes the best
+    division of the model for unlimited memory. The best division of the model for unlimited memory
+    decides which places the search tries first, and when the search ends.
 
     Args:
         ends: The numbers of the operations before which a stage may begin or end.
         stages: The number of stages into which the model is divided.
-        work: A function that returns the time of a stage. The arguments of the given function are
-            the places where the stage begins and ends, and the number of the stage.
-        fits: A function that tells whether a stage fits into memory. The arguments of the given
-            function are the places where the stage begins and ends, and the number of the stage.
+        work: A function that returns the computing time of a pipeline stage for one micro-batch.
+            The arguments of the given function are the places where the stage begins and ends, and
+            the number of the stage.
+        fits: A function that tells whether a pipeline stage fits into the memory of its IPU. The
+            arguments of the given function are the places where the stage begins and ends, and the
+            number of the stage.
     """
     ideal = _ideal(ends, stages, work)
 
@@ -229,7 +233,8 @@ def _ideal(
 def cheapest_recomputation(run: Run) -> Run | None:
     """Return the configuration with the fastest kind of recomputation that fits into memory.
 
-    The function returns None if the model does not fit into memory with any kind of recomputation.
+    The function returns None if the model does not fit into memory with any kind of recomputation
+    of activations.
     """
     fitting = [other for other in _recomputations(run) if other.fits]
     return min(fitting, key=lambda other: other.cycles, default=None)
@@ -316,8 +321,9 @@ def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
 
     The arguments of the returned function are the number of the stage's first operation, the number
     of the operation after the stage, and the stage's number. The returned function uses two facts
-    to estimate the memory of fewer stages. A stage does not fit into memory if its variables alone
-    are too large. A stage that fits into memory also fits with a smaller stash of activations.
+    to estimate the memory of fewer stages. A pipeline stage does not fit into memory if its
+    variables alone are too large. A stage that fits into memory also fits with a smaller stash of
+    activations.
     """
     sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
     room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes

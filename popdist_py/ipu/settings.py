@@ -139,8 +139,8 @@ class Settings:
         matmul_proportion: The available memory proportion of matrix products that are not
             convolutions. If ``matmul_proportion`` is None, ``memory_proportion`` applies to all
             matrix products.
-        io_tiles: The number of I/O tiles, which only transfer data. Other tiles cannot use the
-            memory of I/O tiles.
+        io_tiles: The number of I/O tiles, which only transfer data. The tiles that compute cannot
+            use the memory of I/O tiles.
         overlaps_io: Whether I/O tiles load inputs and store outputs while the other tiles compute.
             If ``overlaps_io`` is False, I/O tiles do not take part in transfers from and to the
             host.

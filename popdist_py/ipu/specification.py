@@ -61,8 +61,8 @@ class IPU:
     def product_rate(self, operands: str, partials: str) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per clock cycle.
 
-        The peak rate counts floating-point operations. The arguments are the element types of the
-        operands and of the partial sums in the matrix product.
+        The peak rate counts floating-point operations. The arguments of the method are the element
+        types of the matrix product's operands and partial sums.
         """
         if operands != "float16":
             return float(self.tiles * self.float_flops)
@@ -71,8 +71,8 @@ class IPU:
     def peak(self, operands: str, partials: str | None = None) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per second.
 
-        The peak rate counts floating-point operations. The arguments are the element types of the
-        operands and of the partial sums in the matrix product.
+        The peak rate counts floating-point operations. The arguments of the method are the element
+        types of the matrix product's operands and partial sums.
         """
         return self.clock * self.product_rate(operands, partials or operands)
 

@@ -40,14 +40,15 @@ __all__ = ["CYCLE_MODEL", "CycleModel", "StageCycles", "operation_cycles", "stag
 class CycleModel:
     """The constants of the model of time, which no document of Graphcore gives.
 
-    Some constants of the model of time are assumed. Other constants are fitted to published
-    measurements of ResNet-101. The same constants apply to all types of IPU and to all runs.
+    Some constants of the model of time are assumed. The other constants of the model of time are
+    fitted to published measurements of ResNet-101. The same constants apply to all types of IPU and
+    to all runs.
 
     Attributes:
-        product_share: The share of the peak rate that matrix products reach. The value of
+        product_share: The share of the peak rate that matrix products reach. The number
             ``product_share`` is assumed.
         memory_share: The share of the tile memory's bandwidth that operations other than matrix
-            products reach. The value of ``memory_share`` is assumed.
+            products reach. The number ``memory_share`` is assumed.
         operation_cycles: The fixed clock cycles of each program on the IPU, for its launch, for
             synchronisation and for rearranging data. A program (code on the IPU) computes one pass
             of an operation, or one gradient of a matrix product. ``operation_cycles`` is fitted to
@@ -63,7 +64,7 @@ class CycleModel:
             micro-batches. ``call_seconds`` is fitted to the published runs of ResNet-101 (33
             million clock cycles).
         sync_cycles: The clock cycles for synchronising all IPUs of a replica at the end of each
-            pipeline cycle. The value of ``sync_cycles`` is uncertain.
+            pipeline cycle. The number ``sync_cycles`` is uncertain.
     """
 
     product_share: float = 0.7
@@ -178,8 +179,9 @@ def operation_cycles(
 ) -> tuple[list[float], list[float]]:
     """Return the clock cycles of each operation's forward pass, and of each backward pass.
 
-    The first list contains the clock cycles of the operations' forward passes for one micro-batch.
-    The second list contains the clock cycles of the backward passes, which are all 0 for inference.
+    The first returned list contains the clock cycles of the operations' forward passes for one
+    micro-batch. The second returned list contains the clock cycles of the operations' backward
+    passes, which are all 0 for inference.
     """
     forward: list[float] = []
     backward: list[float] = []

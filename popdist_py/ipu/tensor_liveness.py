@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 # The factor by which the border of a kernel enlarges the part of a convolution's input that a tile
-# reads. For example, 5 x 5 output positions with a 3 x 3 kernel read 7 x 7 input positions, about
-# twice as many.
+# reads. For example, 5 x 5 output positions of a convolution with a 3 x 3 kernel read 7 x 7 input
+# positions, about twice as many.
 _BORDER: Final = 2.0
 # The library PopLibs estimates the temporary memory of a matrix product by adding its operands
 # before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the temporary

@@ -37,7 +37,7 @@ def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
             time.
         name: The name of the user's ``torch.nn.Module``.
         is_named: Whether the program, the launcher or the environment names a type of IPU. If the
-            user does not name a type of IPU, the results are for the default type.
+            user does not name a type of IPU, the estimates are for the default type.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report = memory(run.graph, placement, settings, ipu, run.estimates)

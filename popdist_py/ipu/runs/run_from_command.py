@@ -210,8 +210,8 @@ def _first_of(graph: Graph, module: str) -> str:
     """Return the name of the first operation of a submodule.
 
     Raises:
-        ValueError: The forward pass does not run the submodule. If there is no such submodule, the
-            error message lists submodules with similar names.
+        ValueError: The forward pass does not run the submodule. The message of the ValueError lists
+            submodules with similar names.
     """
     for operation in graph.operations:
         if _is_of(operation.name, module):

@@ -43,7 +43,8 @@ class UnknownValues(FakeTensorMode):
         # values changed the tensor.
         self._lost: set[StorageWeakRef] = set()
         # ``_keeps_data`` is False while an operation runs on tensors that have no values. If an
-        # operation runs on tensors without values, all operations inside it also do.
+        # operation runs on tensors without values, all operations that it calls also run on tensors
+        # without values.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

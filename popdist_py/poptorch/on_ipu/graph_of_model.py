@@ -86,7 +86,7 @@ def graph_of_model(
         model: The user's ``torch.nn.Module``, which is not changed.
         options: The options of the PopTorch model.
         args: The positional arguments of a call of the model, with tensors for all micro-batches of
-            the call. Only the shapes and types of the argument tensors are used.
+            the call. Only the shapes and types of the tensors in ``args`` and ``kwargs`` are used.
         kwargs: The keyword arguments of the call of the model.
         training: Whether the model is used for training. The forward pass of a model for training
             must compute a loss.
@@ -179,8 +179,8 @@ class _FakeRun:
         """Return the graph of the model's forward pass.
 
         In the first run of the forward pass, the inputs have the integer types that the IPU uses.
-        If the first run fails, the forward pass runs again with 64-bit integers, because some
-        operations of torch require 64-bit indices.
+        If the first run of the forward pass fails, the forward pass runs again with 64-bit
+        integers, because some torch operations require 64-bit indices.
 
         Raises:
             Error: The forward pass fails on tensors without values.

@@ -111,8 +111,8 @@ RANDOM: Final = frozenset(
         *("exponential_", "log_normal_", "cauchy_", "geometric_", "poisson", "native_dropout"),
     }
 )
-# The functions of torch that run a recurrent layer. The module ``operations_to_steps`` treats all
-# operations of one call of a recurrent function together.
+# The functions of torch that run a recurrent layer. The module ``operations_to_steps`` converts all
+# operations of a call of a recurrent layer together.
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 ATTENTIONS: Final = frozenset(
     {
@@ -173,7 +173,7 @@ def multiplied(
 ) -> Multiplied | None:
     """Return the operands and sizes of a matrix product or convolution.
 
-    The function returns None if the arguments of the operation are not supported.
+    The function ``multiplied`` returns None if the arguments of the operation are not supported.
 
     Args:
         operator: The name of the operation in torch, without its overload.

@@ -322,7 +322,8 @@ class _Reading:
         target = seen.written[0]
         if rule_of(seen.operator).kind == "norm":
             # A batch norm changes its running statistics in place and returns a new tensor. Only
-            # the computation of the batch norm's new tensor becomes a step.
+            # the computation of the batch norm's returned tensor becomes a step (an operation for
+            # the IPU).
             self._computed(replace(seen, written=()))
             return
         before = self._read(target, seen)
@@ -365,11 +366,12 @@ class _Reading:
 
         Args:
             seen: The observed operation of torch.
-            operator: The name of the step, such as "softmax".
+            operator: The name of the operation, such as "softmax".
             kind: The kind of the operation, such as "product" (a matrix product).
             **parts: The argument ``value`` contains the number of elements, the type and
                 ``is_batched`` of the step's value. The argument ``sources`` contains the values and
-                weights that the step reads. The other keyword arguments are attributes of ``Step``.
+                weights that the step reads. The other keyword arguments become attributes of the
+                ``Step``.
         """
         value = self._value(*parts.pop("value"))
         inputs, weights = _parted(parts.pop("sources"))
@@ -467,7 +469,8 @@ def _type(dtype: torch.dtype) -> Type:
 def _is_cast(seen: Observation) -> bool:
     """Tell whether an operation converts a float16 tensor to float32.
 
-    The emulation inserts such conversions into the torch functions that it runs in float32.
+    The emulation inserts conversions from float16 into the torch functions that the emulation runs
+    in float32.
     """
     if seen.operator != "_to_copy" or not seen.inputs:
         return False

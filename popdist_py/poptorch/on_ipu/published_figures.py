@@ -25,7 +25,7 @@ from popdist_py.timeline import spans
 
 __all__ = ["IpuRows", "keep_device_document", "modelled_times"]
 
-# The timeline shows the first calls of a model, and later the calls whose training step is a
+# The timeline shows the first calls of a model, and later the calls whose training step number is a
 # multiple of 8. When a timeline file is full, the spans of training steps whose numbers are
 # multiples of 8 are kept longer than other spans.
 _FIRST_CALLS: Final = 8
@@ -35,8 +35,9 @@ _EVERY: Final = 8
 def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes] | None:
     """Return a function that computes the estimated times of one call of a model on IPUs.
 
-    The function returns None if the options do not name a type of IPU, or if the graph of the model
-    is not known. If the function returns None, its caller measures the times with the host's clock.
+    None is returned if the options do not name a type of IPU, or if the graph of the model's
+    operations is not known. If ``modelled_times`` returns None, its caller measures the times with
+    the host's clock.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.
@@ -102,18 +103,18 @@ class IpuRows:
 
     @classmethod
     def of(cls, run: Run | None, options: Options) -> IpuRows | None:
-        """Return an object that writes the calls of a model to the timeline, or None.
+        """Return an ``IpuRows``, which writes a model's calls to the timeline, or None.
 
-        The function returns None if the options do not name a type of IPU, or if the graph of the
-        model is not known.
+        None is returned if the options do not name a type of IPU, or if the graph of the model's
+        operations is not known.
         """
         return None if run is None or options.Emulator.device_named is None else cls(run)
 
     def draw(self, begin: int, end: int, step: int | None) -> None:
         """Write the IPUs' activities in one call to the timeline, if a timeline is recorded.
 
-        Only the first 8 calls of the model are written, and later the calls whose training step is
-        a multiple of 8.
+        Only the first 8 calls of the model are written, and later the calls whose training step
+        number is a multiple of 8.
 
         Args:
             begin: The start of the call of the model, in nanoseconds of the monotonic clock.

@@ -173,7 +173,8 @@ def _is_needed(optimizer: torch.optim.Optimizer, key: str) -> bool:
 
 
 def _state_type(optimizer: torch.optim.Optimizer, name: str) -> Type:
-    # Only the optimisers of ``poptorch.optim`` have the method ``_state_type``.
+    # Only the optimisers of ``poptorch.optim`` have the method ``_state_type``, which returns the
+    # element type of a state tensor.
     type_of = getattr(optimizer, "_state_type", None)
     return "float16" if type_of is not None and type_of(name) == torch.float16 else "float32"
 

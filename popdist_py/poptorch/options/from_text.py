@@ -51,7 +51,7 @@ def apply_json(options: Any, text: str) -> None:
     """Call the setters of ``options`` that are named in a JSON object.
 
     Args:
-        options: The object whose methods are called.
+        options: The ``Options`` object whose setters are called.
         text: A JSON object. Each key is the dotted name of a setter, and each value is the argument
             of the setter, or the list of its arguments.
     """

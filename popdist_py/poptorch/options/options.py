@@ -373,13 +373,13 @@ class Options(OptionStore):
         return self
 
     def logCycleCount(self, log_cycle_count: bool) -> Options:
-        """Count and log the IPU cycles of each call of a model."""
+        """Count and log the IPU's clock cycles in each call of a model."""
         self._Popart.set("instrumentWithHardwareCycleCounter", bool(log_cycle_count))
         return self
 
     @property
     def counts_cycles(self) -> bool:
-        """Whether the IPU cycles of each call of a model are counted."""
+        """Whether the IPU's clock cycles in each call of a model are counted."""
         return bool(self._Popart.session_value("instrumentWithHardwareCycleCounter"))
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:

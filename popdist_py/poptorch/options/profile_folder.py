@@ -21,7 +21,7 @@ def profile_folder(options: Options) -> Path | None:
         Error: ``POPLAR_ENGINE_OPTIONS`` is not a JSON object.
     """
     popart = options._Popart
-    # On real IPUs, each of these ``autoReport`` options requests a part of the profile. In this
+    # On real IPUs, each ``autoReport`` engine option requests a part of the profile. In this
     # library, each ``autoReport`` option requests the timeline of the process.
     is_requested = popart.is_engine_option_on(
         "autoReport.all",

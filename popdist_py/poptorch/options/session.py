@@ -158,9 +158,9 @@ def session_option(name: str) -> Option:
     ``session_option`` returns this row.
 
     Args:
-        name: The name of the session option, as in the table of options' effects. If the value of
-            the session option is a dictionary, a space and a key may follow the name, as in
-            ``convolutionOptions partialsType``.
+        name: The name of the PopART session option, as in the table of options' effects. If the
+            value of the session option is a dictionary, a space and a key may follow the name, as
+            in ``convolutionOptions partialsType``.
     """
     stem = name.partition(".")[0]
     if name in SESSION:

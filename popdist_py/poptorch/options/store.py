@@ -215,7 +215,7 @@ def check_count(setter: str, given: int) -> None:
 
     Args:
         setter: The name of the option's setter, for the error message.
-        given: The value of the option.
+        given: The option value to check.
 
     Raises:
         AssertionError: The value of the option is below 1.
@@ -228,7 +228,7 @@ def check_type(setter: str, value: Any, expected: Any) -> None:
 
     Args:
         setter: The name of the option's setter, for the error message.
-        value: The value of the option.
+        value: The option value to check.
         expected: The accepted type, or a union of types.
 
     Raises:

@@ -14,7 +14,7 @@ _Location = TypeVar("_Location", bound="TensorLocationSettings")
 class TensorLocationSettings:
     """The location of one kind of tensors, such as weights, in the memory of the device.
 
-    The location of tensors affects the emulated memory and time, but not the results.
+    The memory location of tensors affects the emulated memory and time, but not the results.
     """
 
     def __init__(self, **values: int) -> None:
@@ -69,7 +69,7 @@ class TensorLocationSettings:
 
 
 class _TensorLocationOptions(OptionStore):
-    """The locations of activations, weights, optimiser state and gradient accumulators."""
+    """The memory locations of activations, weights, optimiser state and accumulators."""
 
     def _locate(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
         assert isinstance(location, TensorLocationSettings), (
@@ -79,19 +79,19 @@ class _TensorLocationOptions(OptionStore):
         return self
 
     def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Set the location of activations."""
+        """Set the memory location of activations."""
         return self._locate("location_activation", location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Set the location of weights."""
+        """Set the memory location of weights."""
         return self._locate("location_weight", location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Set the location of the optimiser's state."""
+        """Set the memory location of the optimiser's state."""
         return self._locate("location_optimizer", location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Set the location of gradient accumulators."""
+        """Set the memory location of gradient accumulators."""
         return self._locate("location_accumulator", location)
 
     def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:

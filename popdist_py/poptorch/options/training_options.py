@@ -42,7 +42,8 @@ class _TrainingOptions(_SessionGroup):
     ) -> _TrainingOptions:
         """Choose whether a weight update uses the mean or the sum of the gradients.
 
-        The gradients come from all micro-batches and from the replicas of all instances.
+        A weight update uses the gradients of all accumulated micro-batches from the replicas of all
+        instances.
 
         Args:
             reduction_type: The type Mean divides the sum of the gradients by GA (the number of
@@ -188,7 +189,7 @@ class _TrainingOptions(_SessionGroup):
         batch norm of an inference model uses the statistics of the replica's own samples.
 
         Args:
-            n: The number of replicas that share statistics, which must divide the number of
+            n: The number of replicas that share statistics. ``n`` must divide the number of
                 replicas of all instances.
 
         Raises:
@@ -224,7 +225,7 @@ def _check_power_sgd(name: str, value: object) -> None:
     """Check the value of one setting of ``gradientCompression("powersgd")``.
 
     Raises:
-        ValueError: The value of the setting has the wrong type or is too small.
+        ValueError: The value of the ``powersgd`` setting has the wrong type or is too small.
     """
     call = f"gradientCompression('powersgd', {name}={value!r})"
     if name == "warm_start":

@@ -31,8 +31,8 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# In every instance, the launcher sets the environment variables in ``_SET_BY_LAUNCHER`` to these
-# values, unless the user has set the variables.
+# The environment variables that the launcher sets in every instance, unless the user has set the
+# variables, and their values.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {

@@ -107,10 +107,10 @@ class _BlockHook:
 
     def register(self, module: torch.nn.Module) -> None:
         """Register this object as a forward pre-hook of ``module``."""
-        # The handle that torch returns for the hook is stored, so that it is pickled with the hook.
-        # When a process unpickles the handle of a module's hook, torch reserves the hook's number
-        # in this process. Without the stored handle, the next hook of the module could get the same
-        # number and replace the hook that begins a block.
+        # The handle that torch returns for a module's hook is stored, so that the handle is pickled
+        # with the hook. When a process unpickles the handle of a module's hook, torch reserves the
+        # hook's number in this process. Without the stored handle, the next hook of the module
+        # could get the same number and replace the hook that begins a block.
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:

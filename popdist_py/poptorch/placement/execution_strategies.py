@@ -244,7 +244,7 @@ def _same_as_ipu() -> PlaceBlock:
 
 def _auto_increment() -> PlaceBlock:
     stages: dict[Any, BlockPlace] = {}
-    # PopTorch gives the stages that it makes automatically the numbers 1, 2, and so on.
+    # PopTorch numbers the stages that it makes automatically from 1.
     numbers = count(1)
 
     def place(user_id: Any, ipu_id: int | None) -> BlockPlace:
@@ -263,8 +263,7 @@ class Phase:
         *arg: Either the stages of the phase, or the block ids of the phase's only stage.
 
     Raises:
-        AssertionError: The phase gets no arguments, or the arguments contain both stages and block
-            ids.
+        AssertionError: No arguments are given, or the arguments contain both stages and block ids.
     """
 
     def __init__(self, *arg: Stage | str) -> None:
@@ -286,7 +285,7 @@ class Phase:
         return self._stages
 
     def stage(self, index: int) -> Stage:
-        """Return the stage of the phase at the position ``index``."""
+        """Return the stage at the position ``index`` in the phase."""
         return self._stages[index]
 
     def ipus(self, *ipus: int) -> Phase:
@@ -392,7 +391,7 @@ class _PhasedExecution(_IExecutionStrategy):
 class SerialPhasedExecution(_PhasedExecution):
     """An execution strategy: all phases (parts of the model) run in turn on the same IPUs.
 
-    The constructor of ``SerialPhasedExecution`` takes the phases in order. Each phase is a
+    The constructor of ``SerialPhasedExecution`` takes the phases in order. Each given phase is a
     ``Phase``, a ``Stage``, a block id, a list of stages or a list of block ids.
     """
 
@@ -425,8 +424,8 @@ class ParallelPhasedExecution(_PhasedExecution):
 
     Phases (parts of the model) with even numbers run on the IPUs with even numbers. Phases (parts
     of the model) with odd numbers run on the IPUs with odd numbers. The constructor of
-    ``ParallelPhasedExecution`` takes the phases in order. Each phase is a ``Phase``, a ``Stage``, a
-    block id, a list of stages or a list of block ids.
+    ``ParallelPhasedExecution`` takes the phases in order. Each given phase is a ``Phase``, a
+    ``Stage``, a block id, a list of stages or a list of block ids.
     """
 
     _off_chip_after_forward = False

@@ -40,7 +40,7 @@ class BlockRecorder:
 
     Args:
         strategy: The execution strategy, which chooses the IPU and the stage of each block.
-        module: The user's module, or any callable.
+        module: The user's torch module, or another callable, whose forward pass is recorded.
         inputs: The tensors in the arguments of the forward method, including tensors inside custom
             types.
         tell_result: A function that is called with the name and the value of each operation's

@@ -83,7 +83,7 @@ class Losses:
         """Do nothing before a torch function, because the method ``after`` records the losses."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record the result of a torch function if it is a loss or depends on a loss."""
+        """Record the result of a torch function if the result is a loss or depends on a loss."""
         if func in _LOSSES:
             self.record(result, args, kwargs)
         elif origins := self._origins(args, kwargs):

@@ -53,7 +53,7 @@ def check_proportion(value: Any, where: str) -> None:
 
 
 def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
-    """Check available memory proportions of IPUs, and return the proportion of each IPU's number.
+    """Return memory proportions by the IPUs' numbers, after a check of the proportions.
 
     Args:
         given: A dictionary from IPU names to memory proportions, such as ``{"IPU0": 0.5}``.
