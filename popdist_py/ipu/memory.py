@@ -59,8 +59,8 @@ class Estimates:
         call_code: The size of the code that calls the code of one pass (forward or backward) of an
             operation.
         profile_code: The size of the code that counts the clock cycles of one pass of an operation
-            for a profile. ``profile_code`` is assumed to be two counters of 4 bytes and four
-            instructions.
+            for a profile. The number ``profile_code`` is assumed to be the size of two counters of
+            4 bytes and four instructions.
         gaps: The unused memory between variables, as a share of the memory of all variables.
         grain: The number of consecutive bytes of a tensor that are stored on the same tile. The
             vectors of an IPU have 8 bytes, and its widest load instructions read 16 bytes.

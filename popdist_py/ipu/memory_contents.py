@@ -152,5 +152,5 @@ class MemoryReport:
 
     @property
     def fullest(self) -> IpuMemory:
-        """The memory of the IPU that contains the fullest tile of all IPUs."""
+        """The ``IpuMemory`` of the IPU that contains the fullest tile of all IPUs."""
         return max(self.ipus, key=lambda ipu: max(ipu.fullest_tile, ipu.fullest_io_tile))

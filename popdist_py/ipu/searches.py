@@ -215,8 +215,8 @@ def _ideal(
 ) -> list[list[float]]:
     """Return the least possible time of the slowest stage, for unlimited memory.
 
-    The returned list contains one list of times for each stage. A list of times contains one time
-    for each place where its stage can end.
+    For each stage, the returned list contains a list of the times that the slowest stage up to this
+    stage needs. A list of times contains one time for each place where its stage can end.
     """
     table = [[work(0, end, 0) for end in ends]]
     for stage in range(1, stages):

@@ -156,9 +156,9 @@ class Settings:
 
     Raises:
         ValueError: One of the attributes has a value that is not allowed. ``accumulation``,
-            ``device_iterations``, ``replicas`` and ``output_return_period`` must be at least 1.
-            ``accumulation`` must be 1 for inference. ``io_tiles`` must be a number of I/O tiles
-            that PopTorch accepts, and must not be 0 if ``overlaps_io`` is set.
+            ``device_iterations``, ``replicas`` and ``output_return_period`` must be at least 1. The
+            attribute ``accumulation`` must be 1 for inference. ``io_tiles`` must be a number of I/O
+            tiles that PopTorch accepts, and must not be 0 if ``overlaps_io`` is set.
             ``output_return_period`` must divide ``device_iterations``. The numbers in
             ``memory_proportion`` and ``matmul_proportion`` must be above 0 and at most 1.
     """

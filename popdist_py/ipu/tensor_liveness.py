@@ -192,8 +192,8 @@ class Segment:
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
     """Yield, for each moment, the memory blocks in use and the bytes of all used memory.
 
-    The function yields the same mapping object for all moments. The yielded mapping of memory
-    blocks changes when the caller requests the next moment.
+    The function yields the same mapping object (the memory blocks in use) for all moments. The
+    yielded mapping of memory blocks changes when the caller requests the next moment.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}

@@ -27,7 +27,7 @@ _COURSE_WIDTH: Final = 60
 class Share:
     """A share of a whole, which is displayed as a percentage.
 
-    A share is stored as a number, and the number 1 stands for the whole (100 %). The number may be
+    A share is stored as a number, and the number 1 stands for the whole (100 %). A share may be
     larger than 1, for example if a model needs more memory than an IPU has.
     """
 
@@ -107,8 +107,9 @@ def _level(value: float, last: int) -> int:
 def text(document: Document) -> str:
     """Return a printable report as lines of at most 100 characters, without a final newline.
 
-    If a table is too wide, dots replace the middle of long names. A line is longer than 100
-    characters only if its table cannot be made narrower, or if a note contains a long word.
+    If a table is too wide, dots replace the middle of long names. A line of the printed report is
+    longer than 100 characters only if its table cannot be made narrower, or if a note contains a
+    long word.
     """
     return "\n\n".join([document.headline, *map(_lines, document.sections)])
 

@@ -87,7 +87,8 @@ class _PrecisionOptions(_SessionGroup):
     def runningStatisticsAlwaysFloat(self, value: bool) -> _PrecisionOptions:
         """Log that ``runningStatisticsAlwaysFloat`` is deprecated, and do nothing else.
 
-        The running statistics of batch norms keep the number format that the model gives them.
+        The running statistics of batch norms keep the number format (such as float16) that the
+        model chooses.
 
         Raises:
             ValueError: ``value`` is not a bool.

@@ -43,7 +43,7 @@ def _refuse(setter: str, given: object = None, decided: object = None) -> NoRetu
 
 
 class _LauncherDistributedOptions(_DistributedOptions):
-    """The index of this process and the number of processes, which a program cannot change."""
+    """The index of this process and the process count, which the launcher fixes."""
 
     def disable(self) -> _DistributedOptions:
         """Raise RuntimeError, because the launcher numbers the processes."""

@@ -27,7 +27,7 @@ _said: Final[set[Option]] = set()
 
 
 def idle_options(options: Options) -> list[Option]:
-    """Return the table rows of the options that the program changed without effect."""
+    """Return an ``Option`` for each option that the program changed without effect."""
     return list(dict.fromkeys(row for row in _changed_rows(options) if row.is_idle))
 
 

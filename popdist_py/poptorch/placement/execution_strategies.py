@@ -144,9 +144,9 @@ class ShardedExecution(_IExecutionStrategy):
     """An execution strategy: the stages of a model run in turn, each on a different IPU.
 
     Args:
-        *args: Either one :class:`AutoStage` or the stages in order. Each stage is a ``Stage``, a
-            block id or a list of block ids. The default is ``AutoStage.SameAsIpu``, which makes one
-            stage for each IPU.
+        *args: Either one :class:`AutoStage` or the stages in order. Each given stage is a
+            ``Stage``, a block id or a list of block ids. The default is ``AutoStage.SameAsIpu``,
+            which makes one stage for each IPU.
 
     Raises:
         AssertionError: Two stages contain the same block, or an AutoStage is combined with other

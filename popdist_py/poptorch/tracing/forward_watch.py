@@ -31,7 +31,7 @@ class WatchPart(Protocol):
     """The interface of recorders, which are called before and after each torch function."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Record a torch function's call before the function runs, or raise an error instead."""
+        """Record a call of a torch function, or raise an error to prevent the call."""
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record a call of a torch function and the result of the call."""

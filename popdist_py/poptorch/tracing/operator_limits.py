@@ -53,7 +53,7 @@ def check_proportion(value: Any, where: str) -> None:
 
 
 def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
-    """Return memory proportions by the IPUs' numbers, after a check of the proportions.
+    """Check memory proportions of IPUs, and return the proportion for each IPU number.
 
     Args:
         given: A dictionary from IPU names to memory proportions, such as ``{"IPU0": 0.5}``.
