@@ -20,8 +20,8 @@ class LiveBytes:
     """The number of used bytes in the memory of an IPU at one moment.
 
     Attributes:
-        moment: The name of the operation and of its pass that run at this moment. An example of the
-            name of a moment is ``layer1.0.conv1 (backward)``.
+        moment: The name of the operation that runs at this time, and whether its forward or
+            backward pass runs, for example ``layer1.0.conv1 (backward)``.
         bytes: The used bytes on all tiles of the IPU together. ``bytes`` includes weights and other
             data that always stays in memory.
     """

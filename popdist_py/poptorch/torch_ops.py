@@ -147,7 +147,7 @@ def install() -> None:
 
     The operators are plain functions, stored as attributes and not registered with torch. If the
     operators were registered, tracing of a forward pass would not record the calls inside the
-    operators. Torch could not run registered operators for several replicas at once.
+    operators. Torch cannot run an operator of ``torch.library`` for several replicas at once.
     """
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.poptorch, name):

@@ -305,7 +305,7 @@ def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
 
 
 def _content(value: memoryview | ContextVar[Any]) -> Any:
-    """Return the data of an object that pickle cannot handle."""
+    """Return the bytes or values that an object contains, for objects that cannot be pickled."""
     if isinstance(value, memoryview):
         return value.tobytes()
     with suppress(LookupError):

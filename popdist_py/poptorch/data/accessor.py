@@ -124,8 +124,8 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # The epochs from the program's calls of ``set_epoch()`` that the accessor last sent to the
-        # loader process.
+        # The arguments of the program's calls of ``set_epoch()`` for its samplers and data sets, as
+        # far as the loader process has received the arguments.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,

@@ -400,7 +400,7 @@ def run(job: Job, connection: Connection) -> None:
 
     Args:
         job: The data set to load, and the accessor's settings.
-        connection: The loader process's end of the pipe to the accessor.
+        connection: The loader process's end of the pipe to the training process.
     """
     # The loader process ignores Ctrl-C, because the training process handles Ctrl-C and ends the
     # loader process.

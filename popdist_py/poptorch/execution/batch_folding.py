@@ -313,7 +313,7 @@ def _batch_size(values: Sequence[Any]) -> int:
 
 
 def _replicas_first(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that ``vmap`` batches as a plain tensor of the shape [replicas, ...]."""
+    """Convert a batched tensor of ``vmap`` to a plain tensor of the shape [replicas, ...]."""
     at = _functorch.maybe_get_bdim(value)
     with temporarily_pop_interpreter_stack():
         first: torch.Tensor = _functorch.get_unwrapped(value).movedim(at, 0)

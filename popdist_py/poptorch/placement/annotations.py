@@ -143,8 +143,8 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
 
     Args:
         layer_to_call: A torch module or another callable. For a torch module, BeginBlock adds a
-            hook to the module and returns the module. For any other callable, BeginBlock returns a
-            wrapper of the callable.
+            hook to the module and returns the module. If the callable is not a module, BeginBlock
+            returns a wrapper function that calls it.
         user_id: The id of the block (a group of operations). If ``user_id`` is not given, the block
             gets the next id of the series "0", "1", and so on.
         ipu_id: The index of the IPU within a replica (copy of the model). If ``ipu_id`` is not

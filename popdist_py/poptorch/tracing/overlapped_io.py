@@ -37,7 +37,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
     Raises:
         Error: The argument contains an object that is not a tensor. The compilation of the model
-            raises an Error if the marks break a rule of overlapped I/O.
+            raises an Error if the marked tensors cannot be transferred while the IPU computes.
     """
     return _marked("set_overlap_for_input", input_tensors, mode)
 
@@ -56,7 +56,7 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
     Raises:
         Error: The argument contains an object that is not a tensor. The compilation of the model
-            raises an Error if the marks break a rule of overlapped I/O.
+            raises an Error if the marked tensors cannot be transferred while the IPU computes.
     """
     return _marked("set_overlap_for_output", output_tensors, mode)
 

@@ -325,7 +325,7 @@ class Observer(TorchDispatchMode):
 
 @cache
 def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
-    """Return an operation's name, and the positions and names of the arguments that change.
+    """Return an operation's name, and which of its arguments the operation changes in place.
 
     The function ``_kind`` returns None for operations that only query a tensor, for example for the
     tensor's device.

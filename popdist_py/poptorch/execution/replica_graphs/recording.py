@@ -29,8 +29,9 @@ _ATEN: Final = torch.ops.aten
 # Python loop over single elements. Recording 50,000 operations takes about two seconds, and the
 # code of a larger graph exceeds a CPU's instruction cache.
 _MAX_NODES: Final = 50_000
-# The matrix products, for which the recorder can return zeros instead of results. Matrix products
-# and convolutions take most of the time of a model's run.
+# Torch's operations that multiply matrices. While a graph is recorded, zeros may replace the
+# results of these operations. Matrix products and convolutions take most of the time of a model's
+# run.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )

@@ -66,7 +66,7 @@ class _Matrix:
         index: The index of the matrix among all gradient matrices in the array of gradients, which
             is equal on all hosts.
         rows: The number of rows of the gradient matrix.
-        columns: The number of columns of the gradient matrix.
+        columns: The number of columns of the matrix that contains a parameter's gradient.
     """
 
     index: int
