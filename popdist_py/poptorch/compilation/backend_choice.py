@@ -24,7 +24,7 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import give_back_kept_memory
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation import backends
-from popdist_py.poptorch.compilation.backend_comparison import Agreement
+from popdist_py.poptorch.compilation.backend_comparison import BackendComparison
 from popdist_py.poptorch.compilation.backends import Backend
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.replicas import DeviceModel, Replicas
@@ -74,7 +74,7 @@ class BackendChoice:
         self._communicator = communicator
         self._tell = tell
         self._reasons: list[str] = []
-        self._agreement = Agreement(model, call, inputs)
+        self._comparison = BackendComparison(model, call, inputs)
 
     def choose(self, wanted: str, chosen_before: str | None = None) -> Chosen:
         """Return the first replica back end with correct results on all instances.
@@ -158,9 +158,9 @@ class BackendChoice:
         """
         try:
             with _silent():
-                if compares and not self._agreement.is_prepared:
+                if compares and not self._comparison.is_prepared:
                     self._tell("running the loop")
-                    self._agreement.prepare()
+                    self._comparison.prepare()
                 self._tell(f"making the {row.name}")
                 # A forward pass inside ``vmap`` may store tensors in a list of the model, and later
                 # forward passes cannot use these tensors. Therefore ``contents_kept`` undoes the
@@ -175,7 +175,7 @@ class BackendChoice:
                     if not compares:
                         return replicas
                     self._tell(f"checking the {row.name}")
-                    reason = self._agreement.difference(replicas)
+                    reason = self._comparison.difference(replicas)
         except Exception as error:
             reason = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         if reason is None:

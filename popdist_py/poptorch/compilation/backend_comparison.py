@@ -1,4 +1,4 @@
-"""The class Agreement, which compares the results of replica back ends.
+"""The class BackendComparison, which compares the results of replica back ends.
 
 A replica back end is code that runs the forward and backward passes of all replicas. The simplest
 replica back end, ``LoopReplicas``, runs one replica after the other. ``LoopReplicas`` is the
@@ -37,7 +37,7 @@ from popdist_py.poptorch.weights.parameter_gradients import (
     set_gradients,
 )
 
-__all__ = ["Agreement"]
+__all__ = ["BackendComparison"]
 
 # The noise of a tensor is the norm of the tensor's change if random rounding errors are added to
 # all weights and inputs. A tensor that a back end computes agrees with the same tensor of the
@@ -99,7 +99,7 @@ def _scale(number: int) -> float:
     return 0.984375 if number == _NEAR else 0.75 - 0.0625 * number
 
 
-class Agreement:
+class BackendComparison:
     """Compares the results of replica back ends with those of the reference ``LoopReplicas``.
 
     The device's tensors are restored after each run of a back end.

@@ -14,7 +14,7 @@ from torch import nn
 import popdist_py
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.compilation import backends
-from popdist_py.poptorch.compilation.backend_comparison import Agreement
+from popdist_py.poptorch.compilation.backend_comparison import BackendComparison
 
 
 class Noisy(nn.Module):
@@ -85,13 +85,13 @@ def test_two_runs_compute_the_same_bits():
 
 
 def test_what_does_not_agree_is_passed_over(monkeypatch):
-    difference, compared = Agreement.difference, []
+    difference, compared = BackendComparison.difference, []
 
     def differs_at_first(self, replicas):
         compared.append(replicas)
         return "it differs" if len(compared) == 1 else difference(self, replicas)
 
-    monkeypatch.setattr(Agreement, "difference", differs_at_first)
+    monkeypatch.setattr(BackendComparison, "difference", differs_at_first)
     assert trained(Mlp(), 2, 4)[0] == "graph"
     assert len(compared) == 2
 

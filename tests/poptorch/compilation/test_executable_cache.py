@@ -35,7 +35,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.compilation import backends, model_key
-from popdist_py.poptorch.compilation.backend_comparison import Agreement
+from popdist_py.poptorch.compilation.backend_comparison import BackendComparison
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 from popdist_py.poptorch.compilation.model_key_text import code_text
 
@@ -53,8 +53,8 @@ def back_end_of(folder):
 
 def test_a_back_end_that_agreed_is_not_compared_again(tmp_path, monkeypatch):
     assert back_end_of(tmp_path) == "fused graph"
-    monkeypatch.setattr(Agreement, "difference", lambda *_: pytest.fail("compared again"))
-    monkeypatch.setattr(Agreement, "prepare", lambda *_: pytest.fail("the loop ran again"))
+    monkeypatch.setattr(BackendComparison, "difference", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr(BackendComparison, "prepare", lambda *_: pytest.fail("the loop ran again"))
     assert back_end_of(tmp_path) == "fused graph"
 
 
