@@ -1,9 +1,9 @@
 """The table of old names and arguments from earlier PopTorch releases, and its look-up functions.
 
-A name or argument of an earlier PopTorch release (an old spelling) has the same effect as its
-replacement (the new spelling). A program that uses an old spelling gets one warning, which contains
-the new spelling. The functions in ``old_spellings`` only translate names and arguments. The page
-docs/old-spellings.md contains the same table of old spellings.
+Most names and arguments of an earlier PopTorch release (old spellings) have the same effect as
+their replacements (new spellings). Other old spellings do nothing or are refused. A program that
+uses an old spelling gets one warning about it. The functions in ``old_spellings`` only translate
+names and arguments. The page docs/old-spellings.md contains the same table of old spellings.
 """
 
 from __future__ import annotations

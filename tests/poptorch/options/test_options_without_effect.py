@@ -83,7 +83,8 @@ _NO_OPTIONS = {
     "_Popart.set",
     "_Popart.update",
 }
-# The mean is the same whenever it is divided, so there is nothing to say.
+# Every strategy computes the same mean, so no warning is logged. An optimiser that needs one of the
+# strategies raises an error for the others.
 _RIGHT_ANYWAY = {"Training.setMeanAccumulationAndReplicationReductionStrategy"}
 _DEPRECATED = {
     "Jit.traceModel": lambda o: o.Jit.traceModel(False),
