@@ -280,7 +280,8 @@ def test_ctrl_z_stops_all_and_fg_goes_on(typist, script, monkeypatch):
     user.expect(r"\? ")
     user.type("\x1a")
     user.expect(r"Stopped.*\$ $")
-    assert state(pid) == "T"
+    # The shell can print its line before the wrapper has stopped its program.
+    user.wait_until(lambda: state(pid) == "T")
     user.wait_until(lambda: time.monotonic() > began + 7)
     user.type("fg\r")
     user.expect("-m poprun_py")
