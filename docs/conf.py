@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from poprun_py import __version__
-from tools.pages.website import navigation, public_names, source_pages
+from tools.pages.website import meaning_tables, navigation, public_names, source_pages
 
 project = "poprun-py"
 version = release = __version__
@@ -67,4 +67,5 @@ def setup(app):
     app.connect("source-read", source_pages.mark_links)
     app.connect("source-read", navigation.add_contents)
     app.connect("doctree-resolved", source_pages.resolve_links)
+    app.connect("doctree-resolved", meaning_tables.mark_tables)
     app.connect("html-collect-pages", source_pages.pages)

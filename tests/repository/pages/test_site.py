@@ -159,6 +159,28 @@ def test_pages_of_every_kind_fit(site, browser, width, dark):
     assert not browser.problems
 
 
+# The pages with options and variables, and the share of a table's width that its last column has.
+OPTION_PAGES = ("options/placement.html", "options/inspection.html", "commands.html",
+                "environment-variables.html", "compare.html")  # fmt: skip
+SHARES = """
+[...document.querySelectorAll('table.meanings tbody tr')].map(row =>
+    row.lastElementChild.offsetWidth / row.offsetWidth)
+"""
+
+
+@building
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("width", "least"), [(PHONE, 0.9), (SCREEN, 0.5)])
+def test_meanings_have_half_of_the_width(site, browser, width, least):
+    browser.look(width=width)
+    for name in OPTION_PAGES:
+        there = f"location.pathname.endsWith('/{name}') && document.readyState === 'complete'"
+        browser.open(site / name, until=there)
+        shares = browser.value(SHARES)
+        assert shares, f"{name} has no table of meanings"
+        assert min(shares) >= least, f"{name}: {shares}"
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_page_fits_on_a_phone(site, pages, browser):

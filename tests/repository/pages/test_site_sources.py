@@ -18,7 +18,7 @@ from poprun_py.options.declared_options import OPTION_VARIABLES, OPTIONS
 from poprun_py.options.gathered_options import INTERNAL_VARIABLES
 from poprun_py.options.option_types import option_name
 from tools.pages import man_pages
-from tools.pages.website import source_pages, variables
+from tools.pages.website import meaning_tables, source_pages, variables
 from tools.pages.website.navigation import PARTS
 
 DOCS = ROOT / "docs"
@@ -125,6 +125,13 @@ def test_every_variable_of_the_code_is_told():
             named |= set(re.findall(r'"((?:POP[A-Z]+|IPUOF|PVTI|VIPU)_[A-Z_]*[A-Z])"', text))
     assert "POPRUN_LEASES" in named
     assert named - known - {"VIPU_CLI_API", "IPUOF_VIPU_API"} == set()
+
+
+def test_options_break_between_their_choices():
+    html = meaning_tables.breakable("--smt[=yes|<no>] a|b")
+    assert re.sub("<code[^>]*>|</code>|<span[^>]*>|</span>", "", html) == (
+        "--smt<wbr>[=yes|<wbr>&lt;no&gt;]<wbr> a|<wbr>b"
+    )
 
 
 def test_the_manual_tells_every_option_and_exit_code():
