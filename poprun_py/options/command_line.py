@@ -2,8 +2,8 @@
 
 Users may shorten long options to a unique prefix. The value of an option must not be the name of
 another option. Some spellings of mpirun and torchrun are accepted as well: ``-np``, underscores in
-place of hyphens, and ``-m MODULE``. The launcher's options end where the program or ``-m MODULE``
-begins.
+place of hyphens, and ``-m MODULE``. Other options of other launchers are errors with advice
+(``other_launchers``). The launcher's options end where the program or ``-m MODULE`` begins.
 """
 
 from __future__ import annotations
@@ -34,14 +34,6 @@ _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
 # Maps option names of mpirun to the corresponding option names of poprun-py.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Maps option names of other launchers to the corresponding options of poprun-py. If a user gives an
-# option name of another launcher, the error message suggests the corresponding option, not the
-# option with the most similar name.
-_OTHER_LAUNCHERS = {
-    **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
-    **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),
-    "-x": "--env",
-}
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
@@ -139,6 +131,7 @@ def _split(word: str) -> tuple[str, str | None]:
     if not word.startswith("--"):
         # -num-replicas is a mistyped --num-replicas, not -n with the value um-replicas.
         is_long = len(spelled) > 2 and any(name.startswith(f"-{spelled}") for name in _NAMES)
+        is_long = is_long or (word[:2] in _SHORT and _is_foreign(f"-{spelled}"))
         if word[:2] in _SHORT and not is_long:
             return _SHORT[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
         if spelled not in _VERBOSE:
@@ -159,6 +152,8 @@ def complete(spelled: str, word: str) -> str:
     spelled = spelled.replace("_", "-")
     if spelled in _NAMES:
         return spelled
+    if _is_foreign(spelled):
+        raise _unknown(word, spelled)
     matches = sorted(name for name in _NAMES if name.startswith(spelled))
     if len(matches) == 1:
         return matches[0]
@@ -168,8 +163,17 @@ def complete(spelled: str, word: str) -> str:
     raise _unknown(word, spelled)
 
 
+def _is_foreign(name: str) -> bool:
+    """Tell whether ``name`` is a long option of another launcher."""
+    # Most command lines contain no such name, so they do not pay for the import.
+    from poprun_py.options.other_launchers import foreign_options
+
+    return bool(foreign_options(name))
+
+
 def _unknown(word: str, spelled: str) -> UsageError:
+    from poprun_py.options.other_launchers import foreign_hint
+
     word = word.partition("=")[0]  # The message omits the option's value, which may be secret.
-    ours = _OTHER_LAUNCHERS.get(word.replace("_", "-"))
-    hint = f"; did you mean {ours}?" if ours else nearest(spelled, _NAMES)
+    hint = foreign_hint(word) or nearest(spelled, _NAMES)
     return UsageError(f"unknown option {word}{hint or '; --help all lists all options'}")

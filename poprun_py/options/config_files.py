@@ -61,10 +61,12 @@ def checked_values(data: Any, path: str, text: str = "") -> Source:
 def _require_known(key: str, place: str) -> None:
     name = key.replace("-", "_")
     if name not in OPTIONS:
+        from poprun_py.options.other_launchers import foreign_hint
+
         known = [option for option, declared in OPTIONS.items() if declared.saved]
         # The message suggests a similar key, with hyphens or underscores as in the unknown key.
         known = known if "_" in key else [option.replace("_", "-") for option in known]
-        hint = nearest(key, known) or "; --help all lists them"
+        hint = foreign_hint(option_name(key)) or nearest(key, known) or "; --help all lists them"
         raise UsageError(f"{place}: unknown option {key!r}{hint}")
     if not OPTIONS[name].saved:
         raise UsageError(

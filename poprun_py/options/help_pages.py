@@ -154,8 +154,13 @@ def _option(topic: str) -> HelpOption:
     try:
         return by_name[complete(f"--{topic.lstrip('-').lower()}", topic)]
     except UsageError:
+        from poprun_py.options.other_launchers import foreign_hint
+
         names = (name.removeprefix("--") for name in by_name)
         topics = (*map(str.lower, GROUPS), *names, "all")
+        hint = foreign_hint(topic) if topic.startswith("-") else ""
+        if hint:
+            raise UsageError(f"--help {topic!r}{hint}") from None
         raise UsageError(
             f"--help {topic!r}: expected all, an option, or a group ({', '.join(GROUPS)})"
             f"{nearest(topic.removeprefix('--'), topics)}"

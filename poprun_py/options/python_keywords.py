@@ -12,7 +12,7 @@ from os import PathLike, fsdecode, fspath
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import Source, from_python
-from poprun_py.options.option_types import plain
+from poprun_py.options.option_types import option_name, plain
 
 # Options of the command that are not keyword arguments, because the Python package has functions
 # for the same purposes.
@@ -69,7 +69,9 @@ def _require_known(name: str) -> None:
     if name in _ARGUMENTS:
         raise UsageError(f"{name} is not an option, and this function does not accept it")
     if name not in KEYWORDS:
-        hint = nearest(name, (*KEYWORDS, *_ARGUMENTS))
+        from poprun_py.options.other_launchers import foreign_hint
+
+        hint = foreign_hint(option_name(name)) or nearest(name, (*KEYWORDS, *_ARGUMENTS))
         raise UsageError(
             f"unknown option {name!r}{hint or '; poprun-py --help all lists them, with hyphens'}"
         )

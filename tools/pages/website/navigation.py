@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (
             "How to",
             (
-                *("python", "functions", "sweeps"),
+                *("other-launchers", "python", "functions", "sweeps"),
                 *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
                 *("debugging", "observe", "timeline", "metrics", "monitoring"),
                 *("runs", "report", "compare"),
