@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from poprun_py.planning.views.text_drawing import TextStyle
 
 
-def print_stacks(pid: int) -> None:
+def print_stacks(job: str) -> None:
     """Print the Python stacks of the instances of a running job."""
-    from poprun_py.running.supervise.launcher_queries import ask
+    from poprun_py.running.supervise.launcher_queries import ask_stacks
 
-    if stacks := ask(pid):
+    if stacks := ask_stacks(job):
         print_out(stacks.removesuffix("\n"))
 
 

@@ -175,9 +175,9 @@ class DeclaredOptions:
     print_leases: str | None = _inspection(None, choice("table", "json"),
         "Print which jobs of all users hold which CPUs of this machine and which jobs wait, then"
         " stop.", implied="table", saved=False)
-    stacks: int | None = _inspection(None, whole_number(1, "PID"),
-        "Print what every instance of the running job with process id PID is doing (its Python"
-        " stacks), then stop.", saved=False)
+    stacks: str | None = _inspection(None, JOB,
+        "Print what every instance of a running job is doing (its Python stacks), then stop. JOB is"
+        " a process id, or the name or folder of a run.", saved=False)
     status: str | None = _inspection(None, JOB,
         "Print the state of every instance of a running job, then stop. JOB is a process id, or the"
         " name or folder of a run. Without JOB: the only job, or the newest one.",

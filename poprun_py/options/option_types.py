@@ -292,7 +292,13 @@ FILE_OR_AUTO = replace(PATH, metavar="FILE|auto", expected="the path of a file, 
 POD = replace(
     PATH, metavar="POD", expected="the name of a pod, its folder, http://HOST:PORT, server or none"
 )
-JOB = replace(PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one")
+JOB = replace(
+    PATH,
+    metavar="JOB",
+    expected="a process id, the name of a run, or the folder of one",
+    accepts=lambda v: type(v) is int and v > 0 if isinstance(v, int) else is_word(v) and v != "",
+    normalise=str,
+)
 YES_NO = OptionType(
     metavar="yes|no",
     expected="yes or no (also on, off, true, false, 1, 0)",

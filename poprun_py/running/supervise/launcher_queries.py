@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,24 +35,54 @@ _STATUS_SECONDS = 5.0
 # The maximum number of frames in an answer. A frame has at most 1 MiB, and the status of 4,096
 # instances takes 3 MiB.
 _MOST_FRAMES = 64
+_EXPECTED = (
+    "expected the process id of a running poprun-py on this host, or of one of its instances, or "
+    "the name or folder of a run"
+)
+# The most names of running jobs in an error message, and the most launchers asked at one time.
+_MOST_NAMES, _MOST_THREADS = 8, 16
+# A number with more digits than this is the name of a run, not a process id.
+_MOST_DIGITS = 20
 # The value of the argument ``job`` that selects the job that was started last.
 NEWEST = "newest"
 
 
-def ask(pid: int) -> str:
-    """Return the stacks of the running job that process ``pid`` launches or belongs to.
+@dataclass(frozen=True, slots=True)
+class LauncherAnswer:
+    """The answer of one launcher to a query for the status of its job.
+
+    Attributes:
+        pid: The process id of the launcher.
+        path: The path of the launcher's socket.
+        status: The status of the job; None if the launcher does not answer.
+        problem: The reason why the launcher does not answer; empty if it answers.
+    """
+
+    pid: int
+    path: Path
+    status: dict[str, Any] | None
+    problem: str = ""
+
+
+def ask_stacks(job: str) -> str:
+    """Return the stacks of a running job.
+
+    Args:
+        job: The process id of the job's launcher or of one of its instances; the name of the run,
+            or the folder of the run.
 
     Raises:
         StartError: The job is not found, or its launcher does not answer.
     """
-    for path in _sockets_of(pid, f"--stacks {pid}"):
+    option = f"--stacks {job}"
+    for path in sockets_of_process(job) or [_answer_of_run(job, option).path]:
         try:
             answer = _answer(path, "stacks", _ANSWER_SECONDS)
         except (OSError, ValueError) as error:
-            raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
+            raise StartError(f"{option}: the launcher does not answer ({error})") from None
         if answer is not None:
             return printable(answer, keep="\n\t")
-    raise StartError(f"--stacks {pid}: the job has just ended")
+    raise StartError(f"{option}: the job has just ended")
 
 
 def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
@@ -64,60 +95,111 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
     Raises:
         StartError: The job is not found, or its launcher does not answer.
     """
-    option = "--status" if job == NEWEST else f"--status={job}"
     if job == NEWEST:
-        found = sorted(_sockets(), key=lambda each: _age(each[1]))
-        for number, (_, path) in enumerate(found):
-            status = _status(path, option)
-            if status is not None:
-                return status, sorted(pid for pid, _ in found[number + 1 :])
-    elif job.isdigit() and int(job) > 0:
-        for path in _sockets_of(int(job), option):
-            if status := _status(path, option):
-                return status, []
-        raise StartError(f"{option}: the job has just ended")
-    elif status := _status_of_run(job, option):
+        return _newest_status()
+    option = f"--status={job}"
+    paths = sockets_of_process(job)
+    if not paths and (status := _answer_of_run(job, option).status):
         return status, []
-    raise StartError(
-        f"{option}: no such job of yours runs on this host; expected nothing for the newest one, "
-        "the process id of a running poprun-py or of one of its instances, or the name of a run"
-    )
-
-
-def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
-    """Return the status of the run ``name``; None if no launcher executes this run."""
-    names = {name, Path(name).resolve().name}  # the name may be a path to the run's folder
-    silent = ""  # why a launcher that may run the job did not answer
-    for _, path in _sockets():
+    for path in paths:
         try:
-            status = _status(path, option)
+            if status := _status(path):
+                return status, []
         except StartError as error:
-            silent = str(error).removeprefix(f"{option}: ")
-            continue
-        if status is not None and status["run_id"] in names:
-            return status
-    if silent:
-        raise StartError(f"{option}: no job that answers has this name; {silent}")
-    return None
+            raise StartError(f"{option}: {error}") from None
+    raise StartError(f"{option}: the job has just ended")
+
+
+def _newest_status() -> tuple[dict[str, Any], list[int]]:
+    found = sorted(_sockets(), key=lambda each: _age(each[1]))
+    for number, (_, path) in enumerate(found):
+        try:
+            status = _status(path)
+        except StartError as error:
+            raise StartError(f"--status: {error}") from None
+        if status is not None:
+            return status, sorted(pid for pid, _ in found[number + 1 :])
+    raise StartError("--status: no job of yours runs on this host; poprun-py jobs lists all jobs")
+
+
+def _answer_of_run(name: str, option: str) -> LauncherAnswer:
+    """Return the answer of the launcher that executes the run ``name``.
+
+    Raises:
+        StartError: There is no such run, there are several, or launchers do not answer.
+    """
+    answers = all_answers()
+    found = [each for each in answers if each.status and is_of_run(each.status["run_id"], name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        pids = ", ".join(str(each.pid) for each in found)
+        raise StartError(
+            f"{option}: {len(found)} jobs have this name; give the process id of a launcher: {pids}"
+        )
+    if problem := next((each.problem for each in reversed(answers) if each.problem), ""):
+        raise StartError(f"{option}: no job that answers has this name; {problem}")
+    no_job = "no job of yours" if name.isdigit() else "no such job of yours runs on this host"
+    raise StartError(f"{option}: {no_job}; {_EXPECTED}; {_running_text(answers)}")
+
+
+def is_of_run(run_id: str, name: str) -> bool:
+    """Return whether ``name`` is the name of a run, or a path to the folder of the run."""
+    return run_id in (name, Path(name).resolve().name)
+
+
+def _running_text(answers: Sequence[LauncherAnswer]) -> str:
+    """Return a text that lists the running jobs, as ``NAME (PID)``."""
+    names = [f"{each.status['run_id']} ({each.pid})" for each in answers if each.status]
+    if not names:
+        return "none of your jobs runs on this host"
+    more = len(names) - _MOST_NAMES
+    return f"running: {', '.join(names[:_MOST_NAMES])}" + (f" and {more} more" if more > 0 else "")
+
+
+def all_answers() -> list[LauncherAnswer]:
+    """Return the status of every running job of this user, sorted by the launcher's process id.
+
+    All launchers are asked at the same time, because a launcher may take seconds to answer.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    sockets = _sockets()
+    with ThreadPoolExecutor(max(1, min(len(sockets), _MOST_THREADS))) as pool:
+        answers = pool.map(lambda each: _launcher_answer(*each), sockets)
+        return [each for each in answers if each is not None]
+
+
+def _launcher_answer(pid: int, path: Path) -> LauncherAnswer | None:
+    """Return the answer of a launcher; None if its job has just ended."""
+    try:
+        status = _status(path)
+    except StartError as error:
+        return LauncherAnswer(pid, path, None, str(error))
+    return None if status is None else LauncherAnswer(pid, path, status)
 
 
 def launcher_status(pid: int) -> dict[str, Any] | None:
     """Return the status of the job of launcher ``pid``; None if the launcher gives no answer."""
     for _, path in _sockets(pid):
         with contextlib.suppress(StartError):
-            if status := _status(path, "--status"):
+            if status := _status(path):
                 return status
     return None
 
 
-def _status(path: Path, option: str) -> dict[str, Any] | None:
-    """Return the status in a launcher's answer; None if the job has just ended."""
+def _status(path: Path) -> dict[str, Any] | None:
+    """Return the status in a launcher's answer; None if the job has just ended.
+
+    Raises:
+        StartError: The launcher does not answer.
+    """
     from poprun_py.running.watch.job_view import JobView  # launches do not need this module
 
     pid = _launcher_of(path)
     if process_info.state_letter(pid) in "Tt":
         raise StartError(
-            f"{option}: launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
+            f"launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
             f"{pid}, lets it go on"
         )
     try:
@@ -127,10 +209,10 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
         status: dict[str, Any] = _printable_value(answer)
         JobView.from_json(status)
     except (OSError, ValueError) as error:
-        raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
+        raise StartError(f"launcher {pid} does not answer ({error})") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError):
         raise StartError(
-            f"{option}: launcher {pid} does not answer as this version expects: use its version"
+            f"launcher {pid} does not answer as this version expects: use its version"
         ) from None
     return status
 
@@ -252,15 +334,16 @@ def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _sockets_of(pid: int, option: str) -> list[Path]:
-    """Return the sockets of the launcher whose process is ``pid`` or an ancestor of ``pid``."""
-    for current in [pid, *process_info.ancestors(pid)]:
+def sockets_of_process(job: str) -> list[Path]:
+    """Return the sockets of the launcher whose process is ``job`` or an ancestor of it.
+
+    The result is empty if ``job`` is not a process id, or if the process belongs to no job.
+    """
+    pid = int(job) if job.isascii() and job.isdigit() and len(job) < _MOST_DIGITS else 0
+    for current in [pid, *process_info.ancestors(pid)] if pid else []:
         if found := _sockets(current):
             return [path for _, path in found]
-    raise StartError(
-        f"{option}: no job of yours; expected the process id of a running poprun-py on this "
-        "host, or of one of its instances"
-    )
+    return []
 
 
 def _temporary_folders(pid: int) -> set[Path]:

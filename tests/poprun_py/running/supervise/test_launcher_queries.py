@@ -52,6 +52,12 @@ def launcher(tmp_path, monkeypatch):
         yield made
 
 
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Hide the jobs of other tests."""
+    monkeypatch.setattr(launcher_queries, "_temporary_folders", lambda _: {tmp_path})
+
+
 def frame(text):
     return control_protocol.pack(
         control_protocol.STACKS, text if isinstance(text, bytes) else text.encode()
@@ -96,20 +102,61 @@ def test_the_texts_of_an_answer_are_printable(launcher):
 
 def test_stacks_are_printable(launcher):
     launcher(frame("instance 0:\n\t\x1b[2Jmain"))
-    assert launcher_queries.ask(os.getpid()) == "instance 0:\n\t?[2Jmain"
+    assert launcher_queries.ask_stacks(str(os.getpid())) == "instance 0:\n\t?[2Jmain"
+
+
+def status_of(run_id, **values):
+    return frame(json.dumps({**STATUS, "run_id": run_id, **values}))
+
+
+def test_a_run_is_found_by_its_name(alone, launcher, tmp_path):
+    launcher(status_of("lr-3"))
+    launcher(status_of("lr-4"))
+    assert launcher_queries.ask_status("lr-4")[0]["run_id"] == "lr-4"
+    assert launcher_queries.ask_status(str(tmp_path / "runs" / "lr-3"))[0]["run_id"] == "lr-3"
+    assert '"lr-4"' in launcher_queries.ask_stacks("lr-4")
+
+
+def test_the_name_of_a_run_may_be_a_number(alone, launcher):
+    """A batch system's job id is a usual name of a run."""
+    launcher(status_of("1"))
+    assert launcher_queries.ask_status("1")[0]["run_id"] == "1"
+    launcher(status_of("9" * 100))
+    assert launcher_queries.ask_status("9" * 100)[0]["run_id"] == "9" * 100
+
+
+@pytest.mark.parametrize("ask", [launcher_queries.ask_status, launcher_queries.ask_stacks])
+def test_a_wrong_name_lists_the_running_jobs(alone, launcher, ask):
+    with pytest.raises(StartError, match="; none of your jobs runs on this host"):
+        ask("lr-5")
+    for number in range(9):
+        launcher(status_of(f"lr-{number}"))
+    with pytest.raises(StartError) as caught:
+        ask("lr-9")
+    assert "lr-9: no such job of yours runs on this host; expected" in str(caught.value)
+    assert "; running: lr-" in str(caught.value)
+    assert str(caught.value).count(f" ({os.getpid()})") == 8
+    assert str(caught.value).endswith(" and 1 more")
+
+
+def test_two_jobs_of_one_name_are_not_confused(alone, launcher):
+    launcher(status_of("twin"))
+    launcher(status_of("twin"))
+    with pytest.raises(StartError, match=f"2 jobs have this name; give the .*: {os.getpid()}, "):
+        launcher_queries.ask_status("twin")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
 def test_a_folder_of_another_user_with_the_name_of_this_process_is_ignored(launcher):
     launcher(frame("lies"), owner=NOBODY)
     with pytest.raises(StartError, match="no job of yours"):
-        launcher_queries.ask(os.getpid())
+        launcher_queries.ask_stacks(str(os.getpid()))
     with pytest.raises(StartError, match="no job of yours"):
         launcher_queries.ask_status(str(os.getpid()))
     assert os.getpid() not in launcher_queries.running_jobs()
     assert launcher_queries.launcher_status(os.getpid()) is None
     launcher(frame("truth"))
-    assert launcher_queries.ask(os.getpid()) == "truth"
+    assert launcher_queries.ask_stacks(str(os.getpid())) == "truth"
 
 
 @pytest.mark.parametrize("others_first", [True, False])
@@ -135,7 +182,7 @@ def test_other_folders_with_the_launchers_process_id_are_ignored(
     )
     assert launcher_queries.launcher_status(os.getpid()) == STATUS
     assert launcher_queries.ask_status(str(os.getpid())) == (STATUS, [])
-    assert launcher_queries.ask(os.getpid()) == json.dumps(STATUS)
+    assert launcher_queries.ask_stacks(str(os.getpid())) == json.dumps(STATUS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
