@@ -57,7 +57,7 @@ def keyword_types() -> str:
 
 
 def _annotation(name: str, opt: Option) -> str:
-    if name == "env":
+    if name in ("env", "tag"):
         return "Mapping[str, Word] | Sequence[str]"
     one = f"Sequence[{opt.type.keyword}]" if opt.repeatable else opt.type.keyword
     return f"{one} | None" if opt.default is None else one

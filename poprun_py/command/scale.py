@@ -23,7 +23,7 @@ from poprun_py.command.click_commands import HELP, parse_words
 from poprun_py.command.compare import FORMAT, check_page_name, print_comparison, save_page
 from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.errors import UsageError
-from poprun_py.launching.run_record import new_run_id
+from poprun_py.launching.run_names import new_run_id
 from poprun_py.options.command_line import parse
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
@@ -91,7 +91,7 @@ SCALE: Final = click.Command(
 _OWN_OPTIONS: Final = {name for param in SCALE.params if param is not HELP for name in param.opts}
 # Options of poprun-py that the subcommand scale does not accept.
 _ONE_RUN_ONLY: Final = (
-    *("num_instances", "nproc_per_node", "check", "live", "stdin_instance"),
+    *("num_instances", "nproc_per_node", "check", "live", "stdin_instance", "run_name"),
     *(field for field, opt in OPTIONS.items() if opt.group == "Inspection"),
     *("export_config", "overwrite_config", "version", "version_format"),
 )
@@ -267,8 +267,16 @@ def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
 
 
 def _with_folder(config: LaunchConfig) -> LaunchConfig:
-    """Return the configuration with an output folder, because runs are measured from files."""
-    return config if config.output_dir else replace(config, output_dir=DEFAULT_PARENT)
+    """Return the configuration with an output folder, and without a name for a single run.
+
+    The runs are measured from files in the output folder.
+    """
+    return replace(
+        config,
+        output_dir=config.output_dir or DEFAULT_PARENT,
+        run_name=None,
+        origins={name: each for name, each in config.origins.items() if name != "run_name"},
+    )
 
 
 # --- launching and measuring the runs -----------------------------------------------------------

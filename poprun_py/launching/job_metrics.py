@@ -38,17 +38,16 @@ class JobMetrics:
             metrics cannot be written to.
     """
 
-    def __init__(self, planned: LaunchPlan, run_id: str) -> None:
+    def __init__(self, planned: LaunchPlan) -> None:
         config = planned.config
         self._environ = planned.environ
         self._run = {
-            "run_id": run_id,
             # The name of a program file need not be valid Unicode, but JSON must be.
             "program": short_name(config.program).encode(errors="replace").decode(),
             "num_instances": len(planned.instances),
         }
         # The Weights & Biases group for all Weights & Biases runs of this job.
-        self._wandb_group = planned.environ.get(_WANDB_GROUP) or run_id
+        self._wandb_group = planned.environ.get(_WANDB_GROUP, "")
         self._processes: list[MetricsProcess] = []
         self._recorders: list[Callable[[int], Recorder]] = []
         self._listener: socket.socket | None = None
@@ -69,7 +68,7 @@ class JobMetrics:
         uses_wandb = any(each.tool == WANDB for each in self._destinations)
         return {_WANDB_GROUP: self._wandb_group} if uses_wandb else {}
 
-    def start(self, folder: Path | None, tell: Callable[[str], None]) -> None:
+    def start(self, run_id: str, folder: Path | None, tell: Callable[[str], None]) -> None:
         """Start the processes that write or serve metrics; report the address of served metrics.
 
         ``folder`` is the folder of the run; None without --output-dir.
@@ -83,6 +82,8 @@ class JobMetrics:
             MetricsProcess,
         )
 
+        self._run = {"run_id": run_id, **self._run}
+        self._wandb_group = self._wandb_group or run_id
         if self._destinations:
             sinks = MetricsProcess(
                 "popdist_py.metrics.run_feed",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from poprun_py.launching.failure_report import (
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.past_runs.run_files import LATEST
+from poprun_py.options.run_labels import LATEST, read_tags
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.launch_result import (
     Collective,
@@ -57,9 +58,11 @@ _NOT_ENDED: Final = {"ended_at": None, "exit_code": None, "reason": "", "timelin
 class RunFolder:
     """The folder of one run, private to its owner and locked against other launchers.
 
-    If the user names an existing run, the launch adds its attempts to the attempts of that run.
+    If the user names an existing run, the launch adds its attempts to the attempts of that run. But
+    if ``is_new`` is true and a run has the name already, this run gets a suffix, such as ``-2``.
 
     Attributes:
+        run_id: The name of the run, with its suffix.
         path: The path of the run's folder.
         trouble: A sentence about the last file that could not be written, or an empty string.
         has_begun: Whether this launch has begun an attempt, and so has written a report.
@@ -69,29 +72,30 @@ class RunFolder:
             be read, or a run of the same name is still running.
     """
 
-    def __init__(self, planned: LaunchPlan, run_id: str) -> None:
+    def __init__(self, planned: LaunchPlan, run_id: str, *, is_new: bool = False) -> None:
         parent, option = planned.config.output_dir, planned.config.named("output_dir")
         assert parent is not None
-        self.path = Path(parent, run_id)
+        self.run_id, self.path = run_id, Path(parent, run_id)
         self.trouble = ""
         self.has_begun = False
         self._parent = Path(parent)
-        self._run_id = run_id
         self._plan = planned
         self._began_at = iso_time(time.time())
+        config = planned.config
+        self._labels: dict[str, Any] = _labels(read_tags(config.tag, "tag"), config.note)
         self._attempts: list[dict[str, Any]] = []
         with contextlib.ExitStack() as undo:
-            self._lock = self._open(option)
+            self._lock = self._open(option, is_new)
             undo.callback(self.close)
             self._lock_out_others()
             self._read_earlier_report()
             self._link_latest()
             undo.pop_all()
 
-    def _open(self, option: str) -> int:
+    def _open(self, option: str, is_new: bool) -> int:
         try:
             self._parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, exist_ok=True)
+            self._make(is_new)
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(f"{option} {self._parent}: {error.strerror}") from None
@@ -100,12 +104,25 @@ class RunFolder:
             raise UsageError(f"{option} {self._parent}: files cannot be made in it")
         return descriptor
 
+    def _make(self, is_new: bool) -> None:
+        name = self.run_id
+        for number in itertools.count(2):
+            try:
+                self.path.mkdir(mode=0o700, exist_ok=not is_new)
+            except FileExistsError:
+                if not is_new:
+                    raise
+                self.run_id = f"{name}-{number}"
+                self.path = self._parent / self.run_id
+            else:
+                return
+
     def _lock_out_others(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"{RUN_ID}={self._run_id}: the run of this name in {self._parent} has not ended; "
+                f"{RUN_ID}={self.run_id}: the run of this name in {self._parent} has not ended; "
                 "wait for it, or give this one another name"
             ) from None
         except OSError:
@@ -128,6 +145,9 @@ class RunFolder:
                 f"{RUN_ID}"
             ) from None
         self._began_at = report.get("began_at") or self._began_at
+        earlier = report.get("tags")
+        tags = {**(earlier if isinstance(earlier, dict) else {}), **self._labels.get("tags", {})}
+        self._labels = _labels(tags, self._labels.get("note") or report.get("note"))
         # This process holds the lock of the run's folder, so all earlier launchers of the run have
         # ended. If an attempt has no recorded cause of its end, its launcher was killed.
         self._attempts = [
@@ -255,7 +275,8 @@ class RunFolder:
         plan, topology = self._plan, self._plan.topology
         return {
             "version": REPORT_VERSION,
-            "run_id": self._run_id,
+            "run_id": self.run_id,
+            **self._labels,
             "state": "running" if ending is None else "ended",
             "launcher": {"host": os.uname().nodename, "pid": os.getpid()},
             "began_at": self._began_at,
@@ -275,6 +296,11 @@ class RunFolder:
             "versions": versions(full=ending is not None),
             "attempts": self._attempts,
         }
+
+
+def _labels(tags: Mapping[str, str], note: str | None) -> dict[str, Any]:
+    """Return the entries of report.json for the tags and the note that a run has."""
+    return {**({"tags": dict(tags)} if tags else {}), **({"note": note} if note else {})}
 
 
 def _overwrite(path: Path, data: bytes) -> bool:

@@ -7,20 +7,19 @@ record are reported as warnings, and do not change the result of the job.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shlex
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from popdist_py.environment import RUN_ID, is_popdist_environment
-from poprun_py.errors import LaunchError, StartError, UsageError, explain_os_error, shortened
+from popdist_py.environment import RUN_ID
+from poprun_py.errors import LaunchError, StartError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
-from poprun_py.past_runs.run_files import LATEST, RunFiles
+from poprun_py.launching.run_names import choose_run_name
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job_description import FilePlace
 from poprun_py.running.supervise.launch_result import LaunchResult
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from poprun_py.launching.run_folder import RunFolder
     from poprun_py.running.attempt_files import FileRecorder
     from poprun_py.running.watch.records import Recorder
-
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +69,37 @@ class RunRecord:
     def __init__(self, planned: LaunchPlan, console: Console) -> None:
         config = planned.config
         self.was_interrupted = False
-        self.run_id = new_run_id(planned.environ)
         self._console = console
         self._steps: FileRecorder | None = None
         self._metrics: JobMetrics | None = None
         self._folder: RunFolder | None = None
         self._timeline: JobTimeline | None = None
         self._trace: Path | None = None  # the written timeline
+        name = choose_run_name(config, planned.environ)
+        self.run_id = name.text
         path = None
         with contextlib.ExitStack() as opened:
             if config.metrics_to or config.metrics_port is not None:
                 from poprun_py.launching.job_metrics import JobMetrics
 
-                self._metrics = JobMetrics(planned, self.run_id)
+                self._metrics = JobMetrics(planned)
                 opened.callback(self._metrics.close)
             if config.output_dir is not None:
                 from poprun_py.launching.run_folder import RunFolder
 
-                self._folder = RunFolder(planned, self.run_id)
+                self._folder = RunFolder(planned, name.text, is_new=name.is_for_new_run)
                 opened.callback(self._close_folder, self._folder)
                 path = self._folder.path
+                self.run_id = self._folder.run_id
             if config.timeline is not None:
                 self._timeline = JobTimeline(planned, path)
                 opened.callback(self._timeline.close)
-            console.log(f"the run is {self.run_id}")
+            if self.run_id == name.text:
+                console.log(f"the run is {self.run_id}")
+            else:
+                console.tell(_renamed_text(name.text, self.run_id, config))
             if self._metrics is not None:
-                self._metrics.start(path, console.tell)
+                self._metrics.start(self.run_id, path, console.tell)
             opened.callback(self._end_recorders)
             self._opened = opened.pop_all()
 
@@ -219,21 +221,8 @@ class RunRecord:
         return f"{what} is not written: interrupted"
 
 
-def new_run_id(environ: Mapping[str, str]) -> str:
-    """Return the name of a new run: the user's ``POPRUN_RUN_ID``, or a generated name.
-
-    A generated name begins with the time in UTC, so that the names of runs sort by time. Inside an
-    instance of another job, ``POPRUN_RUN_ID`` is the name of the other job's run and is not used.
-
-    Raises:
-        UsageError: The value of ``POPRUN_RUN_ID`` cannot be the name of a folder.
-    """
-    given = environ.get(RUN_ID, "")
-    if not given or is_popdist_environment(environ):
-        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-    if not _FOLDER_NAME.fullmatch(given) or given == LATEST:
-        raise UsageError(
-            f"{RUN_ID}={shortened(repr(given))}: expected the name of a folder: a letter or "
-            f"digit, then letters, digits, '.', '_' and '-', at most 128 in all, and not {LATEST!r}"
-        )
-    return given
+def _renamed_text(given: str, run_id: str, config: LaunchConfig) -> str:
+    return (
+        f"the run is {run_id}, because {config.output_dir} has a run {given} already; "
+        f"{RUN_ID}={given} instead of {config.named('run_name')} continues that run"
+    )

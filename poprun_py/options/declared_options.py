@@ -36,6 +36,7 @@ from poprun_py.options.option_types import (
     choice,
     whole_number,
 )
+from poprun_py.options.run_labels import NOTE, RUN_NAME, TAG
 
 GROUPS = {
     "Job": "number of instances, replicas and IPUs",
@@ -61,7 +62,7 @@ EXCLUSIVE = (
 
 # Options that concern a single launch. Saved plans do not contain these options, but configuration
 # files may contain them.
-OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
+OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores", "run_name", "tag", "note")
 
 # The maximum number of IPUs of a job. A larger number of IPUs is a typing error, because no IPU
 # system has so many IPUs. A plan lists every IPU, and would become too long with more IPUs.
@@ -204,6 +205,14 @@ class DeclaredOptions:
         "Folder in which each run gets a subfolder with report.json, report.html and attempt-N/"
         " (the instances' whole output and all training steps). The link latest points to the"
         " newest run.")
+    run_name: str | None = _output(None, RUN_NAME,
+        "Name of the run and of its folder in --output-dir. If a run has this name already, the new"
+        " run gets the next free name, such as NAME-2. Unset: a name made of the time.")
+    tag: tuple[str, ...] = _output((), TAG,
+        "KEY=VALUE labels the run, such as lr=0.1, in its report and for poprun-py runs --tag; may"
+        " be repeated.", repeatable=True)
+    note: str | None = _output(None, NOTE,
+        "Remark about the run for its report, such as what you try.")
     timeline: str | None = _output(None, FILE_OR_AUTO,
         "Record the activities of every instance over time in this file, for ui.perfetto.dev. auto:"
         " timeline.json.gz in the run's folder (--output-dir), else in the current folder.",

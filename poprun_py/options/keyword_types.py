@@ -145,6 +145,19 @@ class LaunchOptions(TypedDict, total=False):
     instances' whole output and all training steps). The link latest points to the newest run.
     """
 
+    run_name: str | None
+    """Name of the run and of its folder in --output-dir. If a run has this name already, the new
+    run gets the next free name, such as NAME-2. Unset: a name made of the time.
+    """
+
+    tag: Mapping[str, Word] | Sequence[str]
+    """KEY=VALUE labels the run, such as lr=0.1, in its report and for poprun-py runs --tag; may be
+    repeated.
+    """
+
+    note: str | None
+    """Remark about the run for its report, such as what you try."""
+
     timeline: str | PathLike[str] | None
     """Record the activities of every instance over time in this file, for ui.perfetto.dev. auto:
     timeline.json.gz in the run's folder (--output-dir), else in the current folder.

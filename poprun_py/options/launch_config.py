@@ -22,6 +22,7 @@ from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, Dec
 from poprun_py.options.option_origins import Origin, Source, from_python
 from poprun_py.options.option_types import TENSORBOARD, is_word
 from poprun_py.options.python_keywords import from_keywords
+from poprun_py.options.run_labels import read_tags
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -249,6 +250,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
                 f"{self.origin('metrics_to').shown(TENSORBOARD)}: the run has no folder: give "
                 "tensorboard:DIR, or --output-dir"
             )
+        read_tags(self.tag, self.named("tag"))
         for other in ("run", "print_hardware"):
             if self.prints_file and self.is_given(other):
                 raise UsageError(

@@ -55,6 +55,9 @@ def from_keywords(
                 values["host"] = _host_list(value), origin
         elif name == "env" and isinstance(value, Mapping):
             values["env"] = tuple(_variable(key, each) for key, each in value.items()), origin
+        elif name == "tag" and isinstance(value, Mapping):
+            tags = (f"{key}={_word(each, f'tag {key}')}" for key, each in value.items())
+            values["tag"] = OPTIONS["tag"].check("tag", tuple(tags)), origin
         elif value is not None or OPTIONS[name].default is not None:
             values[name] = OPTIONS[name].check_or_read(name, value), origin
     return values

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from poprun_py.errors import UsageError
+from poprun_py.options.run_labels import LATEST
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
-# The name of the symbolic link to the newest run, in the folder that contains all runs.
-LATEST: Final = "latest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from support.launcher.plans import plan_with_folder
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_folder import RunFolder
-from poprun_py.launching.run_record import new_run_id
+from poprun_py.launching.run_names import new_run_id
 
 
 def opened(parent, name="run"):

@@ -1,0 +1,94 @@
+"""The types of the options that name and describe a run: --run-name, --tag and --note."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from poprun_py.errors import UsageError
+from poprun_py.options.option_types import OptionType
+
+# The name of the symbolic link to the newest run, in the folder that contains all runs.
+LATEST: Final = "latest"
+_FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Names that options such as --status understand as something other than the name of a run.
+_RESERVED: Final = (LATEST, "newest")
+# A suffix such as -2 must fit into the name of a folder as well.
+_MOST_OF_NAME: Final = 120
+_TAG: Final = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,63})=(.{0,256})", re.DOTALL)
+_MOST_OF_NOTE: Final = 2_000
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a run's folder may have this name."""
+    return _FOLDER_NAME.fullmatch(name) is not None and name != LATEST
+
+
+def _is_run_name(value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and len(value) <= _MOST_OF_NAME
+        and is_folder_name(value)
+        and value not in _RESERVED
+        and not value.isdigit()  # --status takes a number for a process id
+    )
+
+
+def _is_tag(value: Any) -> bool:
+    match = _TAG.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and match[2].isprintable()
+
+
+def _is_note(value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and len(value) <= _MOST_OF_NOTE
+        and all(c.isprintable() or c in "\n\t" for c in value)
+    )
+
+
+def read_tags(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Return the tags in texts such as ``lr=0.1`` as a dictionary.
+
+    Raises:
+        UsageError: Two texts have the same key. The error message begins with ``option``.
+    """
+    tags: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key in tags:
+            raise UsageError(
+                f"{option} {key} is given twice ({tags[key]!r} and {value!r}): give it once"
+            )
+        tags[key] = value
+    return tags
+
+
+RUN_NAME: Final = OptionType(
+    metavar="NAME",
+    expected=(
+        "a letter or digit, then letters, digits, '.', '_' and '-', at most "
+        f"{_MOST_OF_NAME} in all, not only digits, and not {' or '.join(_RESERVED)}"
+    ),
+    read=str,
+    accepts=_is_run_name,
+    keyword="str",
+)
+TAG: Final = OptionType(
+    metavar="KEY=VALUE",
+    expected=(
+        "KEY=VALUE, such as lr=0.1: the key a letter, then letters, digits, '.', '_' and '-'; the "
+        "value printable, at most 256 characters"
+    ),
+    read=str,
+    accepts=_is_tag,
+    keyword="str",
+)
+NOTE: Final = OptionType(
+    metavar="TEXT",
+    expected=f"a text of at most {_MOST_OF_NOTE} characters, without control characters",
+    read=str,
+    accepts=_is_note,
+    keyword="str",
+)
