@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 from poprun_py.errors import UsageError
-from poprun_py.options.run_labels import LATEST
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
