@@ -125,9 +125,12 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     gathered = gather_options(values, os.environ)
     for warning in gathered.warnings:
         print_warning(warning)
-    console = _console(gathered.config)
-    for line in gathered.log:
-        console.log(line)
+    if gathered.config.verbosity >= 1:
+        from poprun_py.options.given_options import lines_by_source
+
+        console = _console(gathered.config)
+        for line in lines_by_source(gathered.config):
+            console.log(line)
     return gathered.config
 
 

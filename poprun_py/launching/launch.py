@@ -115,10 +115,14 @@ def launch(
 
 
 def _tell_before_start(planned: LaunchPlan, console: Console) -> None:
-    if planned.config.verbosity >= 1:
+    if planned.config.verbosity >= 2:
         from poprun_py.planning.views.command_text import folded
 
         console.log(f"running: {folded(planned.command)}")
+    elif planned.config.verbosity == 1:
+        from poprun_py.planning.views.command_summary import command_summary
+
+        console.log(f"running: {command_summary(planned.command)}")
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     if planned.topology.instances_per_host > 1:

@@ -233,7 +233,8 @@ class DeclaredOptions:
     stdin_instance: int = _output(0, whole_number(0, "INDEX"),
         "Index of the instance that reads the launcher's standard input (keyboard, pipe or file).")
     verbosity: int = _output(0, whole_number(0),
-        "-v logs what the launcher does; -vv logs everything, including the topology.", short="-v")
+        "-v logs the given options and what the launcher does; -vv logs everything, including the "
+        "topology and the whole mpirun command.", short="-v")
 
     timeout: float | None = _supervision(None, TIME,
         "End the job after this time, with exit code 124.")

@@ -24,7 +24,6 @@ from poprun_py.options.declared_options import (
 )
 from poprun_py.options.launch_config import LaunchConfig, merged_config
 from poprun_py.options.option_origins import (
-    COMMAND_LINE,
     ENVIRONMENT,
     Origin,
     Source,
@@ -73,11 +72,10 @@ _VERBOSITY = {"TRACE": 2, "DEBUG": 2, "INFO": 1, "WARN": 0, "ERR": 0, "ERROR": 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredOptions:
-    """A LaunchConfig, with warnings and log lines about the sources of its options."""
+    """A LaunchConfig, with warnings about the sources of its options."""
 
     config: LaunchConfig
     warnings: tuple[str, ...] = ()
-    log: tuple[str, ...] = ()
 
 
 def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> GatheredOptions:
@@ -104,7 +102,7 @@ def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> Gat
         ignored = [variables[name][1].name for name in OPTIONS if name in variables.keys() - left]
         warnings += _no_effect(ignored, "the plan of --from-plan decides")
         config = merged_config(left, typed)
-        return GatheredOptions(config=config, warnings=warnings, log=_log(config))
+        return GatheredOptions(config=config, warnings=warnings)
     imported = typed.get("import_config") or variables.get("import_config")
     path: Any = imported[0] if imported is not None else None
     files: list[Source] = []
@@ -115,21 +113,12 @@ def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> Gat
     if imported is not None and path != _NO_FILE:
         files.append(parse_config(read_text_file(path, imported[1].name), path))
     config = merged_config(*files, variables, typed)
-    return GatheredOptions(config=config, warnings=warnings, log=_log(config))
+    return GatheredOptions(config=config, warnings=warnings)
 
 
 def _no_effect(names: Sequence[str], reason: str) -> tuple[str, ...]:
     verb = "have" if len(names) > 1 else "has"
     return (f"{', '.join(names)} {verb} no effect: {reason}",) if names else ()
-
-
-def _log(config: LaunchConfig) -> tuple[str, ...]:
-    """Return a log line for each source of options, with the options' names but not values."""
-    found: dict[str, list[str]] = {}
-    for origin in config.origins.values():
-        if origin.source != COMMAND_LINE:
-            found.setdefault(origin.source, []).append(origin.name)
-    return tuple(f"options from {source}: {', '.join(names)}" for source, names in found.items())
 
 
 def _project_values(folder: Path) -> tuple[Source, tuple[str, ...]]:

@@ -23,11 +23,12 @@ from poprun_py.launching.failure_report import (
     traceback_of,
 )
 from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.given_options import typed_values
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.views.command_text import launch_command, typed_values
+from poprun_py.planning.views.command_text import launch_command
 from poprun_py.planning.views.plan_pictures import host_pictures, instances_table, legend
 from poprun_py.planning.views.plan_text import tree_text
 from poprun_py.planning.views.plan_tree import plan_tree

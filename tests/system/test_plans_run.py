@@ -130,10 +130,18 @@ def test_values_of_env_reach_instances_but_no_command_line(poprun, script, tmp_p
     ]
 
 
-def test_verbose_log_names_command_and_binding(poprun):
+def test_the_verbose_log_is_short_and_a_doubly_verbose_one_is_whole(poprun):
     done = poprun("-v", *JOB, "true")
-    assert re.search(r"POPRUN \[I\] running: \S+mpirun \\\n  --bind-to none \\\n", done.stderr)
+    log = done.stderr.splitlines()
+    assert len(log) <= 15, done.stderr
+    assert "options from the command line: --num-instances 2, --num-replicas 4" in log[0]
+    assert re.search(r"POPRUN \[I\] running: \S+mpirun --bind-to none ", done.stderr)
+    assert done.stderr.count("WORLD_SIZE=2 ") == 2  # once as LOCAL_WORLD_SIZE
+    assert re.search("^  instance 1: .*RANK=1 LOCAL_RANK=1", done.stderr, re.M)
     assert "instance 1 has PID" in done.stderr
+    whole = poprun("-vv", *JOB, "true").stderr
+    assert re.search(r"POPRUN \[I\] running: \S+mpirun \\\n  --bind-to none \\\n", whole)
+    assert whole.count("-x WORLD_SIZE=2 ") == 2
 
 
 def test_from_python(tmp_path, capfd):

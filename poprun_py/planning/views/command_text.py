@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from poprun_py.display.formatting import ranges_text
 from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.given_options import typed_values
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FLAG, option_name
 from poprun_py.planning.mpi_commands import split_command
 from poprun_py.terminal import command_name
+
+Words = tuple[str, ...]
 
 # The options of mpirun that have two values, such as --mca NAME VALUE.
 _TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
@@ -28,8 +29,7 @@ def folded(command: Sequence[str]) -> str:
     """
     lines: list[str] = []
     for part, words in enumerate(split_command(command)):
-        start = _program_start(words)
-        options, program = list(_options(words[:start])), words[start:]
+        options, program = command_options(words)
         counted = next((n for n, option in enumerate(options) if option[0] in ("-np", "-n")), 0)
         for number, option in enumerate(options):
             depth = 0 if not lines else 1 if number <= counted else 2
@@ -40,6 +40,15 @@ def folded(command: Sequence[str]) -> str:
             _INDENT * 2 + shlex.join(words) for words in (program[:end], program[end:]) if words
         ]
     return _NEXT_LINE.join(lines)
+
+
+def command_options(words: Words) -> tuple[list[Words], Words]:
+    """Return the options of one part of an mpirun command, and the words of its program.
+
+    Each option is a tuple with the option's values. The program begins with the wrapper.
+    """
+    start = _program_start(words)
+    return list(_options(words[:start])), words[start:]
 
 
 def _program_start(words: Sequence[str]) -> int:
@@ -53,8 +62,8 @@ def _program_start(words: Sequence[str]) -> int:
     return len(words)
 
 
-def _options(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each option of a part of an mpirun command as a list with the option's values."""
+def _options(words: Sequence[str]) -> Iterator[Words]:
+    """Yield each option of a part of an mpirun command as a tuple with the option's values."""
     position = 0
     while position < len(words):
         end = position + 1
@@ -63,7 +72,7 @@ def _options(words: Sequence[str]) -> Iterator[list[str]]:
         else:
             while end < len(words) and not words[end].startswith("-"):
                 end += 1
-        yield list(words[position:end])
+        yield tuple(words[position:end])
         position = end
 
 
@@ -96,22 +105,3 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
                 is_like_option = shown.startswith("-")
                 option = option_name(name)
                 yield [f"{option}={shown}"] if is_like_option else [option, shown]
-
-
-def typed_values(config: LaunchConfig, name: str) -> list[str]:
-    """Return the values of an option as a user types them on the command line.
-
-    If the values of an option are secret variables, only the names of the variables are returned.
-    """
-    declared, value = OPTIONS[name], getattr(config, name)
-    values = value if declared.repeatable else [value]
-    return [each.partition("=")[0] if declared.secret else _typed(each) for each in values]
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return ranges_text(value)
-    # The value "all" (all instances) of an option is stored as None.
-    return "all" if value is None else str(value)

@@ -44,6 +44,20 @@ _MOST_SCRAPERS: Final = 256
 _MOST_BYTES: Final = 16 << 10
 _HEAD_END: Final = b"\r\n\r\n"
 _PATH: Final = "/metrics"
+# The page at "/". It is constant, so it can never show text of a request.
+_PAGE: Final = b"""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Metrics of a poprun-py job</title>
+<h1>Metrics of a poprun-py job</h1>
+<p>The metrics are at <a href="metrics">/metrics</a>, in the text format of Prometheus.</p>
+</html>
+"""
+_PAGE_HEADERS: Final = (
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Content-Security-Policy", "default-src 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+)
 
 _LABELS: Final = ("instance", "host")
 _ENDED: Final = "ended"
@@ -235,6 +249,17 @@ def _body(environ: WSGIEnvironment, body: bytes) -> list[bytes]:
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 
+def _page(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    """Answer a request for "/" with a page that links to the metrics."""
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        headers = [("Content-Type", "text/plain"), ("Allow", "GET, HEAD")]
+        start_response("405 Method Not Allowed", headers)
+        return [b"this page answers GET and HEAD; the metrics are at /metrics\n"]
+    # An answer to HEAD has no body, so that the server cannot compute the length itself.
+    start_response("200 OK", [*_PAGE_HEADERS, ("Content-Length", str(len(_PAGE)))])
+    return _body(environ, _PAGE)
+
+
 class _Handler(WSGIRequestHandler):
     timeout = _SECONDS
 
@@ -268,6 +293,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._connections: dict[socket.socket, None] = {}  # open connections, oldest first
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        if environ["PATH_INFO"] == "/":
+            return _page(environ, start_response)
         if environ["PATH_INFO"] != _PATH:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return _body(environ, b"the metrics are at /metrics\n")

@@ -261,8 +261,14 @@ class Mpirun:
                 f"the launcher change mpirun's sockets ({error.strerror})"
             )
             return
-        for port in ports:
-            self._log(f"port {port} of mpirun listens only on {self._network}")
+        if ports:
+            named = " and ".join(map(str, ports))
+            subject = (
+                f"ports {named} of mpirun listen"
+                if len(ports) > 1
+                else f"port {named} of mpirun listens"
+            )
+            self._log(f"{subject} only on {self._network}")
 
     def _check_signals(self, now: float) -> None:
         pending = process_info.pending_signals(self.pid)

@@ -120,13 +120,18 @@ def test_every_place_is_weaker_than_the_next(capsys, folder, monkeypatch):
     assert shape(capsys, "--import-config", "none")[0] == (1, 1)
 
 
-def test_the_log_tells_the_places_but_no_values(capsys, folder, monkeypatch):
+def test_the_log_tells_options_with_their_places_but_no_secret_values(capsys, folder, monkeypatch):
     write(folder / "pyproject.toml", OURS)
     monkeypatch.setenv("POPRUN_ENV", "HF_TOKEN=hush")
+    said = shape(capsys, "-v", "--oversubscribe", "--timeout", "5m", "--env", "KEY=hush")[1]
+    assert "options from pyproject.toml: num-instances = 2, num-replicas = 4\n" in said
+    assert "options from the command line: --env KEY, --oversubscribe, --timeout 300, " in said
+    monkeypatch.setenv("POPRUN_NUM_REPLICAS", "8")
     said = shape(capsys, "-v")[1]
-    assert "options from pyproject.toml: num-instances, num-replicas\n" in said
-    assert "options from the environment: POPRUN_ENV\n" in said
+    assert "options from pyproject.toml: num-instances = 2\n" in said
+    assert "options from the environment: POPRUN_NUM_REPLICAS=8, POPRUN_ENV=HF_TOKEN\n" in said
     assert "hush" not in said
+    assert "options from" not in shape(capsys)[1]
 
 
 @pytest.mark.parametrize(

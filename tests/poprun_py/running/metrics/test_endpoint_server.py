@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import re
 import select
 import socket
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -44,10 +47,35 @@ def test_only_the_metrics_are_served(served):
     assert "poprun_number 7.0" in scrape(served)
     assert "poprun_number 7.0" in scrape(served, "/metrics?name[]=poprun_number")
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        scrape(served, "/")
+        scrape(served, "/other")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/", "/other"])
+def asked(served, method, path):
+    """Return the status, the headers and the body of the answer to a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", served[1], timeout=20)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers={"Host": "<b>host</b>"})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
+
+
+@pytest.mark.parametrize("path", ["/", "/?<b>asked</b>"])
+def test_the_first_page_links_to_the_metrics_and_repeats_no_request(served, path):
+    status, headers, page = asked(served, "GET", path)
+    assert status == 200
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert int(headers["Content-Length"]) == len(page)
+    assert "<b>" not in page
+    (link,) = re.findall('href="(.*?)"', page)
+    assert "poprun_number 7.0" in scrape(served, urllib.parse.urljoin("/", link))
+    status, of_head, body = asked(served, "HEAD", path)
+    assert (status, body) == (200, "")
+    assert of_head["Content-Length"] == headers["Content-Length"]
+    status, headers, _ = asked(served, "POST", path)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/other"])
 def test_an_answer_to_head_has_no_body(served, path):
     with socket.create_connection(served, timeout=20) as scraper:
         scraper.sendall(f"HEAD {path} HTTP/1.1\r\n\r\n".encode())
