@@ -187,7 +187,9 @@ class LaunchOptions(TypedDict, total=False):
     """Index of the instance that reads the launcher's standard input (keyboard, pipe or file)."""
 
     verbosity: int
-    """-v logs what the launcher does; -vv logs everything, including the topology."""
+    """-v logs the given options and what the launcher does; -vv logs everything, including the
+    topology and the whole mpirun command.
+    """
 
     # Supervision (time limits, signals and failures)
 
