@@ -195,7 +195,7 @@ FOREIGN_OPTIONS = (
             OPEN_MPI: "--cpus-per-proc --cpus-per-rank --pe",
             SLURM: "-c --cpus-per-task",
             ACCELERATE: "--num-cpu-threads-per-process",
-            GUESSED: "--cpus --cores",
+            GUESSED: "--cpus",
         },
     ),
     ForeignOption(
