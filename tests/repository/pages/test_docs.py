@@ -33,6 +33,7 @@ TRANSCRIPTS = [
         "devices",
         "hands-on",
         "horovod",
+        "other-launchers",
         "pods",
         "python",
         "report",

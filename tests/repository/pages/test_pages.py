@@ -38,6 +38,7 @@ PAGES = [
     pytest.param("torch-backend.md", marks=pytest.mark.long),
     pytest.param("course.md", marks=pytest.mark.long),
     pytest.param("cnns.md", marks=pytest.mark.long),
+    pytest.param("other-launchers.md", marks=pytest.mark.examples),
     pytest.param("python.md", marks=pytest.mark.examples),
     pytest.param("functions.md", marks=pytest.mark.examples),
     pytest.param("sweeps.md", marks=pytest.mark.long),
