@@ -54,7 +54,6 @@ FOREIGN_OPTIONS = (
             MPICH: "--ppn --perhost",
             SLURM: "--ntasks-per-node",
             DEEPSPEED: "--num-gpus --num-accelerators",
-            GUESSED: "--gpus",
         },
     ),
     ForeignOption(
