@@ -101,10 +101,16 @@ def _run(values: dict[str, Any]) -> int:
         return 0
     _check_plan_alone(values)
     config = _configuration(values)
+    if config.export_config is not None or config.export_plan is not None:
+        from poprun_py.command.show_and_export import check_exports
+
+        check_exports(config)
     if config.export_config is not None:
         from poprun_py.command.show_and_export import export_config
 
         export_config(config)
+        if config.export_config == "-" and not config.run:
+            return 0  # another program reads the options from stdout, so no job writes there
     return _launch(config)
 
 

@@ -19,6 +19,7 @@ import click
 from popdist_py.atomic_file import write_whole
 from poprun_py.command.click_commands import HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
+from poprun_py.options.written_files import PAGE_BEGINNINGS, require_same_kind
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
 from poprun_py.past_runs.measured_run import Target, measure, parse_target
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
@@ -171,7 +172,8 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
     """Check the path that the user gave for an HTML page; None is accepted.
 
     Raises:
-        UsageError: The path does not end in .html, or its folder does not exist.
+        UsageError: The path does not end in .html, its folder does not exist, or the file exists
+            and is not a page.
     """
     if path is None:
         return
@@ -181,6 +183,7 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
         )
     if not Path(path).parent.is_dir():
         raise UsageError(f"{option} {path}: the folder {Path(path).parent} does not exist")
+    require_same_kind(Path(path), option, "page", PAGE_BEGINNINGS)
 
 
 def save_page(path: Path, text: str, option: str = "--output") -> None:

@@ -10,6 +10,7 @@ import click
 
 from poprun_py.command.click_commands import HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
+from poprun_py.options.written_files import PAGE_BEGINNINGS, require_same_kind
 from poprun_py.past_runs.pages.run_page import page_text, write_page
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import print_out, print_warning
@@ -82,6 +83,7 @@ def _path(output: str) -> Path:
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--output {output!r}: expected the path of a file in an existing folder")
+    require_same_kind(path, "--output", "page", PAGE_BEGINNINGS)
     return path
 
 

@@ -216,24 +216,45 @@ def _export_plan(path: str, option: str, planned: LaunchPlan) -> None:
         _write_private(Path(path), text + "\n", option)
 
 
-def export_config(config: LaunchConfig) -> None:
-    """Write the options of a launch into the file that --export-config names.
+def check_exports(config: LaunchConfig) -> None:
+    """Check the files of --export-config and --export-plan, before anything is written or started.
 
     Raises:
-        UsageError: The file exists, or cannot be written.
+        UsageError: A file exists and --overwrite-config is not given, or both options name one
+            file.
+    """
+    from poprun_py.options.written_files import require_new
+
+    names = [name for name in ("export_config", "export_plan") if getattr(config, name) is not None]
+    for name in names:
+        path = getattr(config, name)
+        if path != "-" and not config.overwrite_config:
+            require_new(Path(path), config.named(name), "add --overwrite-config yes")
+    if len(names) == 2 and config.export_config == config.export_plan:
+        raise UsageError(
+            f"{config.shown('export_config')} and {config.shown('export_plan')} exclude one "
+            "another: name two files"
+        )
+
+
+def export_config(config: LaunchConfig) -> None:
+    """Write the options of a launch into the file that --export-config names, or to stdout.
+
+    Raises:
+        UsageError: The file cannot be written.
     """
     from poprun_py.options.config_files import config_text
     from poprun_py.options.launch_config import config_to_dict
 
-    assert config.export_config is not None
-    path = Path(config.export_config)
-    text = config_text(config_to_dict(config), config.origins, config.export_config)
-    option = config.named("export_config")
-    if path.exists() and not config.overwrite_config:
-        raise UsageError(
-            f"{option} {path}: the file exists; name another file or add --overwrite-config yes"
-        )
-    _write_private(path, text, option)
+    path = config.export_config
+    assert path is not None
+    # Standard output has no suffix that chooses a format.
+    name = "stdout.toml" if path == "-" else path
+    text = config_text(config_to_dict(config), config.origins, name)
+    if path == "-":
+        print_out(text.removesuffix("\n"))
+    else:
+        _write_private(Path(path), text, config.named("export_config"))
 
 
 def _write_private(path: Path, text: str, option: str) -> None:

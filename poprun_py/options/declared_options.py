@@ -191,7 +191,7 @@ class DeclaredOptions:
         "Write the launch plan to this file as JSON (-: standard output), and start nothing unless"
         " --run is given.", saved=False)
     run: bool = _inspection(False, FLAG,
-        "Run the job in addition to --export-plan.", saved=False)
+        "Run the job in addition to --export-plan or --export-config=-.", saved=False)
     from_plan: str | None = _inspection(None, PATH,
         "Run a plan that --export-plan saved, in the folder where the plan was made.", saved=False)
 
@@ -283,9 +283,10 @@ class DeclaredOptions:
         "Read options from this .toml or .json file; options of the command line take precedence."
         " none: read no file, not even pyproject.toml.", saved=False)
     export_config: str | None = _configuration(None, PATH,
-        "Write the options in effect and their sources to this .toml or .json file.", saved=False)
+        "Write the options in effect and their sources to this .toml or .json file. -: write TOML"
+        " to standard output, and start nothing unless --run is given.", saved=False)
     overwrite_config: bool = _configuration(False, YES_NO,
-        "Allow --export-config to replace an existing file.", saved=False)
+        "Allow --export-config and --export-plan to replace an existing file.", saved=False)
 
     pod: str | None = _ipu(None, POD,
         "Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. server: the V-IPU"

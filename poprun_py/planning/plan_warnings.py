@@ -211,9 +211,10 @@ def _unused_by_mpi_and_views(planned: LaunchPlan) -> Iterator[_Unused]:
         yield _Unused(("allow_run_as_root",), "this MPI lets root start jobs", neutral=(True,))
     if config.timeline is None:
         yield _Unused(("timeline_size",), "there is no --timeline")
-    if config.export_config is None:
-        yield _Unused(("overwrite_config",), "there is no --export-config")
-    if config.export_plan is None and config.print_topology == "no":
+    if config.export_config is None and config.export_plan is None:
+        yield _Unused(("overwrite_config",), "there is no --export-config and no --export-plan")
+    is_needless = config.export_config != "-" and config.export_plan is None
+    if is_needless and config.print_topology == "no":
         yield _Unused(("run",), "the job runs anyway; it is for --export-plan")
     if config.export_plan == "-":
         yield _Unused(("print_topology",), "--export-plan - takes standard output", neutral=("no",))

@@ -211,10 +211,11 @@ def test_plan_on_standard_output_is_json_and_starts_nothing(look, tmp_path):
 
 def test_a_plan_is_only_written_unless_it_is_to_run_as_well(poprun, look, tmp_path):
     saved, started = tmp_path / "plan.json", tmp_path / "started"
+    again = ("--overwrite-config", "yes", "--run")
     for name, words in ((saved, (*JOB, "touch", "started")), ("-", ("--from-plan", saved))):
         done = look("--export-plan", name, *words)
         assert (done.returncode, started.exists()) == (0, False), done.stderr
-        done = poprun("--export-plan", name, "--run", *words)
+        done = poprun("--export-plan", name, *again, *words)
         assert (done.returncode, started.exists()) == (0, True), done.stderr
         started.unlink()
         assert (done.stdout == "") == (name is saved)
@@ -230,7 +231,7 @@ def test_a_saved_plan_runs_from_any_folder_in_the_one_where_it_was_made(
     script("import os, sys; print(os.getcwd(), open(sys.argv[1]).read().strip())", "made/show.py")
     saved = tmp_path / "plan.json"
     for program in (("show.py",), (sys.executable, "./show.py")):
-        words = ("--output-dir", "runs", *program, "data/words")
+        words = ("--overwrite-config", "yes", "--output-dir", "runs", *program, "data/words")
         done = look("--export-plan", saved, *words, cwd=made)
         assert done.returncode == 0, done.stderr
         plan = json.loads(saved.read_text())

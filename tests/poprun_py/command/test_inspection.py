@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -117,7 +118,8 @@ def test_exported_plan_is_private_and_complete(capsys, tmp_path):
     path = tmp_path / "plan.json"
     assert run([*JOB, "--export-plan", str(path), "no-such-program"]) == 0
     # Planned and written; then there is no such program to run.
-    assert run([*JOB, "--export-plan", str(path), "--run", "no-such-program"]) == 3
+    again = [*JOB, "--export-plan", str(path), "--overwrite-config", "yes"]
+    assert run([*again, "--run", "no-such-program"]) == 3
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     plan = json.loads(path.read_text())
     assert set(plan) >= {
@@ -140,6 +142,33 @@ def test_export_config_keeps_an_existing_file(capsys, tmp_path):
     assert "--overwrite-config yes" in capsys.readouterr().err
     assert run(["--num-replicas", "6", "--export-config", str(path), "--overwrite-config=yes"]) == 0
     assert path.read_text() == "num-replicas = 6  # command line\n"
+
+
+def test_export_plan_keeps_an_existing_file(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("mine")
+    started = tmp_path / "started"
+    words = ["--export-plan", str(path), "--run", "touch", str(started)]
+    assert run(words) == 2
+    assert capsys.readouterr().err == (
+        f"poprun-py: error: --export-plan {path}: the file exists; name another file or add "
+        "--overwrite-config yes\n"
+    )
+    assert path.read_text() == "mine"
+    assert not started.exists()
+    assert run(["--overwrite-config", "yes", "--export-plan", str(path), "true"]) == 0
+    assert json.loads(path.read_text())["num_instances"] == 1
+    assert "no effect" not in capsys.readouterr().err
+
+
+def test_options_are_exported_to_standard_output(capsys, tmp_path):
+    started = tmp_path / "started"
+    assert run([*JOB, "--export-config", "-", "touch", str(started)]) == 0
+    out = capsys.readouterr().out
+    assert tomllib.loads(out)["num-instances"] == 2
+    assert not started.exists()
+    assert run(["--export-config", "-", "--export-plan", "-", "true"]) == 2
+    assert "exclude one another: name two files" in capsys.readouterr().err
 
 
 def test_command_line_wins_over_the_imported_file(capsys, tmp_path):

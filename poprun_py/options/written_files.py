@@ -1,0 +1,55 @@
+"""Checks of the files that options name for writing, so that no file is lost in silence.
+
+An exported file, such as a plan, is new, or the user agrees that it is replaced. A timeline or a
+page is made again by the same command, so it may replace a file of its own kind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from poprun_py.errors import UsageError
+
+# The first bytes of the files that may be replaced by a file of the same kind.
+PAGE_BEGINNINGS = (b"<!DOCTYPE html>",)
+TIMELINE_BEGINNINGS = (b"\x1f\x8b", b"{")
+
+
+def require_new(path: Path, option: str, otherwise: str) -> None:
+    """Refuse the path of a file that exists; devices and pipes have no content to lose.
+
+    Args:
+        path: The path that the user gave.
+        option: The option in the form in which the user gave it.
+        otherwise: What the user may do in place of naming another file.
+
+    Raises:
+        UsageError: The file exists.
+    """
+    if path.is_file():
+        raise UsageError(f"{option} {path}: the file exists; name another file or {otherwise}")
+
+
+def require_same_kind(path: Path, option: str, kind: str, beginnings: tuple[bytes, ...]) -> None:
+    """Refuse the path of a file with other content than the file that will replace it.
+
+    Args:
+        path: The path that the user gave.
+        option: The option in the form in which the user gave it.
+        kind: What the new file will be, such as ``timeline``.
+        beginnings: The first bytes of files of this kind.
+
+    Raises:
+        UsageError: The file exists, is not empty, and begins with other bytes.
+    """
+    try:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            beginning = file.read(64).lstrip()
+    except OSError:
+        return  # A file that cannot be read cannot be written either, and that error is reported.
+    if beginning and not beginning.startswith(beginnings):
+        raise UsageError(
+            f"{option} {path}: the file exists and is not a {kind}: name another file, or remove it"
+        )
