@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from poprun_py.errors import UsageError
@@ -229,7 +230,15 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
         # If the user ended the job, the failure report is empty.
         if report := report_text(result, label):
             print_error(report.removesuffix("\n"))
+    if result.report is not None:
+        print_error(f"{command_name()}: the report is {_short_path(result.report)}")
     return result.exit_code
+
+
+def _short_path(path: Path) -> Path:
+    """Return a path relative to the working folder, or unchanged if it is not in this folder."""
+    folder = Path.cwd()
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:

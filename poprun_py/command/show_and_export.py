@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.run_labels import label_lines
 from poprun_py.terminal import (
     can_print,
     command_name,
@@ -55,6 +56,7 @@ def print_status(config: LaunchConfig) -> int:
     # Lines for a terminal are cut at the terminal's width.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
     lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
+    lines[1:1] = label_lines(status)
     text = "\n".join(lines)
     print_out(text if can_print(text) else text.replace("─", "-"))
     if others:

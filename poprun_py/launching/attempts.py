@@ -310,6 +310,7 @@ def _watchers(planned: LaunchPlan, attempt: AttemptRecord, held: HeldPartition) 
         recorders=attempt.recorders,
         run_id=attempt.run_id,
         program=short_name(config.program),
+        labels=attempt.labels,
         ipus=tuple(held.ipus(each.ipus, each.ild, per_ild) for each in instances),
         partition=named if held.partition is None else held.partition.name,
     )

@@ -18,7 +18,7 @@ from poprun_py.planning.user_program import short_name
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from poprun_py.running.metrics.metrics_feed import MetricsProcess
     from poprun_py.running.watch.records import Recorder
@@ -46,6 +46,7 @@ class JobMetrics:
             "program": short_name(config.program).encode(errors="replace").decode(),
             "num_instances": len(planned.instances),
         }
+        self._note = ""
         # The Weights & Biases group for all Weights & Biases runs of this job.
         self._wandb_group = planned.environ.get(_WANDB_GROUP, "")
         self._processes: list[MetricsProcess] = []
@@ -68,10 +69,17 @@ class JobMetrics:
         uses_wandb = any(each.tool == WANDB for each in self._destinations)
         return {_WANDB_GROUP: self._wandb_group} if uses_wandb else {}
 
-    def start(self, run_id: str, folder: Path | None, tell: Callable[[str], None]) -> None:
+    def start(
+        self,
+        run_id: str,
+        labels: Mapping[str, Any],
+        folder: Path | None,
+        tell: Callable[[str], None],
+    ) -> None:
         """Start the processes that write or serve metrics; report the address of served metrics.
 
-        ``folder`` is the folder of the run; None without --output-dir.
+        ``labels`` are the tags and the note of the run. ``folder`` is the folder of the run; None
+        without --output-dir.
 
         Raises:
             StartError: A process that writes or serves metrics cannot be started.
@@ -82,7 +90,9 @@ class JobMetrics:
             MetricsProcess,
         )
 
-        self._run = {"run_id": run_id, **self._run}
+        tags = {"tags": labels["tags"]} if "tags" in labels else {}
+        self._run = {"run_id": run_id, **self._run, **tags}
+        self._note = labels.get("note", "")
         self._wandb_group = self._wandb_group or run_id
         if self._destinations:
             sinks = MetricsProcess(
@@ -139,6 +149,7 @@ class JobMetrics:
             "group": self._wandb_group,
             "job_type": "launcher",
             "config": self._run,
+            **({"notes": self._note} if self._note else {}),
         }
         return {**sink, WANDB: arguments}
 

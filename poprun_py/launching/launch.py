@@ -111,7 +111,12 @@ def launch(
         console.warn(warning)
     seconds = time.monotonic() - began
     console.log(f"ended with exit code {result.exit_code} after {seconds:.2f} s")
-    return replace(result, run_id=record.run_id, was_interrupted=record.was_interrupted)
+    return replace(
+        result,
+        run_id=record.run_id,
+        report=record.report,
+        was_interrupted=record.was_interrupted,
+    )
 
 
 def _tell_before_start(planned: LaunchPlan, console: Console) -> None:

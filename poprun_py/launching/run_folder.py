@@ -33,7 +33,7 @@ from poprun_py.launching.failure_report import (
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.options.run_labels import LATEST, read_tags
+from poprun_py.options.run_labels import LATEST, labels_json, read_tags
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.launch_result import (
     Collective,
@@ -63,6 +63,8 @@ class RunFolder:
 
     Attributes:
         run_id: The name of the run, with its suffix.
+        labels: The tags and the note of the run, as in its report. A launch that continues a run
+            keeps the tags and the note of the earlier launches, unless it gives others.
         path: The path of the run's folder.
         trouble: A sentence about the last file that could not be written, or an empty string.
         has_begun: Whether this launch has begun an attempt, and so has written a report.
@@ -82,7 +84,7 @@ class RunFolder:
         self._plan = planned
         self._began_at = iso_time(time.time())
         config = planned.config
-        self._labels: dict[str, Any] = _labels(read_tags(config.tag, "tag"), config.note)
+        self.labels: Mapping[str, Any] = labels_json(read_tags(config.tag), config.note)
         self._attempts: list[dict[str, Any]] = []
         with contextlib.ExitStack() as undo:
             self._lock = self._open(option, is_new)
@@ -146,8 +148,8 @@ class RunFolder:
             ) from None
         self._began_at = report.get("began_at") or self._began_at
         earlier = report.get("tags")
-        tags = {**(earlier if isinstance(earlier, dict) else {}), **self._labels.get("tags", {})}
-        self._labels = _labels(tags, self._labels.get("note") or report.get("note"))
+        tags = {**(earlier if isinstance(earlier, dict) else {}), **self.labels.get("tags", {})}
+        self.labels = labels_json(tags, self.labels.get("note") or report.get("note"))
         # This process holds the lock of the run's folder, so all earlier launchers of the run have
         # ended. If an attempt has no recorded cause of its end, its launcher was killed.
         self._attempts = [
@@ -276,7 +278,7 @@ class RunFolder:
         return {
             "version": REPORT_VERSION,
             "run_id": self.run_id,
-            **self._labels,
+            **self.labels,
             "state": "running" if ending is None else "ended",
             "launcher": {"host": os.uname().nodename, "pid": os.getpid()},
             "began_at": self._began_at,
@@ -296,11 +298,6 @@ class RunFolder:
             "versions": versions(full=ending is not None),
             "attempts": self._attempts,
         }
-
-
-def _labels(tags: Mapping[str, str], note: str | None) -> dict[str, Any]:
-    """Return the entries of report.json for the tags and the note that a run has."""
-    return {**({"tags": dict(tags)} if tags else {}), **({"note": note} if note else {})}
 
 
 def _overwrite(path: Path, data: bytes) -> bool:

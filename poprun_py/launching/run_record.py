@@ -12,13 +12,14 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from popdist_py.environment import RUN_ID
 from poprun_py.errors import LaunchError, StartError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.launching.run_names import choose_run_name
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.run_labels import labels_json, read_tags
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job_description import FilePlace
@@ -42,6 +43,7 @@ class AttemptRecord:
         restart_count: The number of restarts before the attempt.
         folder: The folder for the output of the instances; None without --output-dir.
         spans: The place of the files with the instances' timeline spans; None without --timeline.
+        labels: The tags and the note of the run, as in its report.
         recorders: The objects that record the instances' training steps and states.
         variables: Environment variables that tell the programs about the metrics.
     """
@@ -50,6 +52,7 @@ class AttemptRecord:
     restart_count: int = 0
     folder: str | None = None
     spans: FilePlace | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
     recorders: tuple[Recorder, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,6 +62,8 @@ class RunRecord:
 
     Attributes:
         run_id: The name of the run.
+        report: After the end, the path of the run's page, or of its report.json if the page could
+            not be written; None without --output-dir.
         was_interrupted: Whether Ctrl-C interrupted the writing of the timeline or the page.
 
     Raises:
@@ -68,6 +73,7 @@ class RunRecord:
 
     def __init__(self, planned: LaunchPlan, console: Console) -> None:
         config = planned.config
+        self.report: Path | None = None
         self.was_interrupted = False
         self._console = console
         self._steps: FileRecorder | None = None
@@ -77,6 +83,7 @@ class RunRecord:
         self._trace: Path | None = None  # the written timeline
         name = choose_run_name(config, planned.environ)
         self.run_id = name.text
+        self._labels: Mapping[str, Any] = labels_json(read_tags(config.tag), config.note)
         path = None
         with contextlib.ExitStack() as opened:
             if config.metrics_to or config.metrics_port is not None:
@@ -90,7 +97,7 @@ class RunRecord:
                 self._folder = RunFolder(planned, name.text, is_new=name.is_for_new_run)
                 opened.callback(self._close_folder, self._folder)
                 path = self._folder.path
-                self.run_id = self._folder.run_id
+                self.run_id, self._labels = self._folder.run_id, self._folder.labels
             if config.timeline is not None:
                 self._timeline = JobTimeline(planned, path)
                 opened.callback(self._timeline.close)
@@ -99,7 +106,7 @@ class RunRecord:
             else:
                 console.tell(_renamed_text(name.text, self.run_id, config))
             if self._metrics is not None:
-                self._metrics.start(self.run_id, path, console.tell)
+                self._metrics.start(self.run_id, self._labels, path, console.tell)
             opened.callback(self._end_recorders)
             self._opened = opened.pop_all()
 
@@ -123,6 +130,7 @@ class RunRecord:
             run_id=self.run_id,
             restart_count=restart_count,
             folder=folder,
+            labels=self._labels,
             spans=None if self._timeline is None else self._timeline.begin(planned, folder),
             recorders=recorders,
             variables={} if self._metrics is None else self._metrics.variables,
@@ -195,23 +203,27 @@ class RunRecord:
     def _close_folder(self, folder: RunFolder) -> None:
         """Write the run's HTML page, and unlock the run's folder for other launchers."""
         if folder.has_begun:
-            self._write_page(folder.path)
+            files = RunFiles(folder.path.absolute())
+            self.report = self._write_page(files) or files.report
         folder.close()
         if folder.trouble:
             self._console.warn(folder.trouble)
 
-    def _write_page(self, folder: Path) -> None:
+    def _write_page(self, files: RunFiles) -> Path | None:
+        """Write the run's page and return its path; if that fails, warn and return None."""
         try:
             from poprun_py.past_runs.pages.run_page import write_page
 
-            path = write_page(RunFiles(folder.resolve()))
+            path = write_page(RunFiles(files.folder.resolve()))
             self._console.log(f"the page of the run is {path}")
+            return files.page
         except (OSError, KeyboardInterrupt) as error:
             reason = self._explain(error, "the page of the run")
-            command = f"{command_name()} report {shlex.quote(str(folder))}"
+            command = f"{command_name()} report {shlex.quote(str(files.folder))}"
             self._console.warn(f"{reason}; {command} writes it")
         except Exception as error:  # reading a damaged file of the run can raise any exception
             self._console.warn(f"the page of the run cannot be written ({error})")
+        return None
 
     def _explain(self, error: OSError | KeyboardInterrupt, what: str) -> str:
         """Return a text that says why a file was not written: an error, or Ctrl-C."""

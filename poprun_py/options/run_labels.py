@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from poprun_py.errors import UsageError
@@ -48,7 +48,23 @@ def _is_note(value: Any) -> bool:
     )
 
 
-def read_tags(texts: Iterable[str], option: str) -> dict[str, str]:
+def labels_json(tags: Mapping[str, str], note: str | None) -> dict[str, Any]:
+    """Return the tags and the note of a run as JSON values, without absent ones."""
+    return {**({"tags": dict(tags)} if tags else {}), **({"note": note} if note else {})}
+
+
+def label_lines(labels: Mapping[str, Any]) -> list[str]:
+    """Return lines for people with the tags and the note in ``labels``, JSON values of a run."""
+    tags, note = labels.get("tags"), labels.get("note")
+    lines = []
+    if isinstance(tags, Mapping) and tags:
+        lines.append("tags: " + ", ".join(f"{key}={value}" for key, value in tags.items()))
+    if isinstance(note, str) and note:
+        lines += f"note: {note}".splitlines()
+    return lines
+
+
+def read_tags(texts: Iterable[str], option: str = "tag") -> dict[str, str]:
     """Return the tags in texts such as ``lr=0.1`` as a dictionary.
 
     Raises:

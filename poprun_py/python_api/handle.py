@@ -121,6 +121,14 @@ class JobHandle(Generic[T]):
         """Return whether the job and all its processes have ended."""
         return self._launcher.outcome.done()
 
+    @property
+    def report(self) -> Path | None:
+        """The page of the run, or its report.json; None before the end or without output_dir."""
+        outcome = self._launcher.outcome
+        if not outcome.done() or outcome.exception() is not None:
+            return None
+        return outcome.result().report
+
     def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
         """Return the output of the instances so far, at most the last 8 MiB of each output file.
 

@@ -32,6 +32,7 @@ from poprun_py.display.page import (
     page,
 )
 from poprun_py.errors import UsageError
+from poprun_py.options.run_labels import label_lines
 from poprun_py.past_runs.recorded_run import (
     RecordedAttempt,
     RecordedRun,
@@ -197,7 +198,7 @@ def _lead(run: RecordedRun, made_at: str) -> str:
 
 
 def _opening(run: RecordedRun, view: JobView | None, folder: str) -> list[Part]:
-    parts: list[Part] = _failure_parts(run, folder)
+    parts: list[Part] = [*map(Sentence, label_lines(run.report)), *_failure_parts(run, folder)]
     if view is not None and view.worst is not None and view.worst.is_slow:
         parts.append(Alert(f"{view.worst.sentence[0].upper()}{view.worst.sentence[1:]}."))
     if run.is_running:

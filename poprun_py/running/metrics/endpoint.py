@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -85,6 +86,8 @@ _GAUGES: Final = (
 )
 # The gauges that are still served after an instance has ended.
 _LASTING: Final = ("poprun_step", "poprun_loss")
+# Characters that the name of a Prometheus label must not contain.
+_NOT_OF_LABEL: Final = re.compile(r"[^A-Za-z0-9_]")
 _HISTOGRAMS: Final = (
     (
         "poprun_step_duration_seconds",
@@ -120,10 +123,12 @@ def main() -> None:
 def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield all metrics of a job, computed from the launcher's first and last JSON document.
 
-    ``first`` contains ``run_id``, ``program``, ``began`` (seconds since the epoch) and
-    ``num_instances``.
+    ``first`` contains ``run_id``, ``program``, ``began`` (seconds since the epoch),
+    ``num_instances`` and, if the run has tags, ``tags``.
     """
     facts = {name: str(first[name]) for name in ("run_id", "program")}
+    for key, value in first.get("tags", {}).items():
+        facts[f"tag_{_NOT_OF_LABEL.sub('_', key)}"] = value
     yield InfoMetricFamily("poprun_run", "Name of the run and its program.", value=facts)
     yield GaugeMetricFamily(
         "poprun_run_start_time_seconds",

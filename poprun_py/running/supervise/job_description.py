@@ -190,6 +190,7 @@ class Watchers:
         live: Whether the terminal shows a live view of the instances.
         recorders: The recorders of every training step and of the states of the instances.
         run_id: The name of the run.
+        labels: The tags and the note of the run, which --status shows.
         ipus: For each instance, its emulated IPUs, numbered within the partition.
         partition: The name of the partition; None without one.
     """
@@ -200,6 +201,7 @@ class Watchers:
     recorders: tuple[Recorder, ...] = ()
     run_id: str = ""
     program: str = ""
+    labels: Mapping[str, Any] = field(default_factory=dict)
     ipus: tuple[range, ...] = ()
     partition: str | None = None
 

@@ -20,6 +20,8 @@ from poprun_py.display.public_values import Displayed, summary_of
 from poprun_py.errors import JobFailedError, TimeLimitError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from poprun_py.running.watch.job_view import JobView
 
 HANG_EXIT_CODE = 124
@@ -251,6 +253,8 @@ class LaunchResult(Displayed):
         may_restart: Whether another attempt may succeed.
         cause: The cause of the stop; None if all instances ended by themselves.
         run_id: The name of the run, as in POPRUN_RUN_ID.
+        report: The absolute path of the run's page, or of its report.json if the page could not be
+            written; None without --output-dir.
         view: How the instances spent their time.
         was_interrupted: Whether the user typed Ctrl-C after all instances had ended.
     """
@@ -269,6 +273,7 @@ class LaunchResult(Displayed):
     may_restart: bool = False
     cause: Cause | None = None
     run_id: str = ""
+    report: Path | None = None
     view: JobView | None = None
     was_interrupted: bool = False
 

@@ -228,7 +228,8 @@ class RunningJob:
         if want == "stacks":
             self._stacks.collect(lambda groups: answer(groups_text(groups)), now)
         elif want == "status":
-            self.observer.request(lambda view: answer(view.json_text()), now)
+            labels = self.job.watchers.labels
+            self.observer.request(lambda view: answer(view.json_text(labels)), now)
         elif want == "holdings":
             answer(json.dumps(holdings(self.job, self._peers)))
         else:

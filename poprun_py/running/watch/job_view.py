@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from popdist_py.errors import counted
@@ -69,13 +70,17 @@ class JobView(Displayed):
         values: dict[str, Any] = json.loads(self.json_text())
         return values
 
-    def json_text(self) -> str:
-        """Return the job view as JSON text, built from the cached texts of its instance states."""
+    def json_text(self, labels: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """Return the job view as JSON text, built from the cached texts of its instance states.
+
+        ``labels`` are further entries of the JSON object, such as the tags of the run.
+        """
         head = {
             "version": _STATUS_VERSION,
             "run_id": self.run_id,
             "pid": self.pid,
             "program": self.program,
+            **labels,
             "seconds": round(self.seconds, 3),
             "samples_per_second": round(self.samples_per_second, 3),
             "slowest": None if self.worst is None else self.worst.to_json(),
