@@ -233,6 +233,25 @@ def throttled_seconds(root: str = "/") -> float:
     return seconds
 
 
+def busy_seconds(path: str = "/proc/stat") -> dict[int, float]:
+    """Return for each CPU of the machine how long any process or interrupt has used it.
+
+    The time that the hypervisor of a virtual machine took away counts, too. Without the file, the
+    result is empty.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            lines = [line.split() for line in file if line.startswith("cpu") and line[3] != " "]
+        # The numbers are: user, nice, system, idle, iowait, irq, softirq, steal.
+        ticks = os.sysconf("SC_CLK_TCK")
+        return {
+            int(name[3:]): (sum(map(int, used[:3])) + sum(map(int, used[5:8]))) / ticks
+            for name, *used in lines
+        }
+    except (OSError, ValueError):
+        return {}
+
+
 def _event_and_limit(
     root: str,
     controller: str,

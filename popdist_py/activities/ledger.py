@@ -57,7 +57,12 @@ _ROWS: Final = 32
 _RING: Final = 4096
 _ROW: Final = struct.Struct("=5qd")
 _ROW_WORDS: Final = _ROW.size // 8
-_NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
+# After the ring buffer, two rows contain the ledger at the ends of the first and of the last step.
+# A row contains the end of the step, and the nanoseconds of each activity counted until then.
+_FIRST_END: Final = _ROWS + _RING * _ROW_WORDS
+_END_WORDS: Final = 1 + len(NAMES)
+_LAST_END: Final = _FIRST_END + _END_WORDS
+_NUM_WORDS: Final = _LAST_END + _END_WORDS
 # The value of ``doing._outer`` in a thread whose time is not counted.
 _NOT_COUNTED: Final = -1
 # The duration that is stored for a step with an unknown begin.
@@ -261,6 +266,12 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
         samples,
         loss,
     )
+    spent = words[_NANOSECONDS : _NANOSECONDS + len(NAMES)]
+    words[_LAST_END + 1 : _LAST_END + _END_WORDS] = spent
+    words[_LAST_END] = now
+    if not steps:
+        words[_FIRST_END + 1 : _FIRST_END + _END_WORDS] = spent
+        words[_FIRST_END] = now
     # The step counter is written after the row, so that the wrapper reads only complete rows.
     words[_STEPS] = steps + 1
 

@@ -6,7 +6,7 @@ import time
 from poprun_py.instance import control_protocol, program_environment
 from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.quick_imports import loads
-from poprun_py.process_info import memory_kills_and_limit
+from poprun_py.process_info import busy_seconds, memory_kills_and_limit
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ class ProgramReports:
         self._channel = channel
         # The number of processes killed at the memory limit before the program started.
         self._oom_kills_before = 0
+        # The CPUs that the program may use, and how long each CPU of the machine had been in use
+        # when the program started.
+        self._cpus: set[int] = set()
+        self._busy_before: dict[int, float] = {}
         # The seconds between two reports of progress, and the seconds between two reports of
         # activity while the program makes no steps.
         self._progress_seconds = self._activity_seconds = 0.0
@@ -49,8 +53,10 @@ class ProgramReports:
         os.environ.update(program_environment.stacks_variables(file, command, os.environ))
 
     def program_started(self) -> None:
-        """After the program's start, read how many processes the kernel has already killed."""
+        """Read the counters of the machine that later reports are compared with."""
         self._oom_kills_before, _ = memory_kills_and_limit()
+        self._busy_before = busy_seconds()
+        self._cpus = os.sched_getaffinity(0)  # the program has the binding of this process
 
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; infinity for never."""
@@ -111,8 +117,11 @@ class ProgramReports:
 
         if not self._program.is_running:
             return
+        usage = resource_usage(self._program.pid)
+        self._cpus = set(usage["cpus"]) or self._cpus
         report = {
-            **resource_usage(self._program.pid),
+            **usage,
+            "busy_seconds": self._busy_seconds(),
             "progress": self.memory.progress(),
             "ledger": self.memory.ledger(),
             "started": self._program.started_ns,
@@ -139,10 +148,16 @@ class ProgramReports:
             "now": time.monotonic_ns(),
             "ledger": memory.ledger(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "busy_seconds": self._busy_seconds(),
             "stopped": self._program.is_stopping,
             "exec_error": self._program.start_error,
         }
         self._channel.send(control_protocol.PROGRAM_ENDED, {**self.end, **self._new_steps()})
+
+    def _busy_seconds(self) -> float:
+        """Return how long the program's CPUs were in use, by any process, since its start."""
+        now, before = busy_seconds(), self._busy_before
+        return sum(now.get(cpu, 0.0) - before.get(cpu, 0.0) for cpu in self._cpus)
 
     def _new_steps(self) -> "dict[str, Any]":
         """Return the program's steps since the last report, if the launcher wants every step."""

@@ -39,7 +39,9 @@ _SEPARATE = 31
 # time when it ended, its duration (_UNTIMED if not known), its duration without waiting for other
 # instances, its number of samples, and its loss (_UNKNOWN_BITS if not known).
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
-_ALL_WORDS = 24608
+# Two rows after the ring buffer contain the ends of the first and of the last step. A row contains
+# the end of the step, and the nanoseconds of each activity that were counted until then.
+_FIRST_END, _LAST_END, _ALL_WORDS = 24608, 24619, 24630
 _TAKEN, _OWN, _LOSS = 2, 3, 5
 _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
 # A ledger contains the durations of at most 255 steps. For the last ten steps, the ledger also
@@ -132,7 +134,10 @@ class ProgressMemory:
             of samples, and ``timed`` is the number of steps whose time is known. ``steps`` contains
             the durations of the last steps in nanoseconds, the oldest step first. ``own`` contains
             the durations of the last ten steps in nanoseconds, without waiting for other instances.
-            ``loss`` is the loss of the last step; None if it is not known.
+            ``loss`` is the loss of the last step; None if it is not known. ``joined`` tells whether
+            the program has called ``init()``. ``until_first`` and ``until_last`` contain the
+            nanoseconds of each activity until the ends of the first and of the last step; empty
+            before the first step.
         """
         words = self._words
         began = words[_LEDGER_BEGAN]
@@ -158,7 +163,18 @@ class ProgressMemory:
             "steps": [row[_TAKEN] for row in timed_rows],
             "own": [row[_OWN] for row in timed_rows[-_OWN_STEPS:]],
             "loss": rows[-1][_LOSS] if rows else None,
+            "joined": bool(words[_BEGUN]),
+            "until_first": self._spent_until(_FIRST_END) if words[_STEPS] else [],
+            "until_last": self._spent_until(_LAST_END) if words[_STEPS] else [],
         }
+
+    def _spent_until(self, row: int) -> list[int]:
+        """Return the nanoseconds of each activity until the end of a step, from the step's row."""
+        end, *spent = self._words[row : row + 1 + _NUM_ACTIVITIES].tolist()
+        # A step ends in the program's own code, whose time since the last activity is not counted
+        # in the row.
+        spent[0] += max(0, end - self._words[_LEDGER_BEGAN] - sum(spent))
+        return spent
 
     def steps(self, since: int) -> "dict[str, Any]":
         """Return the steps that the program made after its first ``since`` steps.

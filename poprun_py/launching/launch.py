@@ -96,6 +96,7 @@ def launch(
         record = held.enter_context(RunRecord(planned, console))
         lease.name_run(record.run_id)
         with ipus_of_job(planned, record.run_id, console, wait) as partition:
+            record.note_resources(wait.seconds, shares_cores=lease.is_shared)
             result = Attempts(
                 planned,
                 record,

@@ -86,6 +86,7 @@ class RunFolder:
         config = planned.config
         self.labels: Mapping[str, Any] = labels_json(read_tags(config.tag), config.note)
         self._attempts: list[dict[str, Any]] = []
+        self._conditions: dict[str, Any] = {}
         with contextlib.ExitStack() as undo:
             self._lock = self._open(option, is_new)
             undo.callback(self.close)
@@ -176,6 +177,17 @@ class RunFolder:
 
     # --- start and end of an attempt ----------------------------------------------------------
 
+    def note_resources(self, queue_seconds: float, *, shares_cores: bool) -> None:
+        """Note how the launch got its cores and IPUs, for the report of its attempts.
+
+        Args:
+            queue_seconds: The seconds for which the launch waited for cores and IPUs of other jobs.
+            shares_cores: Whether other jobs hold some of the cores.
+        """
+        self._conditions = {"queue_seconds": round(queue_seconds, 3)} if queue_seconds else {}
+        if shares_cores:
+            self._conditions["shares_cores"] = True
+
     def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
         """Make the folder of an attempt and return its path.
 
@@ -206,8 +218,11 @@ class RunFolder:
                 "ended_at": None,
                 "exit_code": None,
                 "cause": None,
+                **self._conditions,
+                **_machine_at_start(),
             }
         )
+        self._conditions.pop("queue_seconds", None)  # only the first attempt has waited
         self._write_report()
         return None if path is None else str(path)
 
@@ -312,6 +327,14 @@ def _overwrite(path: Path, data: bytes) -> bool:
             return is_whole
     except OSError:
         return False
+
+
+def _machine_at_start() -> dict[str, Any]:
+    """Return the load of this machine before an attempt starts; empty if it is not known."""
+    with contextlib.suppress(OSError):
+        load = round(os.getloadavg()[0], 2)
+        return {"machine_at_start": {"load": load, "num_cpus": os.cpu_count()}}
+    return {}
 
 
 # --- the contents of report.json ------------------------------------------------------------------

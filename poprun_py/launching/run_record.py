@@ -110,6 +110,11 @@ class RunRecord:
             opened.callback(self._end_recorders)
             self._opened = opened.pop_all()
 
+    def note_resources(self, queue_seconds: float, *, shares_cores: bool) -> None:
+        """Note how long the launch waited for cores and IPUs, and whether it shares cores."""
+        if self._folder is not None:
+            self._folder.note_resources(queue_seconds, shares_cores=shares_cores)
+
     def begin(self, planned: LaunchPlan, restart_count: int) -> AttemptRecord:
         """Return the folders and recorders for the next attempt.
 

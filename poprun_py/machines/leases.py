@@ -86,6 +86,11 @@ class Lease:
         """The leased CPUs; empty if leases are turned off or unusable on this machine."""
         return () if self._file is None else self._file.record.cpus
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other jobs already held some of the CPUs when this lease was taken."""
+        return self._file is not None and self._file.record.is_shared
+
     def name_run(self, run_id: str) -> None:
         """Add the name of the job's run to the lease file, so that other jobs can show it."""
         if self._file is None:

@@ -79,3 +79,22 @@ def test_a_command_line_is_short_and_printable():
         process.kill()
     assert len(text) == 80
     assert text.isprintable()
+
+
+STAT = """cpu  500 10 90 4000 300 20 30 50 5 0
+cpu0 400 0 50 1000 100 20 30 0 0 0
+cpu12 100 10 40 3000 200 0 0 50 5 0
+intr 12 0
+"""
+
+
+def test_time_in_use_of_each_cpu(tmp_path):
+    """The time of guests is a part of the user time, and waiting for a disk is not use."""
+    path = tmp_path / "stat"
+    path.write_text(STAT)
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert process_info.busy_seconds(str(path)) == {0: 500 / ticks, 12: 200 / ticks}
+    path.write_text("cpu0 not numbers\n")
+    assert process_info.busy_seconds(str(path)) == {}
+    assert process_info.busy_seconds(str(tmp_path / "none")) == {}
+    assert set(process_info.busy_seconds()) >= os.sched_getaffinity(0)

@@ -18,8 +18,9 @@ from poprun_py.past_runs.pages.training_sections import (
     restart_marks,
 )
 from poprun_py.past_runs.recorded_run import RecordedRun
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import ACTIVITIES
 
 # The colour of each activity in charts, and whether its bar is hatched.
 _ACTIVITY_STYLES: Final = {

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from poprun_py.errors import StartError, UsageError, explain_os_error
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
+from poprun_py.running.watch.instance_state import InstanceState, median
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.records import StepRecord
 
 _ROOT: Final = Path(__file__).resolve().parents[3]

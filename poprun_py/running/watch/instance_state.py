@@ -9,13 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from poprun_py.display.formatting import loss_from_json, loss_to_json
+from poprun_py.running.watch.phases import ACTIVITIES, Phases
 
-# The activities of a program, in the order of popdist_py/activities/ledger.py. The activity
-# "other" is the program's own code.
-ACTIVITIES: Final = (
-    "other", "compiling", "computing", "loading", "transferring",
-    "reducing", "waiting", "updating", "saving", "validating",
-)  # fmt: skip
 _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
 # If an instance has been waiting or loading data for longer than this, its phase is shown as
 # waiting or loading. Shorter times of waiting or loading are a part of every training step.
@@ -60,6 +55,10 @@ class InstanceState:
         num_samples: The number of samples that the program has trained on since it began to count.
         seconds: The time that the program has spent on each of ``ACTIVITIES`` since it began to
             count.
+        busy: The mean number of the instance's CPUs that any process of the machine used; 0 if
+            unknown. The instance itself used ``cpu`` of them.
+        launch: The seconds from the start of the job to the start of the program.
+        phases: The time of the launch, and before, in and after the steps; None if unknown.
     """
 
     index: int
@@ -82,6 +81,9 @@ class InstanceState:
     num_samples: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
     loss: float | None = None
+    busy: float = 0.0
+    launch: float = 0.0
+    phases: Phases | None = None
     _json_text: str = field(default="", init=False, repr=False, compare=False)
 
     def after(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> InstanceState:
@@ -127,6 +129,8 @@ class InstanceState:
             num_samples=ledger["samples"],
             seconds=tuple(each / 1e9 for each in ledger["nanoseconds"]),
             loss=ledger.get("loss"),
+            busy=mean_of("busy_seconds"),
+            phases=Phases.of(now, self.launch),
         )
 
     def share(self, *names: str) -> float:
@@ -163,6 +167,8 @@ class InstanceState:
                 name: round(each, 3) for name, each in zip(ACTIVITIES, self.seconds, strict=True)
             },
             "loss": loss_to_json(self.loss),
+            **({"cpus_busy": round(self.busy, 3)} if self.busy else {}),
+            **({} if self.phases is None else {"phases": self.phases.to_json()}),
         }
 
     def json_text(self) -> str:
@@ -187,6 +193,8 @@ class InstanceState:
             throttled=data["throttled_share"],
             seconds=tuple(data["seconds"][name] for name in ACTIVITIES),
             loss=loss_from_json(data["loss"]),
+            busy=data.get("cpus_busy", 0.0),
+            phases=Phases.from_json(data["phases"]) if "phases" in data else None,
         )
 
 

@@ -168,7 +168,8 @@ class JobObserver:
 
     def started(self, index: int, host: str, pid: int, now: float) -> None:
         """Start to observe an instance whose program has started."""
-        state = InstanceState(index=index, host=host, pid=pid, phase="running")
+        launch = now - self._began
+        state = InstanceState(index=index, host=host, pid=pid, phase="running", launch=launch)
         self._observed[index] = _ObservedInstance(state, StepReader(index))
         self._judge_at = min(self._judge_at, now + self._times.judged)
         if self._times.between is not None:

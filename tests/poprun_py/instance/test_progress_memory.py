@@ -31,7 +31,8 @@ def test_both_sides_agree_on_the_words():
     assert ledger._CALL_BEGAN < progress_memory._FAILED < ledger._ROWS
     assert ledger._NANOSECONDS + progress_memory._NUM_ACTIVITIES <= ledger._CALL
     assert ledger._CALL_BEGAN < ledger._ROWS
-    for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
+    for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS", "_FIRST_END",
+                 "_LAST_END"):  # fmt: skip
         assert getattr(progress_memory, name) == getattr(ledger, name), name
     assert progress_memory._ALL_WORDS == ledger._NUM_WORDS
     assert heartbeat._NUM_WORDS <= ledger._BEGAN  # they follow the words of the heartbeat
@@ -61,6 +62,10 @@ def test_the_wrapper_reads_the_ledger_of_the_program(program):
     last = read["steps"][-10:]
     assert all(0 < own <= step for own, step in zip(read["own"], last, strict=True))
     assert ledger.NAMES[read["activity"]] == "saving"
+    loading = ledger.NAMES.index("loading")
+    assert read["until_first"][loading] == 0 < read["until_last"][loading]
+    assert sum(read["until_first"]) < sum(read["until_last"]) < sum(read["nanoseconds"])
+    assert sum(read["until_last"]) >= sum(read["steps"])
     # The current activity counts until now.
     assert sum(read["nanoseconds"]) == read["now"] - read["began"]
     assert asked <= read["now"] <= time.monotonic_ns()

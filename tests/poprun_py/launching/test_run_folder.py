@@ -151,3 +151,19 @@ def test_a_report_that_cannot_be_written_is_a_trouble(tmp_path):
     begin(folder)
     assert "has no report: Is a directory" in folder.trouble
     folder.close()
+
+
+def test_attempts_record_the_queue_and_the_machine_at_their_start(tmp_path):
+    folder = opened(tmp_path)
+    folder.note_resources(2.5, shares_cores=True)
+    begin(folder)
+    begin(folder)
+    first, second = json.loads((folder.path / "report.json").read_text())["attempts"]
+    assert (first["queue_seconds"], first["shares_cores"]) == (2.5, True)
+    assert ("queue_seconds" in second, second["shares_cores"]) == (False, True)
+    assert first["machine_at_start"].keys() == {"load", "num_cpus"}
+    free = opened(tmp_path, "free")
+    free.note_resources(0.0, shares_cores=False)
+    begin(free)
+    (only,) = json.loads((free.path / "report.json").read_text())["attempts"]
+    assert not only.keys() & {"queue_seconds", "shares_cores"}

@@ -16,8 +16,9 @@ from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_to_json
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import slowest
 

@@ -16,8 +16,9 @@ from prometheus_client.registry import Collector
 
 from poprun_py.running.metrics.endpoint import metric_families
 from poprun_py.running.metrics.metrics_feed import BOUNDS, EndpointRecorder
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import Straggler
 

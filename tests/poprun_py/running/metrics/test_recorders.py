@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from poprun_py.running.metrics.metrics_feed import ChartRecorder, chart_values, training_step
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import ACTIVITIES
 
 
 def instance(index, **changes):

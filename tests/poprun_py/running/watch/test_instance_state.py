@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.running.watch.instance_state import (
-    ACTIVITIES,
     InstanceState,
     median,
     percentile,
 )
+from poprun_py.running.watch.phases import ACTIVITIES
 
 MS = 1_000_000
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py.running.watch.instance_state import ACTIVITIES
 from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.records import Recorders
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from support.terminals import colours_of, plain_lines
 
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView, headline, summary_lines, table_lines
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.stragglers import Straggler, slowest
 
 

@@ -14,9 +14,9 @@ from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.hang_detection import HangDetector
 from poprun_py.running.supervise.launch_result import Progress
 from poprun_py.running.supervise.stacks import blocking_by_stacks, group_stacks
-from poprun_py.running.watch.instance_state import ACTIVITIES
 from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
 from poprun_py.running.watch.job_view import JobView, summary_lines, table_lines
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.records import Recorders, StepRecord
 
 COUNT = 512

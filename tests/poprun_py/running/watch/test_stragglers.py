@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.instance_state import InstanceState
+from poprun_py.running.watch.phases import ACTIVITIES
 from poprun_py.running.watch.stragglers import slowest, stragglers
 
 STEP = 0.05
