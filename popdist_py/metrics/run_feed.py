@@ -1,13 +1,13 @@
-"""The process that writes the numbers of a run to TensorBoard and Weights & Biases.
+"""The process that writes the numbers of a run to files, TensorBoard and Weights & Biases.
 
 The launcher starts this separate process, so that slow or large packages do not delay the job. The
 process ends when its standard input ends, even if the launcher is killed. Before it ends, the
 process writes a line about each failed sink to standard output.
 
 Each line of standard input is a JSON document. The first document, ``{"sinks": [...]}``, contains
-``{"name": ..., "tensorboard": folder}`` or ``{"name": ..., "wandb": arguments of wandb.init}`` for
-each sink. The following documents are ``{"begins": true}`` at the start of each attempt, and
-``{"step": 7, "values": {name: number}}`` for each step.
+for each sink its ``name`` and one of ``{"tensorboard": folder}``, ``{"csv": file}``, ``{"jsonl":
+file}`` and ``{"wandb": arguments of wandb.init}``. The following documents are ``{"begins": true}``
+at the start of each attempt, and ``{"step": 7, "values": {name: number}}`` for each step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from popdist_py.metrics.csv_sink import CsvSink
+from popdist_py.metrics.jsonl_sink import JsonlSink
 from popdist_py.metrics.sink import MetricsSink
 from popdist_py.metrics.tensorboard_sink import TensorBoardSink
 from popdist_py.metrics.wandb_sink import WandbSink
@@ -37,13 +39,15 @@ class _Guarded:
         self.trouble = ""
 
     def _make(self) -> MetricsSink:
-        if "tensorboard" in self._place:
-            return TensorBoardSink(self._place["tensorboard"])
-        return WandbSink(**self._place["wandb"])
+        if "wandb" in self._place:
+            return WandbSink(**self._place["wandb"])
+        makers = {"tensorboard": TensorBoardSink, "csv": CsvSink, "jsonl": JsonlSink}
+        tool = next(tool for tool in makers if tool in self._place)
+        return makers[tool](self._place[tool])
 
     def begin(self) -> None:
-        """Begin an attempt, whose steps replace the steps of earlier attempts in TensorBoard."""
-        if "tensorboard" in self._place:  # for Weights & Biases, the same run continues
+        """Begin an attempt, whose steps replace the same steps of earlier attempts in files."""
+        if "wandb" not in self._place:  # for Weights & Biases, the same run continues
             self._sink = self._make()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

@@ -27,7 +27,7 @@ from poprun_py.launching.run_names import new_run_id
 from poprun_py.options.command_line import parse
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.option_types import AUTO, option_name
+from poprun_py.options.option_types import AUTO, CSV, JSONL, option_name, read_destinations
 from poprun_py.past_runs.comparison import compare, slow_instances
 from poprun_py.past_runs.measured_run import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
@@ -175,6 +175,12 @@ def _parse(words: Sequence[str]) -> _Arguments | None:
         raise UsageError(
             "--timeline FILE: each run would overwrite the file; give --timeline without FILE"
         )
+    for each in read_destinations(values.get("metrics_to", ())):
+        if each.tool in (CSV, JSONL) and each.where:
+            raise UsageError(
+                f"--metrics-to {each}: each run needs a file of its own; give --metrics-to "
+                f"{each.tool}, which writes into the folder of each run"
+            )
     values["program"] += tuple(words[ends + 1 :])
     if not values["program"]:
         raise UsageError("scale needs a PROGRAM, such as scale train.py --instances 1,2,4")

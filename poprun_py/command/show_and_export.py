@@ -231,7 +231,7 @@ def check_exports(config: LaunchConfig) -> None:
     for name in names:
         path = getattr(config, name)
         if path != "-" and not config.overwrite_config:
-            require_new(Path(path), config.named(name), "add --overwrite-config yes")
+            require_new(Path(path), config.shown(name), "add --overwrite-config yes")
     if len(names) == 2 and config.export_config == config.export_plan:
         raise UsageError(
             f"{config.shown('export_config')} and {config.shown('export_plan')} exclude one "

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poprun_py.errors import UsageError
-from poprun_py.options.option_types import TENSORBOARD, WANDB, MetricsDestination, read_destinations
+from poprun_py.options.option_types import (
+    CSV,
+    JSONL,
+    TENSORBOARD,
+    WANDB,
+    MetricsDestination,
+    read_destinations,
+)
+from poprun_py.options.written_files import require_new
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 
@@ -24,7 +32,8 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.records import Recorder
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
-_TENSORBOARD_FOLDER: Final = "tensorboard"
+# The names of the folder and the files in the folder of the run.
+_DEFAULT_NAMES: Final = {TENSORBOARD: "tensorboard", CSV: "metrics.csv", JSONL: "metrics.jsonl"}
 # Environment variables that select the Weights & Biases run of the user's program. They are not
 # passed on to the launcher's own Weights & Biases run.
 _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
@@ -34,8 +43,8 @@ class JobMetrics:
     """The destinations of one run's metrics.
 
     Raises:
-        UsageError: The metrics port is taken, the package wandb is not installed, or a folder for
-            metrics cannot be written to.
+        UsageError: The metrics port is taken, the package wandb is not installed, or a folder or
+            file for metrics cannot be written to, or the file exists.
     """
 
     def __init__(self, planned: LaunchPlan) -> None:
@@ -54,10 +63,13 @@ class JobMetrics:
         self._listener: socket.socket | None = None
         self._destinations = read_destinations(config.metrics_to)
         for destination in self._destinations:
+            option = config.origin("metrics_to").shown(str(destination))
             if destination.tool == WANDB:
-                _require_wandb(config.origin("metrics_to").shown(str(destination)))
+                _require_wandb(option)
+            elif destination.tool == TENSORBOARD and destination.where:
+                _make_folder(destination.where, option)
             elif destination.where:
-                _make_folder(destination.where, config.origin("metrics_to").shown(str(destination)))
+                _check_file(destination, option, self._destinations)
         if config.metrics_port is not None:
             from poprun_py.running.metrics.metrics_feed import listen
 
@@ -140,9 +152,9 @@ class JobMetrics:
     def _sink(self, destination: MetricsDestination, folder: Path | None) -> dict[str, Any]:
         """Return the settings of a metrics destination for the process that writes to it."""
         sink: dict[str, Any] = {"name": str(destination)}
-        if destination.tool == TENSORBOARD:
-            path = destination.where or str((folder or Path()) / _TENSORBOARD_FOLDER)
-            return {**sink, TENSORBOARD: path}
+        if destination.tool in _DEFAULT_NAMES:
+            default = (folder or Path()) / _DEFAULT_NAMES[destination.tool]
+            return {**sink, destination.tool: destination.where or str(default)}
         arguments = {
             **({"project": destination.where} if destination.where else {}),
             "name": self._run["run_id"],
@@ -171,3 +183,21 @@ def _make_folder(folder: str, option: str) -> None:
         raise UsageError(f"{expected}: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"{expected}: Permission denied")
+
+
+def _check_file(
+    destination: MetricsDestination, option: str, others: tuple[MetricsDestination, ...]
+) -> None:
+    """Refuse a file for metrics that exists, that cannot be written, or that has two formats."""
+    path = Path(destination.where)
+    folder = path.parent
+    if not folder.is_dir() or path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{option}: expected the path of a file in a folder that is there and can be written to"
+        )
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option}: {path} is not a regular file: give another path")
+    files = [each.where for each in others if each.tool in (CSV, JSONL)]
+    if files.count(destination.where) > 1:
+        raise UsageError(f"{option}: two destinations name this file: give each its own")
+    require_new(path, option, "remove it")

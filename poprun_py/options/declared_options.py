@@ -228,8 +228,9 @@ class DeclaredOptions:
         "Serve the job's metrics for Prometheus at http://127.0.0.1:PORT/metrics while it runs. 0:"
         " pick a free port and print it.")
     metrics_to: tuple[str, ...] = _output((), METRICS_DESTINATION,
-        "Write the job's metrics for tensorboard[:DIR] (default: in the run's folder) or"
-        " wandb[:PROJECT]; may be repeated.", repeatable=True)
+        "Write the job's metrics for tensorboard[:DIR], as a file csv[:FILE] or jsonl[:FILE]"
+        " (default: in the run's folder), or for wandb[:PROJECT]; may be repeated.",
+        repeatable=True)
     stdin_instance: int = _output(0, whole_number(0, "INDEX"),
         "Index of the instance that reads the launcher's standard input (keyboard, pipe or file).")
     verbosity: int = _output(0, whole_number(0),

@@ -20,7 +20,7 @@ from poprun_py.errors import UsageError, explain_os_error
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
 from poprun_py.options.option_origins import Origin, Source, from_python
-from poprun_py.options.option_types import TENSORBOARD, is_word
+from poprun_py.options.option_types import METRICS_PATHS, is_word
 from poprun_py.options.python_keywords import from_keywords
 from poprun_py.options.run_labels import read_tags
 
@@ -245,11 +245,12 @@ class LaunchConfig(DeclaredOptions, Displayed):
                 raise UsageError(
                     f"{self.named(one)} and {self.named(other)} exclude one another: give one"
                 )
-        if self.output_dir is None and TENSORBOARD in self.metrics_to:
-            raise UsageError(
-                f"{self.origin('metrics_to').shown(TENSORBOARD)}: the run has no folder: give "
-                "tensorboard:DIR, or --output-dir"
-            )
+        for tool, place in METRICS_PATHS.items():
+            if self.output_dir is None and tool in self.metrics_to:
+                raise UsageError(
+                    f"{self.origin('metrics_to').shown(tool)}: the run has no folder: give "
+                    f"{tool}:{place}, or --output-dir"
+                )
         read_tags(self.tag, self.named("tag"))
         for other in ("run", "print_hardware"):
             if self.prints_file and self.is_given(other):

@@ -369,17 +369,21 @@ COUNT_OR_AUTO = OptionType(
 # --- destinations of --metrics-to -----------------------------------------------------------------
 
 
-TENSORBOARD, WANDB = "tensorboard", "wandb"
-_DESTINATION = re.compile(rf"((?ai:{TENSORBOARD}|{WANDB}))(?::(.*\S.*))?", re.DOTALL)
+TENSORBOARD, WANDB, CSV, JSONL = "tensorboard", "wandb", "csv", "jsonl"
+# Tools that write to a folder or file, by default in the folder of the run; with the word that
+# stands for this path in texts.
+METRICS_PATHS = {TENSORBOARD: "DIR", CSV: "FILE", JSONL: "FILE"}
+_DESTINATION = re.compile(rf"((?ai:{'|'.join((*METRICS_PATHS, WANDB))}))(?::(.*\S.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsDestination:
-    """A tool that stores a run's metrics, and the tool's folder or project for these metrics.
+    """A tool or a file format that stores a run's metrics, and the place of these metrics.
 
     Attributes:
-        tool: The name of the tool, ``tensorboard`` or ``wandb``.
-        where: TensorBoard's folder or the project of Weights & Biases; empty for the default.
+        tool: The name of the tool or format: ``tensorboard``, ``wandb``, ``csv`` or ``jsonl``.
+        where: TensorBoard's folder, the project of Weights & Biases, or a file; empty for the
+            default.
     """
 
     tool: str
@@ -401,8 +405,8 @@ class MetricsDestination:
         return f"{self.tool}:{self.where}" if self.where else self.tool
 
     def beside(self, folder: Path) -> MetricsDestination:
-        """Return this destination, with a relative folder of TensorBoard joined to ``folder``."""
-        if self.tool != TENSORBOARD or not self.where:
+        """Return this destination, with a relative folder or file joined to ``folder``."""
+        if self.tool not in METRICS_PATHS or not self.where:
             return self
         return MetricsDestination(self.tool, str(folder / self.where))
 
@@ -418,7 +422,8 @@ def _normalised(text: str) -> str:
 
 METRICS_DESTINATION = OptionType(
     metavar="TOOL[:WHERE]",
-    expected="tensorboard, tensorboard:DIR, wandb or wandb:PROJECT",
+    expected="tensorboard, tensorboard:DIR, wandb, wandb:PROJECT, csv, csv:FILE, jsonl or"
+    " jsonl:FILE",
     read=_normalised,
     accepts=lambda v: is_word(v) and _DESTINATION.fullmatch(v) is not None,
     keyword="str",

@@ -15,19 +15,19 @@ PAGE_BEGINNINGS = (b"<!DOCTYPE html>",)
 TIMELINE_BEGINNINGS = (b"\x1f\x8b", b"{")
 
 
-def require_new(path: Path, option: str, otherwise: str) -> None:
+def require_new(path: Path, shown: str, otherwise: str) -> None:
     """Refuse the path of a file that exists; devices and pipes have no content to lose.
 
     Args:
         path: The path that the user gave.
-        option: The option in the form in which the user gave it.
+        shown: The option with its value, in the form in which the user gave both.
         otherwise: What the user may do in place of naming another file.
 
     Raises:
         UsageError: The file exists.
     """
     if path.is_file():
-        raise UsageError(f"{option} {path}: the file exists; name another file or {otherwise}")
+        raise UsageError(f"{shown}: the file exists; name another file or {otherwise}")
 
 
 def require_same_kind(path: Path, option: str, kind: str, beginnings: tuple[bytes, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -206,6 +207,34 @@ def events_of(folder):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
+
+
+FEW_STEPS = """
+import time
+import popdist_py
+from popdist_py import heartbeat
+popdist_py.init()
+for step in (1, 2):
+    time.sleep(0.05)
+    heartbeat.step(4, loss=1 / step)
+"""
+
+
+def test_a_table_and_lines_of_json_are_in_the_folder_of_the_run(poprun, script, tmp_path):
+    words = ("--metrics-to", "csv", "--metrics-to", "jsonl:lines.jsonl")
+    done = poprun("-n", 2, *words, "--output-dir", "runs", script(FEW_STEPS))
+    assert (done.returncode, done.stderr) == (0, "")
+    table = tmp_path / "runs" / "latest" / "metrics.csv"
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == "2"
+    assert float(rows[-1]["loss/mean"]) == 0.5
+    assert [int(row["step"]) for row in rows] == [line["step"] for line in lines]
+    for row, line in zip(rows, lines, strict=True):
+        assert {name: float(text) for name, text in row.items() if text} == line
+    for path in (table, tmp_path / "lines.jsonl"):
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.sweep

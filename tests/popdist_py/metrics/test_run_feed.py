@@ -75,3 +75,21 @@ def test_half_a_line_of_a_killed_launcher_is_left_out():
     assert run_feed.feed([*lines(sinks({"tensorboard": "folder"}), ONE), b'{"step": 2, "val']) == []
     assert [step for step, _ in FakeSink.made[0].steps] == [1]
     assert run_feed.feed([]) == []
+
+
+def test_files_get_a_row_or_a_line_for_each_step_and_attempts_replace_steps(tmp_path):
+    table, text = tmp_path / "metrics.csv", tmp_path / "metrics.jsonl"
+    first = sinks({"csv": str(table)}, {"jsonl": str(text)})
+    again = {"step": 2, "values": {"loss": float("nan"), "lr": 0.5}}
+    assert run_feed.feed(lines(first, BEGINS, ONE, TWO, BEGINS, again)) == []
+    assert table.read_text() == "step,loss,lr\n1,0.5,\n2,nan,0.5\n"
+    assert text.read_text() == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": NaN, "lr": 0.5}\n'
+
+
+@pytest.mark.parametrize("found", ["a note\n", "[1]\n", '{"loss": 2}\n'])
+def test_a_file_of_something_else_is_left_alone(tmp_path, found):
+    text = tmp_path / "metrics.jsonl"
+    text.write_text(found)
+    (trouble,) = run_feed.feed(lines(sinks({"jsonl": str(text)}), ONE))
+    assert "does not contain metrics: give another path" in trouble
+    assert text.read_text() == found

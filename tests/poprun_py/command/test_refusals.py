@@ -55,6 +55,7 @@ REFUSED = [
     ("scale --live --instances 1 train.py", "--live is not an option of scale"),
     ("scale --version --instances 1 train.py", "--version is not an option of scale"),
     ("scale --timeline=t.json.gz --instances 1 train.py", "give --timeline without FILE"),
+    ("scale --metrics-to csv:a.csv --instances 1 train.py", "each run needs a file of its own"),
     ("scale --instances 1 --repeats 0 train.py", "0 is not in the range"),
     ("scale --instances 1 --output x.png train.py", "expected a name that ends in .html"),
     ("scale --bogus --instances 1 train.py", "unknown option --bogus"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -24,3 +26,24 @@ def test_a_missing_wandb_is_refused_with_what_to_install(monkeypatch, spec):
     assert str(caught.value) == (
         "metrics_to=wandb:digits: the package wandb is not installed: pip install wandb"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["csv:mine.csv"], "csv:mine.csv: the file exists; name another file or remove it"),
+        (["jsonl:no/such/file"], "expected the path of a file in a folder that is there"),
+        (["csv:."], "expected the path of a file in a folder that is there"),
+        (["csv:pipe"], "pipe is not a regular file: give another path"),
+        (["csv:x", "jsonl:x"], "csv:x: two destinations name this file: give each its own"),
+    ],
+)
+def test_a_file_that_is_not_new_is_refused_before_the_job(given, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text("step,loss\n1,0.5\n")
+    os.mkfifo(tmp_path / "pipe")
+    planned = plan(LaunchConfig(program=("touch", "started"), metrics_to=given))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        launch(Request(planned), KeptConsole())
+    assert (tmp_path / "mine.csv").read_text() == "step,loss\n1,0.5\n"
+    assert not (tmp_path / "started").exists()

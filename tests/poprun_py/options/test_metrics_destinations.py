@@ -21,23 +21,28 @@ from poprun_py.options.option_types import MetricsDestination, read_destinations
         ("TensorBoard:a/b:c", "tensorboard", "a/b:c"),
         ("wandb", "wandb", ""),
         ("wandb:team/digits", "wandb", "team/digits"),
+        ("csv", "csv", ""),
+        ("CSV:a b.csv", "csv", "a b.csv"),
+        ("jsonl:x", "jsonl", "x"),
     ],
 )
 def test_a_tool_and_its_folder_or_project(text, tool, where):
     assert MetricsDestination.read(text) == MetricsDestination(tool, where)
 
 
-@given(st.sampled_from(["tensorboard", "wandb"]), st.text(min_size=1).filter(str.strip))
+@given(
+    st.sampled_from(["tensorboard", "wandb", "csv", "jsonl"]), st.text(min_size=1).filter(str.strip)
+)
 def test_the_text_of_a_destination_is_read_again(tool, where):
     destination = MetricsDestination(tool, where)
     assert MetricsDestination.read(str(destination)) == destination
 
 
 @pytest.mark.parametrize(
-    "text", ["", "csv", "wandb:", "tensorboard: ", ":x", "tensorboard/x", "tenſorboard", 3]
+    "text", ["", "json", "csv:", "wandb:", "tensorboard: ", ":x", "tensorboard/x", "tenſorboard", 3]
 )
 def test_an_error_lists_the_accepted_values(text):
-    with pytest.raises(UsageError, match=r"expected tensorboard, tensorboard:DIR, wandb or wandb:"):
+    with pytest.raises(UsageError, match=r"expected tensorboard, tensorboard:DIR, wandb, wandb:"):
         LaunchConfig(program=("x",), metrics_to=(text,))
 
 
@@ -50,20 +55,24 @@ def test_folders_of_a_file_are_relative_to_it(tmp_path, monkeypatch):
     (tmp_path / ".git").mkdir()
     (tmp_path / "below").mkdir()
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.poprun-py]\nmetrics-to = ["tensorboard:charts", "tensorboard:/charts", "wandb:x"]\n'
+        '[tool.poprun-py]\nmetrics-to = ["tensorboard:charts", "tensorboard:/charts", "wandb:x",'
+        ' "csv:a.csv"]\n'
     )
     monkeypatch.chdir(tmp_path / "below")
     config = gather_options({}, {}).config
     destinations = [f"tensorboard:{tmp_path / 'charts'}", "tensorboard:/charts", "wandb:x"]
+    destinations.append(f"csv:{tmp_path / 'a.csv'}")
     assert list(config.metrics_to) == destinations
     assert Path(read_destinations(config.metrics_to)[1].where).is_absolute()
 
 
-def test_tensorboard_needs_a_folder():
-    with pytest.raises(UsageError, match="give tensorboard:DIR, or --output-dir"):
-        LaunchConfig(program=("x",), metrics_to=("tensorboard",))
-    LaunchConfig(program=("x",), metrics_to=("tensorboard",), output_dir="runs")
-    LaunchConfig(program=("x",), metrics_to=("tensorboard:charts",))
+@pytest.mark.parametrize("where", ["tensorboard:DIR", "csv:FILE", "jsonl:FILE"])
+def test_what_writes_files_needs_a_folder(where):
+    tool = where.partition(":")[0]
+    with pytest.raises(UsageError, match=f"the run has no folder: give {where}, or --output-dir"):
+        LaunchConfig(program=("x",), metrics_to=(tool,))
+    LaunchConfig(program=("x",), metrics_to=(tool,), output_dir="runs")
+    LaunchConfig(program=("x",), metrics_to=(where,))
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, True, "8000"])

@@ -1,0 +1,64 @@
+"""The sink that writes metrics to a file of JSON lines, for the launcher's --metrics-to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from popdist_py.atomic_file import replaced_at_end
+from popdist_py.metrics.sink import STEP_COLUMN, AppendedFile
+
+
+class JsonlSink:
+    """Writes metrics to a file with a JSON object for each step, in a line of its own.
+
+    The first key is ``step``, and the other keys are the names of the metrics. Numbers that are not
+    finite are written as NaN, Infinity and -Infinity, which Python's json module can read.
+
+    If the file exists, the first write removes the lines of its step and of later steps, and
+    appends to the remaining lines. So the file contains each step once, even if training continues
+    from a checkpoint.
+
+    Args:
+        path: The path of the file, in an existing folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._file: AppendedFile | None = None
+
+    def __repr__(self) -> str:
+        return f"JsonlSink({str(self.path)!r})"
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append a line.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The existing file does not contain metrics.
+        """
+        if self._file is None:
+            kept = self._lines_before(step)
+            with replaced_at_end(self.path) as partial:
+                partial.write_bytes(kept)
+            self._file = AppendedFile(self.path, len(kept))
+        line = json.dumps({STEP_COLUMN: step, **values})
+        self._file.append(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Do nothing, because ``write`` writes each line immediately."""
+
+    def _lines_before(self, step: int) -> bytes:
+        """Return the lines of the file for steps before ``step``."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        # A killed writer may leave an incomplete last line.
+        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        try:
+            return b"".join(line for line in lines if json.loads(line)[STEP_COLUMN] < step)
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{self.path} does not contain metrics: give another path") from None
