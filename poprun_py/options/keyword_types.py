@@ -179,8 +179,8 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     metrics_to: Sequence[str]
-    """Write the job's metrics for tensorboard[:DIR] (default: in the run's folder) or
-    wandb[:PROJECT]; may be repeated.
+    """Write the job's metrics for tensorboard[:DIR], as a file csv[:FILE] or jsonl[:FILE]
+    (default: in the run's folder), or for wandb[:PROJECT]; may be repeated.
     """
 
     stdin_instance: int
