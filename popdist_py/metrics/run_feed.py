@@ -41,6 +41,7 @@ class _Guarded:
     def _make(self) -> MetricsSink:
         if "wandb" in self._place:
             return WandbSink(**self._place["wandb"])
+        makers: dict[str, Callable[[str], MetricsSink]]
         makers = {"tensorboard": TensorBoardSink, "csv": CsvSink, "jsonl": JsonlSink}
         tool = next(tool for tool in makers if tool in self._place)
         return makers[tool](self._place[tool])
