@@ -131,18 +131,21 @@ def over_time(
     y: str,
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
+    since: str = "the run began",
 ) -> Chart:
-    """Return a line chart over the time since a run began.
+    """Return a line chart over the time since a run or its training began.
 
-    The times of the points are in seconds. The time axis is in seconds, minutes or hours.
+    The times of the points are in seconds; times before the begin are negative. The time axis is in
+    seconds, minutes or hours.
     """
-    longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
+    ends = [abs(float(line.xs[end])) for line in series if line.xs for end in (0, -1)]
+    longest = max(ends, default=0.0)
     size, unit = next((size, unit) for least, size, unit in _TIME_UNITS if longest >= least)
     return lines(
         title,
         summary,
         [replace(line, xs=[float(x) / size for x in line.xs]) for line in series],
-        x=f"{unit} since the run began",
+        x=f"{unit} since {since}",
         y=y,
         marks=[each if each.of_y else replace(each, at=each.at / size) for each in marks],
         from_zero=from_zero,

@@ -12,6 +12,7 @@ from poprun_py.display.charts import Bars, Mark, bars, over_time
 from poprun_py.display.formatting import bytes_text, milliseconds_text, number_text
 from poprun_py.display.page import Chart, ChartRow, Part, Section, Sentence, SvgImage
 from poprun_py.past_runs.pages.training_sections import (
+    TRAINING_BEGAN,
     Point,
     drawn_instances,
     instance_lines,
@@ -36,6 +37,7 @@ _ACTIVITY_STYLES: Final = {
     "other": (LIGHT["grid"], False),
 }
 _LEAST_SHARE: Final = 0.001
+_SINCE_BEGIN: Final = "since the program began"
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 # A chart marks the capacity of an IPU only if a model needs more than this fraction of the IPU's
@@ -43,32 +45,46 @@ _GIB: Final = 1 << 30
 _NEAR_CAPACITY: Final = 0.2
 
 
-def activity_section(view: JobView | None) -> Section:
-    """Return a page section with a chart of the time that each instance spent on each activity."""
+def activity_section(view: JobView | None, phases: Sequence[Chart] = ()) -> Section:
+    """Return a page section with a chart of the time that each instance spent on each activity.
+
+    The chart shows the time in training steps. If a launcher of an older version has recorded the
+    run, or if the program has made no steps, the chart shows the time since the program began.
+
+    Args:
+        view: The last view of the job.
+        phases: The chart of the phases, to which the time in steps belongs.
+    """
     states = [state for state in view.instances if any(_times(state))] if view else []
     if not states:
-        return Section("Where time went", ())
+        return Section("Where time went", phases)
     shown = drawn_instances(state.index for state in states)
     states = [state for state in states if state.index in shown]
-    shares = {
-        name: [_times(state)[i] / sum(_times(state)) for state in states]
-        for i, name in enumerate(ACTIVITIES)
-    }
+    in_steps = all(state.phases is not None and state.phases.has_steps for state in states)
+    times = [_times_in_steps(state) if in_steps else _times(state) for state in states]
+    shares = {name: [own[i] / sum(own) for own in times] for i, name in enumerate(ACTIVITIES)}
     mean = {name: sum(values) / len(values) for name, values in shares.items()}
-    most = sorted(mean, key=lambda name: -mean[name])[:3]
-    summary = ", ".join(f"{name} {mean[name]:.0%}" for name in most)
+    most = [name for name in sorted(mean, key=lambda name: -mean[name])[:3] if mean[name] >= 0.005]
+    other = "own code" if in_steps else "other"
+    names = {name: other if name == "other" else name for name in mean}
+    summary = ", ".join(f"{names[name]} {mean[name]:.0%}" for name in most)
     chart = bars(
         "Activities of each instance",
-        f"On average {summary}. Other is the program's own code between calls.",
+        f"On average {summary}. {other.capitalize()} is the program's own code between calls.",
         [f"instance {state.index}" for state in states],
         [
-            Bars(name, [share * 100 for share in shares[name]], colour, is_hatched=is_hatched)
+            Bars(names[name], [each * 100 for each in shares[name]], colour, is_hatched=is_hatched)
             for name, (colour, is_hatched) in _ACTIVITY_STYLES.items()
             if max(shares[name]) >= _LEAST_SHARE
         ],
-        unit="% of the time since the program began",
+        unit=f"% of the time {'from the first to the last step' if in_steps else _SINCE_BEGIN}",
     )
-    return Section("Where time went", (chart,))
+    return Section("Where time went", (*phases, chart))
+
+
+def _times_in_steps(state: InstanceState) -> Sequence[float]:
+    spent = {} if state.phases is None else state.phases.in_steps
+    return [spent.get(name, 0.0) for name in ACTIVITIES]
 
 
 def _times(state: InstanceState) -> Sequence[float]:
@@ -76,8 +92,11 @@ def _times(state: InstanceState) -> Sequence[float]:
     return state.seconds if any(state.seconds) else state.shares
 
 
-def resource_section(run: RecordedRun, began: float) -> Section:
-    """Return a page section with charts of used CPUs and memory over time."""
+def resource_section(run: RecordedRun, began: float, since: str = TRAINING_BEGAN) -> Section:
+    """Return a page section with charts of used CPUs and memory over time.
+
+    ``began`` is the begin of the time axes in seconds since the epoch, and ``since`` is its name.
+    """
     if sum(len(attempt.observations) for attempt in run.attempts) < 2:
         return Section("CPU and memory", ())
     states = [s for attempt in run.attempts for _, v in attempt.observations for s in v.instances]
@@ -94,7 +113,7 @@ def resource_section(run: RecordedRun, began: float) -> Section:
             attempts.append(points)
         marks = restart_marks(run, began)
         series = instance_lines(attempts)
-        return over_time(title, summary, series, y=unit, marks=marks, from_zero=True)
+        return over_time(title, summary, series, y=unit, marks=marks, from_zero=True, since=since)
 
     busiest = max(states, key=lambda state: state.cpu)
     num_cpus = f" of its {busiest.num_cpus}" if busiest.num_cpus else ""

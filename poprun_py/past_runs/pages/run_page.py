@@ -155,20 +155,21 @@ def _measured(run: RecordedRun, view: JobView | None) -> tuple[list[Fact], list[
         a.steps or a.values or len(a.observations) > 1 for a in run.attempts
     ):
         return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
-    from poprun_py.past_runs.pages import resource_sections, training_sections
+    from poprun_py.past_runs.pages import phase_sections, resource_sections, training_sections
 
-    began = run.began_at
+    began, since = phase_sections.training_began_at(run), training_sections.TRAINING_BEGAN
     if began is None:
-        began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
+        began, since = run.began_at or 0.0, "the run began"
     times = training_sections.step_times(run)
     training = training_sections.training_section(run, began)
     if not times:
         training = Section(training.title, (*training.parts, Sentence(_WITHOUT_STEPS)))
-    return training_sections.training_facts(run, times, view), [
+    facts = training_sections.training_facts(run, times, view)
+    return [*facts, *phase_sections.training_fact(run, view)], [
         training,
         training_sections.step_time_section(times),
-        resource_sections.activity_section(view),
-        resource_sections.resource_section(run, began),
+        resource_sections.activity_section(view, phase_sections.phase_chart(run, view)),
+        resource_sections.resource_section(run, began, since),
     ]
 
 

@@ -25,6 +25,8 @@ from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians, wa
 _WINDOWS = 200
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
+# The begin of the time axes on a page. The begin of the first step is not known, but its end.
+TRAINING_BEGAN = "the first step"
 Point: TypeAlias = tuple[float, float | None]  # x and y in a chart; None for y makes a gap
 
 
@@ -191,6 +193,7 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         y=unit,
         marks=restart_marks(run, began),
         from_zero=True,
+        since=TRAINING_BEGAN,
     )
 
 

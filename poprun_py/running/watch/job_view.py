@@ -6,7 +6,7 @@ The package ``rich`` is imported only when a table is made.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,6 +16,7 @@ from poprun_py.display.formatting import bytes_text, number_text
 from poprun_py.display.public_values import Displayed
 from poprun_py.display.tables import Column, fitted_table, rich_lines
 from poprun_py.running.watch.instance_state import InstanceState
+from poprun_py.running.watch.phases import Phases
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 
 # The seconds between two outputs of --live if the terminal cannot show a panel, and the number of
@@ -146,7 +147,7 @@ def summary_lines(view: JobView) -> list[str]:
     if not timed:
         return []
     longest = max(timed, key=lambda state: state.step_seconds)
-    parts = {name: sum(s.share(*names) for s in timed) / len(timed) for name, names in _PARTS}
+    parts = _parts_of_time(timed)
     shares = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= 0.005)
     rate = view.samples_per_second
     steps = sum(1 / s.step_seconds for s in timed if s.step_seconds) / len(timed)
@@ -161,6 +162,31 @@ def summary_lines(view: JobView) -> list[str]:
         f"use: {sum(s.cpu for s in timed):.1f} CPUs in total, at most "
         f"{bytes_text(peak.memory_bytes)} of memory (instance {peak.index})",
     ]
+
+
+def _parts_of_time(states: Sequence[InstanceState]) -> dict[str, float]:
+    """Return the mean fraction of the time that the instances spent on each part of their work.
+
+    If all instances know their phases, the time is that of the whole program. The program's own
+    code is then divided into imports, preparation, the steps and the end.
+    """
+    known = [state.phases for state in states if state.phases is not None and state.phases.program]
+    if len(known) < len(states) or not all(each.has_steps for each in known):
+        return {name: sum(s.share(*names) for s in states) / len(states) for name, names in _PARTS}
+    parts: dict[str, float] = {}
+    for phases in known:
+        for name, seconds in _seconds_of_parts(phases):
+            parts[name] = parts.get(name, 0.0) + seconds / phases.program / len(known)
+    return parts
+
+
+def _seconds_of_parts(phases: Phases) -> Iterator[tuple[str, float]]:
+    spent = (phases.before_steps, phases.in_steps, phases.after_steps)
+    for name, activities in _PARTS[:-1]:
+        yield name, sum(own.get(each, 0.0) for own in spent for each in activities)
+    yield "imports" if phases.has_joined else "imports and preparation", phases.imports or 0.0
+    for name, own in zip(("preparation", "own code in steps", "the end"), spent, strict=True):
+        yield name, own.get("other", 0.0)
 
 
 def _slowest(worst: Straggler) -> str:

@@ -76,12 +76,58 @@ def test_charts(whole):
     throughput, loss, *_ = figures(whole)
     assert [trace["name"] for trace in throughput["data"]] == [f"instance {i}" for i in range(4)]
     assert [each["text"] for each in throughput["layout"]["annotations"]] == ["attempt 2"]
-    assert throughput["layout"]["shapes"][0]["x0"] == pytest.approx(26.2, abs=0.5)
+    assert throughput["layout"]["shapes"][0]["x0"] == pytest.approx(24.6, abs=0.5)
+    assert throughput["layout"]["xaxis"]["title"]["text"] == "seconds since the first step"
+    assert throughput["data"][0]["x"][0] == pytest.approx(0, abs=0.5)
     # The line has a gap between two attempts.
     assert throughput["data"][0]["y"].count(None) == 1
     steps = loss["data"][0]["x"]
     assert (steps[0], steps[-1]) == (1, 700)
     assert sorted(steps) != steps
+
+
+def with_phases(files, **phases):
+    """Let the program of a made run spend the given time in each phase."""
+    report = json.loads(files.report.read_text())
+    for state in report["attempts"][-1]["observation"]["instances"]:
+        state["phases"] = {
+            "launch": 0.4, "imports": 20.0, "has_joined": True, "program": 32.0,
+            "before_steps": {"other": 1.5}, "in_steps": {"other": 9.0, "computing": 1.0},
+            "after_steps": {}, **phases,
+        }  # fmt: skip
+    report["attempts"][0]["queue_seconds"] = 30.0
+    files.report.write_text(json.dumps(report))
+    return drawn(files)
+
+
+def test_imports_and_training_are_named_apart(tmp_path):
+    page = with_phases(make_run(tmp_path, attempts=1))
+    text = words(page)
+    assert (
+        "training 10 s before it: queue for cores and IPUs 30 s, launch 0.4 s, imports 20 s, "
+        "preparation 1.5 s" in text
+    )
+    assert "imports 20 s, preparation 1.5 s, training 10 s." in text
+    assert "On average own code 90%, computing 10%. Own code is the program" in text
+    chart = next(each for each in figures(page) if each["layout"].get("barmode") == "stack"
+                 and each["data"][0]["name"].startswith("queue"))  # fmt: skip
+    assert [(each["name"], each["x"][0]) for each in chart["data"]] == [
+        ("queue for cores and IPUs", 30.0), ("launch", 0.4), ("imports", 20.0),
+        ("preparation", 1.5), ("training", 10.0),
+    ]  # fmt: skip
+
+
+def test_a_program_without_init_has_no_imports_of_its_own(tmp_path):
+    text = words(with_phases(make_run(tmp_path, attempts=1), has_joined=False))
+    assert "imports and preparation 20 s" in text
+
+
+def test_a_program_without_steps_spent_no_time_in_training(tmp_path):
+    page = with_phases(make_run(tmp_path, attempts=1), in_steps={}, after_steps={})
+    text = words(page)
+    assert "imports 20 s, preparation 1.5 s." in text
+    assert "training 10 s" not in text
+    assert "% of the time since the program began" in json.dumps(figures(page))
 
 
 def test_equal_throughput_is_stated_once_for_all_instances(tmp_path):

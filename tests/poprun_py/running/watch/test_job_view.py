@@ -10,7 +10,7 @@ from support.terminals import colours_of, plain_lines
 
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView, headline, summary_lines, table_lines
-from poprun_py.running.watch.phases import ACTIVITIES
+from poprun_py.running.watch.phases import ACTIVITIES, Phases
 from poprun_py.running.watch.stragglers import Straggler, slowest
 
 
@@ -124,6 +124,20 @@ def test_no_instance_is_named_if_none_is_slow():
     assert headline(view(*states, worst=slowest(states)))[1] == ("slowest: no instance stands out")
     quick = [instance(0, own_seconds=2e-4), instance(1, own_seconds=6e-4)]
     assert headline(view(*quick, worst=slowest(quick)))[1] == ("slowest: no instance stands out")
+
+
+def test_the_summary_names_the_time_outside_of_the_steps():
+    phases = Phases(
+        launch=1.0, imports=4.0, program=10.0, before_steps={"other": 1.0, "compiling": 1.0},
+        in_steps={"other": 0.5, "computing": 3.0}, after_steps={"other": 0.5},
+    )  # fmt: skip
+    summary = summary_lines(view(instance(0, phases=phases)))
+    assert summary[2] == (
+        "time: computing 30%, compiling 10%, imports 40%, preparation 10%, own code in steps 5%, "
+        "the end 5%"
+    )
+    unknown = summary_lines(view(instance(0, phases=phases), instance(1)))
+    assert "imports" not in unknown[2]
 
 
 def test_a_job_without_steps_has_no_summary():
